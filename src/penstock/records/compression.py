@@ -1,0 +1,133 @@
+"""The five codecs of the Kafka protocol, as clients write them.
+
+Only those who open batches come here; on the way through the broker batches stay compressed.
+Decompression is bounded: a batch that claims to unfold into more than `limit` bytes is refused.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import Final
+
+import cramjam
+
+from penstock.errors import CorruptBatchError
+
+NONE: Final = 0
+GZIP: Final = 1
+SNAPPY: Final = 2
+LZ4: Final = 3
+ZSTD: Final = 4
+
+NAMES: Final = {NONE: "none", GZIP: "gzip", SNAPPY: "snappy", LZ4: "lz4", ZSTD: "zstd"}
+CODES: Final = {name: code for code, name in NAMES.items()}
+
+DEFAULT_LIMIT_BYTES: Final = 256 << 20
+
+# Java clients write snappy in blocks behind this header (magic, version, compatible version).
+_XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
+_XERIAL_HEADER: Final = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
+_XERIAL_BLOCK_BYTES: Final = 32 * 1024
+
+
+def compress(codec: int, data: bytes) -> bytes:
+    """`data` under `codec`, in the framing that every Kafka client reads."""
+    match codec:
+        case 0:
+            return data
+        case 1:
+            return bytes(cramjam.gzip.compress(data))
+        case 2:
+            return _snappy_compress(data)
+        case 3:
+            return bytes(cramjam.lz4.compress(data))
+        case 4:
+            return bytes(cramjam.zstd.compress(data))
+    raise CorruptBatchError(f"unknown compression codec {codec}")
+
+
+def decompress(
+    codec: int, data: bytes | memoryview, limit: int = DEFAULT_LIMIT_BYTES
+) -> bytes | memoryview:
+    """What `data` unfolds to; CorruptBatchError if it is damaged or larger than `limit`."""
+    if codec == NONE:
+        return data
+    try:
+        if codec == GZIP:
+            return _gunzip(data, limit)
+        if codec == SNAPPY:
+            return _snappy_decompress(bytes(data), limit)
+        if codec == LZ4:
+            return _bounded(cramjam.lz4.decompress_into, data, limit)
+        if codec == ZSTD:
+            return _bounded(cramjam.zstd.decompress_into, data, limit)
+    except (cramjam.DecompressionError, zlib.error, struct.error, IndexError) as error:
+        name = NAMES[codec]
+        raise CorruptBatchError(f"{name} data does not decompress: {error}") from error
+    raise CorruptBatchError(f"unknown compression codec {codec}")
+
+
+def _bounded(decompress_into: object, data: bytes | memoryview, limit: int) -> memoryview:
+    """Try growing buffers up to the limit: the formats need not state the unfolded size."""
+    assert callable(decompress_into)
+    size = min(limit, max(64 * 1024, len(data) * 6))
+    while True:
+        target = bytearray(size)
+        try:
+            written = decompress_into(data, target)
+        except cramjam.DecompressionError:
+            if size >= limit:
+                raise
+        else:
+            # A full buffer may be a cut one.
+            if written < size or size >= limit:
+                return memoryview(target)[:written]
+        size = min(limit, size * 4)
+
+
+def _gunzip(data: bytes | memoryview, limit: int) -> bytes:
+    inflater = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+    out = inflater.decompress(data, limit)
+    if inflater.unconsumed_tail:
+        raise CorruptBatchError(f"gzip data unfolds to more than {limit} bytes")
+    if not inflater.eof:
+        raise CorruptBatchError("gzip data is cut short")
+    return out
+
+
+def _snappy_compress(data: bytes) -> bytes:
+    parts = [_XERIAL_HEADER]
+    for at in range(0, len(data), _XERIAL_BLOCK_BYTES):
+        block = bytes(cramjam.snappy.compress_raw(data[at : at + _XERIAL_BLOCK_BYTES]))
+        parts += [struct.pack(">i", len(block)), block]
+    return b"".join(parts)
+
+
+def _snappy_decompress(data: bytes, limit: int) -> bytes:
+    if not data.startswith(_XERIAL_MAGIC):
+        return _snappy_block(data, limit)
+    parts: list[bytes] = []
+    total, at = 0, len(_XERIAL_HEADER)
+    while at < len(data):
+        (length,) = struct.unpack_from(">i", data, at)
+        at += 4
+        if not 0 < length <= len(data) - at:
+            raise CorruptBatchError(f"snappy block of {length} bytes does not fit")
+        parts.append(_snappy_block(data[at : at + length], limit - total))
+        total += len(parts[-1])
+        at += length
+    return b"".join(parts)
+
+
+def _snappy_block(data: bytes, limit: int) -> bytes:
+    # A raw block opens with its unfolded size as a varint.
+    size = shift = 0
+    for at in range(min(5, len(data))):
+        size |= (data[at] & 0x7F) << shift
+        if data[at] < 0x80:
+            break
+        shift += 7
+    if size > limit:
+        raise CorruptBatchError(f"snappy data unfolds to more than {limit} bytes")
+    return bytes(cramjam.snappy.decompress_raw(data))
