@@ -1,0 +1,222 @@
+"""Topic settings: Kafka's names, Kafka's defaults, and the few that are Penstock's own.
+
+`TopicConfig` is what the engine reads: frozen, validated, with units in its names. `SETTINGS`
+is the same as a table for those who list, describe and change settings by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from penstock.errors import ConfigError
+
+Durability = Literal["disk", "os", "memory"]
+
+HOUR_MS: Final = 3_600_000
+DAY_MS: Final = 24 * HOUR_MS
+NO_LIMIT: Final = -1
+_MAX_LONG: Final = 0x7FFFFFFFFFFFFFFF
+_MAX_INT: Final = 0x7FFFFFFF
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting as users see it: its name, kind, default and meaning."""
+
+    name: str
+    kind: Literal["int", "long", "double", "bool", "string", "list"]
+    default: Any
+    doc: str
+    check: Callable[[Any], bool] = field(default=lambda _value: True)
+    accepts: str = ""
+
+    def parse(self, text: str) -> Any:
+        """The value that `text` stands for; ConfigError with what is accepted otherwise."""
+        try:
+            value = _PARSERS[self.kind](text.strip())
+        except ValueError:
+            raise ConfigError(f"{self.name}={text!r} is not a {self.kind}") from None
+        if not self.check(value):
+            wanted = self.accepts or f"a valid {self.kind}"
+            raise ConfigError(f"{self.name}={text!r} is not accepted; expected {wanted}")
+        return value
+
+    def render(self, value: Any) -> str:
+        if self.kind == "bool":
+            return "true" if value else "false"
+        if self.kind == "list":
+            return ",".join(value)
+        return str(value)
+
+
+def _parse_bool(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise ValueError(text)
+    return text.lower() == "true"
+
+
+def _parse_list(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+_PARSERS: Final[dict[str, Callable[[str], Any]]] = {
+    "int": int,
+    "long": int,
+    "double": float,
+    "bool": _parse_bool,
+    "string": str,
+    "list": _parse_list,
+}
+
+
+def _between(low: int, high: int) -> dict[str, Any]:
+    return {"check": lambda v: low <= v <= high, "accepts": f"a number from {low} to {high}"}
+
+
+def _one_of(*names: str) -> dict[str, Any]:
+    return {"check": lambda v: v in names, "accepts": "one of " + ", ".join(names)}
+
+
+def _cleanup(value: tuple[str, ...]) -> bool:
+    return bool(value) and set(value) <= {"delete", "compact"}
+
+
+_ALL: Final = (
+    Setting("cleanup.policy", "list", ("delete",),
+            "What happens to old records: `delete` drops whole segments by age or size, "
+            "`compact` keeps the latest record of each key; both may be combined.",
+            _cleanup, "delete, compact or both"),
+    Setting("retention.ms", "long", 7 * DAY_MS,
+            "How long records are kept, counted from a segment's newest record; -1 for ever.",
+            **_between(-1, _MAX_LONG)),
+    Setting("retention.bytes", "long", NO_LIMIT,
+            "How many bytes a partition keeps before its oldest segments go; -1 without limit.",
+            **_between(-1, _MAX_LONG)),
+    Setting("segment.bytes", "int", 256 << 20,
+            "A segment that would grow past this is closed and a new one opened.",
+            **_between(1024, _MAX_INT)),
+    Setting("segment.ms", "long", 7 * DAY_MS,
+            "A segment that spans more time than this is closed and a new one opened.",
+            **_between(1, _MAX_LONG)),
+    Setting("index.interval.bytes", "int", 4096,
+            "About every how many bytes the offset index gets an entry.", **_between(0, _MAX_INT)),
+    Setting("max.message.bytes", "int", 1_048_588,
+            "The largest record batch that a producer may send.", **_between(0, _MAX_INT)),
+    Setting("message.timestamp.type", "string", "CreateTime",
+            "Whether a record carries its producer's time or the log's.",
+            **_one_of("CreateTime", "LogAppendTime")),
+    Setting("message.timestamp.before.max.ms", "long", _MAX_LONG,
+            "How far a producer's timestamp may lie in the past.", **_between(0, _MAX_LONG)),
+    Setting("message.timestamp.after.max.ms", "long", HOUR_MS,
+            "How far a producer's timestamp may lie in the future.", **_between(0, _MAX_LONG)),
+    Setting("min.cleanable.dirty.ratio", "double", 0.5,
+            "Compaction starts when this share of the log's bytes has not been compacted.",
+            lambda v: 0 <= v <= 1, "a number from 0 to 1"),
+    Setting("min.compaction.lag.ms", "long", 0,
+            "A record stays uncompacted at least this long.", **_between(0, _MAX_LONG)),
+    Setting("max.compaction.lag.ms", "long", _MAX_LONG,
+            "A record is compacted at the latest after this long.", **_between(1, _MAX_LONG)),
+    Setting("delete.retention.ms", "long", DAY_MS,
+            "How long a tombstone stays after compaction has met it.", **_between(0, _MAX_LONG)),
+    Setting("file.delete.delay.ms", "long", 60_000,
+            "Accepted for compatibility: readers keep removed files open as long as they need.",
+            **_between(0, _MAX_LONG)),
+    Setting("flush.messages", "long", _MAX_LONG,
+            "Accepted for compatibility: `durability` decides when records are synced.",
+            **_between(1, _MAX_LONG)),
+    Setting("flush.ms", "long", _MAX_LONG,
+            "Accepted for compatibility: `durability` decides when records are synced.",
+            **_between(0, _MAX_LONG)),
+    Setting("compression.type", "string", "producer",
+            "Batches are stored as their producer compressed them.", **_one_of("producer")),
+    Setting("min.insync.replicas", "int", 1,
+            "There is one replica; the embedded broker accepts only 1.", **_between(1, 1)),
+    Setting("remote.storage.enable", "bool", False,
+            "Move closed segments to the broker's archive; they stay readable from there."),
+    Setting("local.retention.ms", "long", -2,
+            "How long an archived segment also stays on the local disk; -2: as retention.ms.",
+            **_between(-2, _MAX_LONG)),
+    Setting("local.retention.bytes", "long", -2,
+            "How many bytes stay local once archived; -2: as retention.bytes.",
+            **_between(-2, _MAX_LONG)),
+    Setting("durability", "string", "disk",
+            "When acks=all is answered: `disk` after fsync (survives power loss), `os` once the "
+            "operating system has it (survives a process crash), `memory` never on disk.",
+            **_one_of("disk", "os", "memory")),
+)  # fmt: skip
+
+SETTINGS: Final[dict[str, Setting]] = {setting.name: setting for setting in _ALL}
+
+
+@dataclass(frozen=True, slots=True)
+class TopicConfig:
+    """The settings of one topic as the engine uses them."""
+
+    cleanup_policy: tuple[str, ...] = ("delete",)
+    retention_ms: int = 7 * DAY_MS
+    retention_bytes: int = NO_LIMIT
+    segment_bytes: int = 256 << 20
+    segment_ms: int = 7 * DAY_MS
+    index_interval_bytes: int = 4096
+    max_message_bytes: int = 1_048_588
+    message_timestamp_type: str = "CreateTime"
+    message_timestamp_before_max_ms: int = _MAX_LONG
+    message_timestamp_after_max_ms: int = HOUR_MS
+    min_cleanable_dirty_ratio: float = 0.5
+    min_compaction_lag_ms: int = 0
+    max_compaction_lag_ms: int = _MAX_LONG
+    delete_retention_ms: int = DAY_MS
+    remote_storage_enable: bool = False
+    local_retention_ms: int = -2
+    local_retention_bytes: int = -2
+    durability: Durability = "disk"
+
+    @property
+    def compacted(self) -> bool:
+        return "compact" in self.cleanup_policy
+
+    @property
+    def deleted_by_age(self) -> bool:
+        return "delete" in self.cleanup_policy
+
+    @property
+    def append_time(self) -> bool:
+        return self.message_timestamp_type == "LogAppendTime"
+
+
+def parse_settings(overrides: Mapping[str, str]) -> dict[str, Any]:
+    """Values by name; ConfigError for an unknown name or a value that is not accepted."""
+    values: dict[str, Any] = {}
+    for name, text in overrides.items():
+        setting = SETTINGS.get(name)
+        if setting is None:
+            raise ConfigError(
+                f"there is no topic setting {name!r}", advice="See docs/configuration.md."
+            )
+        values[name] = setting.parse(text)
+    if values.get("remote.storage.enable") and "compact" in values.get("cleanup.policy", ()):
+        raise ConfigError("a compacted topic cannot be archived: its segments are rewritten")
+    if values.get("remote.storage.enable") and values.get("durability") == "memory":
+        raise ConfigError("a topic in memory cannot be archived")
+    return values
+
+
+def topic_config(
+    overrides: Mapping[str, str], defaults: TopicConfig | None = None
+) -> TopicConfig:
+    """The settings of a topic from its overrides on top of the broker's defaults."""
+    base = defaults or TopicConfig()
+    values = parse_settings(overrides)
+    changes = {
+        attribute: values[name]
+        for name in values
+        if (attribute := name.replace(".", "_")) in TopicConfig.__dataclass_fields__
+    }
+    return _replace(base, changes)
+
+
+def _replace(base: TopicConfig, changes: Mapping[str, Any]) -> TopicConfig:
+    current = {name: getattr(base, name) for name in TopicConfig.__dataclass_fields__}
+    return TopicConfig(**{**current, **changes})

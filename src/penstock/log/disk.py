@@ -1,0 +1,242 @@
+"""What the engine asks of a disk, and the real one.
+
+The engine touches files only through `Disk` and `File`, so that tests put a disk under it that
+loses unsynced writes, tears them and fails (`penstock.testing.faults`). The rules that make a
+crash survivable, kept by every caller:
+
+- written bytes are safe only after `File.sync`, a new, renamed or removed name only after
+  `Disk.sync_dir` of its folder;
+- after a failed `sync` nothing may be assumed of what was written since the last good one, and
+  a later successful `sync` of the same file proves nothing about it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from penstock.errors import DiskFullError, StorageError
+
+Buffer = bytes | bytearray | memoryview
+
+# The most buffers that one vectored write may carry on Linux and macOS.
+_IOV_MAX = 1024
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
+
+
+class File(Protocol):
+    """An open file, read and written by position."""
+
+    def fileno(self) -> int:
+        """The descriptor for sendfile; -1 if there is none."""
+        ...
+
+    def pread(self, length: int, position: int) -> bytes: ...
+
+    def pwritev(self, buffers: Sequence[Buffer], position: int) -> None:
+        """Write all of it or raise; after a raise any part may have been written."""
+        ...
+
+    def size(self) -> int: ...
+
+    def truncate(self, size: int) -> None: ...
+
+    def sync(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Disk(Protocol):
+    """Folders and names."""
+
+    def open(self, path: str, *, create: bool = False) -> File: ...
+
+    def exists(self, path: str) -> bool: ...
+
+    def names(self, folder: str) -> list[str]: ...
+
+    def make_dirs(self, folder: str) -> None: ...
+
+    def rename(self, source: str, target: str) -> None:
+        """Atomically, replacing the target."""
+        ...
+
+    def remove(self, path: str) -> None:
+        """Nothing happens if it is not there."""
+        ...
+
+    def remove_tree(self, folder: str) -> None: ...
+
+    def sync_dir(self, folder: str) -> None: ...
+
+    def lock(self, path: str) -> Callable[[], None] | None:
+        """Hold the file against other processes; None if another has it, else the release."""
+        ...
+
+
+def storage_error(error: OSError, doing: str) -> StorageError:
+    """The engine's error for what the operating system said."""
+    text = f"{doing}: {error.strerror or error}"
+    return DiskFullError(text) if error.errno in _NO_SPACE else StorageError(text)
+
+
+class OsFile:
+    """A file of the operating system."""
+
+    __slots__ = ("_fd", "path")
+
+    def __init__(self, fd: int, path: str) -> None:
+        self._fd = fd
+        self.path = path
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def pread(self, length: int, position: int) -> bytes:
+        try:
+            return os.pread(self._fd, length, position)
+        except OSError as error:
+            raise storage_error(error, f"reading {self.path}") from error
+
+    def pwritev(self, buffers: Sequence[Buffer], position: int) -> None:
+        try:
+            for at in range(0, len(buffers), _IOV_MAX):
+                position += self._write_some(buffers[at : at + _IOV_MAX], position)
+        except OSError as error:
+            raise storage_error(error, f"writing {self.path}") from error
+
+    def _write_some(self, buffers: Sequence[Buffer], position: int) -> int:
+        total = sum(map(len, buffers))
+        written = os.pwritev(self._fd, buffers, position)
+        if written < total:
+            # Rare (a nearly full disk, a signal): the rest in one piece.
+            rest = memoryview(b"".join(buffers))
+            while written < total:
+                written += os.pwrite(self._fd, rest[written:], position + written)
+        return total
+
+    def size(self) -> int:
+        return os.fstat(self._fd).st_size
+
+    def truncate(self, size: int) -> None:
+        try:
+            os.ftruncate(self._fd, size)
+        except OSError as error:
+            raise storage_error(error, f"truncating {self.path}") from error
+
+    def sync(self) -> None:
+        try:
+            _sync_descriptor(self._fd)
+        except OSError as error:
+            raise storage_error(error, f"syncing {self.path}") from error
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __del__(self) -> None:
+        # A reader may hold a file past the segment's end of life; the last one closes it.
+        with contextlib.suppress(OSError):
+            self.close()
+
+
+class OsDisk:
+    """The file system of the operating system."""
+
+    def open(self, path: str, *, create: bool = False) -> OsFile:
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        try:
+            return OsFile(os.open(path, flags, 0o644), path)
+        except OSError as error:
+            raise storage_error(error, f"opening {path}") from error
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(path)
+
+    def names(self, folder: str) -> list[str]:
+        return sorted(os.listdir(folder))
+
+    def make_dirs(self, folder: str) -> None:
+        try:
+            os.makedirs(folder, exist_ok=True)
+        except OSError as error:
+            raise storage_error(error, f"creating {folder}") from error
+
+    def rename(self, source: str, target: str) -> None:
+        try:
+            os.replace(source, target)
+        except OSError as error:
+            raise storage_error(error, f"renaming {source}") from error
+
+    def remove(self, path: str) -> None:
+        try:
+            os.remove(path)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise storage_error(error, f"removing {path}") from error
+
+    def remove_tree(self, folder: str) -> None:
+        shutil.rmtree(folder, ignore_errors=True)
+
+    def sync_dir(self, folder: str) -> None:
+        try:
+            fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise storage_error(error, f"opening {folder}") from error
+        try:
+            os.fsync(fd)
+        except OSError as error:
+            raise storage_error(error, f"syncing {folder}") from error
+        finally:
+            os.close(fd)
+
+    def lock(self, path: str) -> Callable[[], None] | None:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(fd)
+            return None
+        return lambda: os.close(fd)
+
+
+if sys.platform == "darwin":
+
+    def _sync_descriptor(fd: int) -> None:
+        # fsync on macOS stops at the drive's cache.
+        fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
+else:
+
+    def _sync_descriptor(fd: int) -> None:
+        os.fdatasync(fd)
+
+
+def read_whole(disk: Disk, path: str) -> bytes:
+    """All of a small file."""
+    file = disk.open(path)
+    try:
+        return file.pread(file.size(), 0)
+    finally:
+        file.close()
+
+
+def write_atomically(disk: Disk, path: str, data: bytes) -> None:
+    """Replace a small file so that a crash leaves the old or the new one, durable on return."""
+    temporary = path + ".tmp"
+    file = disk.open(temporary, create=True)
+    try:
+        file.truncate(0)
+        file.pwritev([data], 0)
+        file.sync()
+    finally:
+        file.close()
+    disk.rename(temporary, path)
+    disk.sync_dir(os.path.dirname(path))

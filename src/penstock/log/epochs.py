@@ -1,0 +1,75 @@
+"""Which leader epoch began at which offset.
+
+The epoch rises with every start after an unclean stop. A client that knows the epoch of what it
+read last can ask where that epoch ended, and so learns whether the log was cut behind its back.
+The file is Kafka's `leader-epoch-checkpoint`; every batch carries its epoch as well, so what the
+file lacks after a crash is found again by recovery.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+from penstock.log.checkpoint import read_checkpoint, write_checkpoint
+from penstock.log.disk import Disk
+
+FILE_NAME: Final = "leader-epoch-checkpoint"
+
+
+class LeaderEpochs:
+    """Epochs and their first offsets, both rising."""
+
+    __slots__ = ("_disk", "_path", "_saved", "entries")
+
+    def __init__(self, disk: Disk, folder: str) -> None:
+        self._disk = disk
+        self._path = os.path.join(folder, FILE_NAME)
+        self.entries: list[tuple[int, int]] = []
+        self._saved: list[tuple[int, int]] = []
+
+    def load(self) -> None:
+        rows = read_checkpoint(self._disk, self._path, columns=2) or []
+        try:
+            self.entries = [(int(epoch), int(start)) for epoch, start in rows]
+        except ValueError:
+            self.entries = []
+        self._saved = list(self.entries)
+
+    @property
+    def latest(self) -> int:
+        return self.entries[-1][0] if self.entries else -1
+
+    def observe(self, epoch: int, offset: int) -> None:
+        """Take in a batch that is already in the log."""
+        if epoch > self.latest:
+            self.entries.append((epoch, offset))
+
+    def assign(self, epoch: int, offset: int) -> None:
+        """A new epoch begins at the offset."""
+        if epoch > self.latest:
+            self.entries.append((epoch, offset))
+            self.save()
+
+    def truncate(self, offset: int) -> None:
+        """Epochs that began at or after the offset did not happen."""
+        self.entries = [entry for entry in self.entries if entry[1] < offset]
+
+    def save(self) -> None:
+        """Durable on return; nothing to do if it is already so."""
+        if self.entries != self._saved:
+            write_checkpoint(self._disk, self._path, self.entries)
+            self._saved = list(self.entries)
+
+    def end_of(self, epoch: int, log_end: int) -> tuple[int, int]:
+        """The largest known epoch not above `epoch` and the offset where it ended; -1, -1 if
+        there is none, as Kafka answers.
+        """
+        if epoch > self.latest and self.latest >= 0:
+            return -1, -1
+        for at in range(len(self.entries) - 1, -1, -1):
+            if self.entries[at][0] <= epoch:
+                following = at + 1
+                end = self.entries[following][1] if following < len(self.entries) else log_end
+                return self.entries[at][0], end
+        return -1, -1

@@ -1,0 +1,235 @@
+"""All partitions of a data directory, and what is known of the directory as a whole.
+
+    DIR/meta.properties                      whose directory it is
+    DIR/.lock                                held while a broker runs on it
+    DIR/clean-shutdown                       there only after a clean stop
+    DIR/recovery-point-offset-checkpoint     up to where each partition is synced
+    DIR/log-start-offset-checkpoint          where each partition begins
+    DIR/TOPIC-N/…                            one folder a partition
+
+The marker of a clean stop is removed, durably, before anything is opened for writing. The two
+checkpoints are written now and then and at a stop; being behind costs only work at recovery.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+import os
+import uuid
+from collections.abc import Callable
+from typing import Final
+
+from penstock.errors import DataDirectoryError, StorageError
+from penstock.log.checkpoint import read_checkpoint, seal, unseal, write_checkpoint
+from penstock.log.clock import Clock, SystemClock
+from penstock.log.config import TopicConfig
+from penstock.log.disk import Disk, OsDisk, read_whole, write_atomically
+from penstock.log.memory import MemoryDisk, OffsetReserve
+from penstock.log.partition import Partition, PartitionId
+from penstock.log.producers import write_snapshot
+from penstock.log.recovery import Known, open_partition
+
+log = logging.getLogger(__name__)
+
+META_FILE: Final = "meta.properties"
+LOCK_FILE: Final = ".lock"
+CLEAN_MARKER: Final = "clean-shutdown"
+RECOVERY_POINTS: Final = "recovery-point-offset-checkpoint"
+LOG_STARTS: Final = "log-start-offset-checkpoint"
+PARTITION_METADATA: Final = "partition.metadata"
+DELETED_SUFFIX: Final = "-delete"
+
+
+class LogStore:
+    """The partitions of one data directory. Call `open` first and `close` last."""
+
+    def __init__(self, folder: str, disk: Disk | None = None, clock: Clock | None = None) -> None:
+        self.folder = os.path.abspath(folder)
+        self.disk: Disk = disk or OsDisk()
+        self.clock: Clock = clock or SystemClock()
+        self.partitions: dict[PartitionId, Partition] = {}
+        self.cluster_id = ""
+        self.was_clean = True
+        self._memory = MemoryDisk()
+        self._unlock: Callable[[], None] | None = None
+        self._recovery_points: dict[PartitionId, int] = {}
+        self._log_starts: dict[PartitionId, int] = {}
+        self._written: tuple[object, object] | None = None
+
+    # ---- the directory -------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Take the directory; DataDirectoryError if another process has it."""
+        self.disk.make_dirs(self.folder)
+        self._unlock = self.disk.lock(self._path(LOCK_FILE))
+        if self._unlock is None:
+            raise DataDirectoryError(
+                f"{self.folder} is in use by another broker",
+                advice="Stop that one first, or choose another directory with --data.",
+            )
+        try:
+            self._read_identity()
+            self._recovery_points = self._read_offsets(RECOVERY_POINTS)
+            self._log_starts = self._read_offsets(LOG_STARTS)
+            self._remove_deleted()
+            marker = self._path(CLEAN_MARKER)
+            self.was_clean = self.disk.exists(marker)
+            if self.was_clean:
+                self.disk.remove(marker)
+                self.disk.sync_dir(self.folder)
+        except BaseException:
+            self._unlock()
+            raise
+
+    def _path(self, *parts: str) -> str:
+        return os.path.join(self.folder, *parts)
+
+    def _read_identity(self) -> None:
+        path = self._path(META_FILE)
+        if not self.disk.exists(path):
+            foreign = [n for n in self.disk.names(self.folder) if n != LOCK_FILE]
+            if foreign:
+                raise DataDirectoryError(
+                    f"{self.folder} is not empty and not a Penstock data directory",
+                    advice="Choose an empty directory with --data.",
+                )
+            self.cluster_id = _new_cluster_id()
+            lines = ["version=1", f"cluster.id={self.cluster_id}", "node.id=1", ""]
+            write_atomically(self.disk, path, seal("\n".join(lines)))
+            return
+        text = unseal(read_whole(self.disk, path)) or ""
+        values = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
+        if values.get("version") != "1" or not values.get("cluster.id"):
+            raise DataDirectoryError(f"{path} is damaged or of a newer version")
+        self.cluster_id = values["cluster.id"]
+
+    def _read_offsets(self, name: str) -> dict[PartitionId, int]:
+        rows = read_checkpoint(self.disk, self._path(name), columns=3) or []
+        return {PartitionId(topic, int(number)): int(at) for topic, number, at in rows}
+
+    def _remove_deleted(self) -> None:
+        for name in self.disk.names(self.folder):
+            if name.endswith(DELETED_SUFFIX):
+                self.disk.remove_tree(self._path(name))
+
+    def checkpoint(self, *, force: bool = False) -> None:
+        """Write down how far each partition is synced and where it begins, if it changed."""
+        durable = [p for p in self.partitions.values() if p.config.durability != "memory"]
+        points = [(p.id.topic, p.id.number, p.recovery_point) for p in durable]
+        starts = [(p.id.topic, p.id.number, p.log_start) for p in durable]
+        previous = self._written or (None, None)
+        if force or points != previous[0]:
+            write_checkpoint(self.disk, self._path(RECOVERY_POINTS), points)
+        if force or starts != previous[1]:
+            write_checkpoint(self.disk, self._path(LOG_STARTS), starts)
+        self._written = (points, starts)
+
+    def close(self) -> None:
+        """Sync everything, leave the marker of a clean stop, release the directory."""
+        clean = True
+        for partition in self.partitions.values():
+            clean = _close_partition(partition) and clean
+        try:
+            self.checkpoint(force=True)
+            if clean:
+                write_atomically(self.disk, self._path(CLEAN_MARKER), b"1\n")
+        except StorageError as error:
+            log.error("the stop was not clean: %s", error)
+        self.partitions.clear()
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Release the directory without touching it further."""
+        for partition in self.partitions.values():
+            partition.close()
+        self.partitions.clear()
+        if self._unlock is not None:
+            self._unlock()
+            self._unlock = None
+
+    # ---- partitions ----------------------------------------------------------------------
+
+    def load(
+        self, id_: PartitionId, config: TopicConfig, *, topic_id: uuid.UUID, leader_epoch: int = 0
+    ) -> Partition:
+        """Open the partition, or make it if it is not there."""
+        folder = self._path(str(id_))
+        if config.durability == "memory":
+            partition = self._load_in_memory(id_, config, folder, leader_epoch)
+        else:
+            known = Known(
+                self.was_clean,
+                self._recovery_points.get(id_, 0),
+                self._log_starts.get(id_, 0),
+                leader_epoch,
+            )
+            partition = open_partition(id_, self.disk, folder, config, self.clock, known)
+        self._write_partition_metadata(folder, topic_id)
+        self.partitions[id_] = partition
+        return partition
+
+    def _load_in_memory(
+        self, id_: PartitionId, config: TopicConfig, folder: str, leader_epoch: int
+    ) -> Partition:
+        self.disk.make_dirs(folder)
+        reserve = OffsetReserve(self.disk, folder)
+        known = Known(True, log_start=reserve.limit, leader_epoch=leader_epoch)
+        partition = open_partition(id_, self._memory, folder, config, self.clock, known)
+        partition.reserve = reserve
+        return partition
+
+    def _write_partition_metadata(self, folder: str, topic_id: uuid.UUID) -> None:
+        path = os.path.join(folder, PARTITION_METADATA)
+        if not self.disk.exists(path):
+            text = f"version: 0\ntopic_id: {encode_uuid(topic_id)}\n"
+            write_atomically(self.disk, path, seal(text))
+
+    def delete(self, id_: PartitionId) -> None:
+        """Forget a partition and remove its files; readers that hold one open go on."""
+        partition = self.partitions.pop(id_, None)
+        self._recovery_points.pop(id_, None)
+        self._log_starts.pop(id_, None)
+        folder = self._path(str(id_))
+        self._memory.remove_tree(folder)
+        if self.disk.exists(folder):
+            # A new topic of the same name may come at once: move it out of the way first.
+            doomed = f"{folder}.{uuid.uuid4().hex}{DELETED_SUFFIX}"
+            self.disk.rename(folder, doomed)
+            self.disk.sync_dir(self.folder)
+            self.disk.remove_tree(doomed)
+        if partition is not None:
+            partition.gone = True
+
+
+def _close_partition(partition: Partition) -> bool:
+    """Sync and close one partition; whether the next start may believe its files."""
+    try:
+        partition.flush()
+        if partition.config.durability == "memory":
+            if partition.reserve is not None:
+                partition.reserve.release(partition.log_end)
+        elif partition.failure is None:
+            plan = partition.plan_sync(active_too=True)
+            plan.run()
+            partition.finish_sync(plan)
+            if partition.failure is None:
+                partition.active.write_indexes()
+                write_snapshot(
+                    partition.disk, partition.folder, partition.log_end, partition.producers
+                )
+    except StorageError as error:
+        log.error("%s could not be closed cleanly: %s", partition.id, error)
+        return False
+    finally:
+        partition.close()
+    return partition.failure is None
+
+
+def encode_uuid(value: uuid.UUID) -> str:
+    """Kafka's text form of a uuid: URL-safe base 64 without padding."""
+    return base64.urlsafe_b64encode(value.bytes).rstrip(b"=").decode()
+
+
+def _new_cluster_id() -> str:
+    return encode_uuid(uuid.uuid4())
