@@ -1,0 +1,239 @@
+"""What the cluster is: versions, brokers, topics and their partitions, log directories.
+
+There is one broker, which leads every partition.
+"""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING, Final
+
+from penstock.broker.apis.context import RequestContext
+from penstock.broker.catalog import ApiError, Topic, check_name
+from penstock.broker.config import NODE_ID
+from penstock.log.partition import PartitionId
+from penstock.wire.errors import ErrorCode
+from penstock.wire.messages.api_versions import (
+    ApiVersion,
+    ApiVersionsRequest,
+    ApiVersionsResponse,
+)
+from penstock.wire.messages.describe_cluster import (
+    DescribeClusterBroker,
+    DescribeClusterRequest,
+    DescribeClusterResponse,
+)
+from penstock.wire.messages.describe_log_dirs import (
+    DescribeLogDirsPartition,
+    DescribeLogDirsRequest,
+    DescribeLogDirsResponse,
+    DescribeLogDirsResult,
+    DescribeLogDirsTopic,
+)
+from penstock.wire.messages.describe_topic_partitions import (
+    DescribeTopicPartitionsRequest,
+    DescribeTopicPartitionsResponse,
+    DescribeTopicPartitionsResponsePartition,
+    DescribeTopicPartitionsResponseTopic,
+)
+from penstock.wire.messages.describe_topic_partitions import (
+    ResponseCursor as DescribeCursor,
+)
+from penstock.wire.messages.metadata import (
+    MetadataRequest,
+    MetadataRequestTopic,
+    MetadataResponse,
+    MetadataResponseBroker,
+    MetadataResponsePartition,
+    MetadataResponseTopic,
+)
+from penstock.wire.zero import ZERO_UUID
+
+if TYPE_CHECKING:
+    from penstock.broker.server import Broker
+
+TOPIC_IDS_FROM_VERSION: Final = 10
+# Kafka's mark for "not asked for".
+_NO_OPERATIONS: Final = -2147483648
+_MAX_PARTITIONS_TOLD: Final = 2_000
+
+
+def api_versions(
+    broker: Broker, request: ApiVersionsRequest, context: RequestContext
+) -> ApiVersionsResponse:
+    """Which APIs in which versions."""
+    return ApiVersionsResponse(
+        api_keys=[
+            ApiVersion(
+                api_key=endpoint.api_key,
+                min_version=(
+                    endpoint.min_version
+                    if endpoint.advertised_min is None
+                    else endpoint.advertised_min
+                ),
+                max_version=endpoint.max_version,
+            )
+            for endpoint in broker.endpoints.values()
+        ]
+    )
+
+
+async def metadata(
+    broker: Broker, request: MetadataRequest, context: RequestContext
+) -> MetadataResponse:
+    """Brokers and topics; topics that are not there are made if that is allowed."""
+    wanted = request.topics
+    if wanted is None or (context.version == 0 and not wanted):
+        topics = [_topic_metadata(broker, topic) for topic in broker.catalog.topics.values()]
+    else:
+        create = request.allow_auto_topic_creation and broker.config.auto_create_topics
+        topics = [await _asked_topic(broker, item, create=create) for item in wanted]
+    host, port = broker.advertised
+    return MetadataResponse(
+        brokers=[MetadataResponseBroker(node_id=NODE_ID, host=host, port=port)],
+        cluster_id=broker.store.cluster_id,
+        controller_id=NODE_ID,
+        topics=topics,
+        cluster_authorized_operations=_NO_OPERATIONS,
+    )
+
+
+async def _asked_topic(
+    broker: Broker, item: MetadataRequestTopic, *, create: bool
+) -> MetadataResponseTopic:
+    if item.name is None:
+        found = broker.catalog.by_id.get(item.topic_id)
+        if found is None:
+            return MetadataResponseTopic(
+                error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=None, topic_id=item.topic_id
+            )
+        return _topic_metadata(broker, found)
+    topic = broker.catalog.topics.get(item.name)
+    try:
+        if topic is None:
+            check_name(item.name)
+            if not create:
+                raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "there is no such topic")
+            topic = await broker.create_topic_if_absent(item.name)
+    except ApiError as error:
+        return MetadataResponseTopic(error_code=error.code, name=item.name, topic_id=ZERO_UUID)
+    return _topic_metadata(broker, topic)
+
+
+def _topic_metadata(broker: Broker, topic: Topic) -> MetadataResponseTopic:
+    return MetadataResponseTopic(
+        name=topic.name,
+        topic_id=topic.id,
+        topic_authorized_operations=_NO_OPERATIONS,
+        partitions=[
+            MetadataResponsePartition(
+                partition_index=number,
+                leader_id=NODE_ID,
+                leader_epoch=broker.leader_epoch,
+                replica_nodes=[NODE_ID],
+                isr_nodes=[NODE_ID],
+            )
+            for number in range(topic.partitions)
+        ],
+    )
+
+
+def describe_cluster(
+    broker: Broker, request: DescribeClusterRequest, context: RequestContext
+) -> DescribeClusterResponse:
+    host, port = broker.advertised
+    if request.endpoint_type != 1:
+        return DescribeClusterResponse(
+            error_code=ErrorCode.UNSUPPORTED_ENDPOINT_TYPE,
+            error_message="only brokers are described here",
+        )
+    return DescribeClusterResponse(
+        endpoint_type=request.endpoint_type,
+        cluster_id=broker.store.cluster_id,
+        controller_id=NODE_ID,
+        brokers=[DescribeClusterBroker(broker_id=NODE_ID, host=host, port=port)],
+        cluster_authorized_operations=_NO_OPERATIONS,
+    )
+
+
+def describe_log_dirs(
+    broker: Broker, request: DescribeLogDirsRequest, context: RequestContext
+) -> DescribeLogDirsResponse:
+    """How much each partition holds, and how much room there is."""
+    if request.topics is None:
+        wanted = [
+            (topic.name, list(range(topic.partitions))) for topic in broker.catalog.topics.values()
+        ]
+    else:
+        wanted = [(item.topic, list(item.partitions)) for item in request.topics]
+    topics: list[DescribeLogDirsTopic] = []
+    for name, numbers in wanted:
+        partitions = [
+            DescribeLogDirsPartition(
+                partition_index=number, partition_size=found.size_bytes, offset_lag=0
+            )
+            for number in numbers
+            if (found := broker.store.partitions.get(PartitionId(name, number))) is not None
+        ]
+        if partitions:
+            topics.append(DescribeLogDirsTopic(name=name, partitions=partitions))
+    total, _, free = shutil.disk_usage(broker.store.folder)
+    result = DescribeLogDirsResult(
+        log_dir=broker.store.folder, topics=topics, total_bytes=total, usable_bytes=free
+    )
+    return DescribeLogDirsResponse(results=[result])
+
+
+def describe_topic_partitions(
+    broker: Broker, request: DescribeTopicPartitionsRequest, context: RequestContext
+) -> DescribeTopicPartitionsResponse:
+    """Topics a page at a time; a cursor says where the next page begins."""
+    limit = max(1, min(request.response_partition_limit, _MAX_PARTITIONS_TOLD))
+    names = sorted({item.name for item in request.topics} or broker.catalog.topics)
+    first_partition = 0
+    if request.cursor is not None:
+        names = [name for name in names if name >= request.cursor.topic_name]
+        if names and names[0] == request.cursor.topic_name:
+            first_partition = max(0, request.cursor.partition_index)
+    response = DescribeTopicPartitionsResponse(next_cursor=None)
+    for name in names:
+        topic = broker.catalog.topics.get(name)
+        if topic is None:
+            code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            response.topics.append(
+                DescribeTopicPartitionsResponseTopic(error_code=code, name=name)
+            )
+            continue
+        numbers = range(first_partition, min(topic.partitions, first_partition + limit))
+        response.topics.append(_described(broker, topic, numbers))
+        limit -= len(numbers)
+        if numbers.stop < topic.partitions or limit <= 0:
+            follows = numbers.stop
+            response.next_cursor = DescribeCursor(topic_name=name, partition_index=follows)
+            if follows >= topic.partitions and name == names[-1]:
+                response.next_cursor = None
+            break
+        first_partition = 0
+    return response
+
+
+def _described(
+    broker: Broker, topic: Topic, numbers: range
+) -> DescribeTopicPartitionsResponseTopic:
+    return DescribeTopicPartitionsResponseTopic(
+        name=topic.name,
+        topic_id=topic.id,
+        topic_authorized_operations=_NO_OPERATIONS,
+        partitions=[
+            DescribeTopicPartitionsResponsePartition(
+                partition_index=number,
+                leader_id=NODE_ID,
+                leader_epoch=broker.leader_epoch,
+                replica_nodes=[NODE_ID],
+                isr_nodes=[NODE_ID],
+                eligible_leader_replicas=[],
+                last_known_elr=[],
+            )
+            for number in numbers
+        ],
+    )

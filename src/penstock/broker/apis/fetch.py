@@ -1,0 +1,221 @@
+"""Fetch: record batches out of the log, waiting for them where there are none.
+
+A fetch that finds less than it asked for waits, for as long as it allows, and is woken by the
+partitions it reads from; nobody polls. The answer holds *slices* of the log's files, which the
+connection sends from there. What lies in the archive is loaded on another thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from penstock.broker.apis.context import RequestContext
+from penstock.broker.fetch_sessions import FetchedPartition, Session, SessionError
+from penstock.errors import LogError, OffsetOutOfRangeError
+from penstock.log.archive import ArchivedRead
+from penstock.log.partition import Partition, Slice
+from penstock.wire import decoder, parts_encoder, response_header
+from penstock.wire.errors import ErrorCode
+from penstock.wire.messages.fetch import (
+    FetchableTopicResponse,
+    FetchRequest,
+    FetchResponse,
+    PartitionData,
+)
+from penstock.wire.zero import ZERO_UUID
+
+if TYPE_CHECKING:
+    from penstock.broker.connection import Slot
+    from penstock.broker.server import Broker
+
+log = logging.getLogger(__name__)
+
+TOPIC_IDS_FROM_VERSION: Final = 13
+READ_COMMITTED: Final = 1
+_NO_RECORDS: Final = b""
+
+
+class PendingFetch:
+    """One fetch, from its request to its answer."""
+
+    def __init__(
+        self, broker: Broker, context: RequestContext, request: FetchRequest, session: Session
+    ) -> None:
+        self.broker = broker
+        self.context = context
+        self.slot: Slot = context.connection.open_slot()
+        self.request = request
+        self.session = session
+        self.min_bytes = min(request.min_bytes, request.max_bytes)
+        self.watched: list[Partition] = []
+        self.timer: asyncio.TimerHandle | None = None
+        self.done = False
+
+    def start(self) -> None:
+        """Answer now, or wait for records."""
+        results, size, urgent = self.collect()
+        if urgent or size >= self.min_bytes or self.request.max_wait_ms <= 0:
+            self.finish(results)
+            return
+        for item in self.session.partitions.values():
+            partition = self.broker.partition(item.topic, item.number)
+            if partition is not None:
+                self.broker.read_waiters.add(partition, self, self.wake)
+                self.watched.append(partition)
+        delay_s = self.request.max_wait_ms / 1000
+        self.timer = self.broker.loop.call_later(delay_s, self.expire)
+
+    def wake(self) -> None:
+        """A partition has something new: answer if it is enough."""
+        if self.context.connection.closed:
+            self.forget()
+            return
+        results, size, urgent = self.collect()
+        if urgent or size >= self.min_bytes:
+            self.finish(results)
+
+    def expire(self) -> None:
+        """The wait is over: answer with what there is."""
+        if not self.context.connection.closed:
+            self.finish(self.collect()[0])
+        self.forget()
+
+    def forget(self) -> None:
+        self.done = True
+        if self.timer is not None:
+            self.timer.cancel()
+        for partition in self.watched:
+            self.broker.read_waiters.discard(partition, self)
+        self.watched = []
+
+    # ---- reading -------------------------------------------------------------------------
+
+    def collect(self) -> tuple[list[tuple[FetchedPartition, PartitionData]], int, bool]:
+        """What can be read now: results, their bytes, and whether to answer at once."""
+        budget = min(self.request.max_bytes, self.broker.config.limits.max_fetch_bytes)
+        results: list[tuple[FetchedPartition, PartitionData]] = []
+        size, urgent = 0, False
+        for item in self.session.partitions.values():
+            data = self._read(item, budget - size, first=size == 0)
+            results.append((item, data))
+            urgent = urgent or data.error_code != ErrorCode.NONE
+            records: Any = data.records
+            if isinstance(records, ArchivedRead):
+                urgent = True
+                size += item.max_bytes
+            elif records is not None:
+                size += len(records)
+        return results, size, urgent
+
+    def _read(self, item: FetchedPartition, budget: int, *, first: bool) -> PartitionData:
+        partition = self.broker.partition(item.topic, item.number)
+        data = PartitionData(
+            partition_index=item.number,
+            high_watermark=-1,
+            last_stable_offset=-1,
+            log_start_offset=-1,
+            aborted_transactions=None,
+            records=_NO_RECORDS,
+        )
+        if partition is None:
+            data.error_code = item.unknown_code
+            return data
+        if item.topic_id != ZERO_UUID and item.topic_id not in self.broker.catalog.by_id:
+            # Deleted, and perhaps created anew under the same name: not what was asked for.
+            data.error_code = ErrorCode.UNKNOWN_TOPIC_ID
+            return data
+        data.error_code = check_epoch(partition, item.leader_epoch)
+        if data.error_code:
+            return data
+        data.high_watermark = data.last_stable_offset = partition.visible
+        data.log_start_offset = partition.log_start
+        if self.request.isolation_level == READ_COMMITTED:
+            data.aborted_transactions = []
+        allowed = min(item.max_bytes, budget)
+        if allowed <= 0 and not first:
+            return data
+        try:
+            found = partition.read(item.offset, max(allowed, 0), whole_first=first)
+        except OffsetOutOfRangeError:
+            data.error_code = ErrorCode.OFFSET_OUT_OF_RANGE
+            return data
+        except LogError as error:
+            log.error("reading %s at %d: %s", partition.id, item.offset, error)
+            data.error_code = ErrorCode.KAFKA_STORAGE_ERROR
+            return data
+        if found is not None:
+            data.records = cast("Any", found)
+        return data
+
+    # ---- answering -----------------------------------------------------------------------
+
+    def finish(self, results: list[tuple[FetchedPartition, PartitionData]]) -> None:
+        if self.done:
+            return
+        self.forget()
+        if any(isinstance(data.records, ArchivedRead) for _, data in results):
+            self.broker.spawn(self._finish_from_archive(results))
+        else:
+            self._answer(results)
+
+    async def _finish_from_archive(
+        self, results: list[tuple[FetchedPartition, PartitionData]]
+    ) -> None:
+        for _, data in results:
+            archived: Any = data.records
+            if not isinstance(archived, ArchivedRead):
+                continue
+            try:
+                data.records = await self.broker.loop.run_in_executor(None, archived.load)
+            except Exception as error:
+                # A store out of reach is for the reader to retry, whatever went wrong with it.
+                log.warning("reading from the archive: %s", error)
+                data.records = _NO_RECORDS
+                data.error_code = ErrorCode.KAFKA_STORAGE_ERROR
+        self._answer(results)
+
+    def _answer(self, results: list[tuple[FetchedPartition, PartitionData]]) -> None:
+        topics: dict[str, FetchableTopicResponse] = {}
+        for item, data in results:
+            if not self.session.must_tell(item, data):
+                continue
+            topic = topics.get(item.topic)
+            if topic is None:
+                topic = topics[item.topic] = FetchableTopicResponse(
+                    topic=item.topic, topic_id=item.topic_id
+                )
+            topic.partitions.append(data)
+        response = FetchResponse(session_id=self.session.id, responses=list(topics.values()))
+        answer(self.slot, self.context, response)
+
+
+def answer(slot: Slot, context: RequestContext, response: FetchResponse) -> None:
+    version = context.version
+    parts = parts_encoder(FetchResponse, version)(response)
+    parts.insert(0, response_header(1, version, context.correlation_id))
+    slot.answer(cast("list[bytes | memoryview | Slice]", parts))
+
+
+def check_epoch(partition: Partition, client_epoch: int) -> ErrorCode:
+    """What a client's knowledge of the leader's epoch deserves."""
+    if client_epoch < 0 or client_epoch == partition.leader_epoch:
+        return ErrorCode.NONE
+    if client_epoch < partition.leader_epoch:
+        return ErrorCode.FENCED_LEADER_EPOCH
+    return ErrorCode.UNKNOWN_LEADER_EPOCH
+
+
+def handle(broker: Broker, frame: memoryview, at: int, context: RequestContext) -> None:
+    """Find the fetch's session and partitions, then read or wait."""
+    request, _ = decoder(FetchRequest, context.version)(frame, at)
+    try:
+        session = broker.fetch_sessions.session_for(request, context.version, broker.catalog)
+    except SessionError as error:
+        slot = context.connection.open_slot()
+        answer(slot, context, FetchResponse(error_code=error.code, session_id=0))
+        return
+    # Records staged by earlier requests of this read must be there before they are read.
+    broker.finish_round()
+    PendingFetch(broker, context, request, session).start()

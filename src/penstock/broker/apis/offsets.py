@@ -1,0 +1,149 @@
+"""Where things are in the log: by time, by leader epoch, and what producers last wrote."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Final
+
+from penstock.broker.apis.context import RequestContext
+from penstock.broker.apis.fetch import check_epoch
+from penstock.errors import LogError
+from penstock.log.partition import Partition, TimestampedOffset
+from penstock.wire.errors import ErrorCode
+from penstock.wire.messages.describe_producers import (
+    DescribeProducersRequest,
+    DescribeProducersResponse,
+    ProducerState,
+)
+from penstock.wire.messages.describe_producers import (
+    PartitionResponse as ProducersOfPartition,
+)
+from penstock.wire.messages.describe_producers import (
+    TopicResponse as ProducersOfTopic,
+)
+from penstock.wire.messages.list_offsets import (
+    ListOffsetsPartition,
+    ListOffsetsPartitionResponse,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopicResponse,
+)
+from penstock.wire.messages.offset_for_leader_epoch import (
+    EpochEndOffset,
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderEpochResponse,
+    OffsetForLeaderTopicResult,
+)
+
+if TYPE_CHECKING:
+    from penstock.broker.server import Broker
+
+LATEST: Final = -1
+EARLIEST: Final = -2
+MAX_TIMESTAMP: Final = -3
+EARLIEST_LOCAL: Final = -4
+LATEST_TIERED: Final = -5
+
+
+async def list_offsets(
+    broker: Broker, request: ListOffsetsRequest, context: RequestContext
+) -> ListOffsetsResponse:
+    topics: list[ListOffsetsTopicResponse] = []
+    for topic in request.topics:
+        answers = [await _list_one(broker, topic.name, item) for item in topic.partitions]
+        topics.append(ListOffsetsTopicResponse(name=topic.name, partitions=answers))
+    return ListOffsetsResponse(topics=topics)
+
+
+async def _list_one(
+    broker: Broker, topic: str, item: ListOffsetsPartition
+) -> ListOffsetsPartitionResponse:
+    answer = ListOffsetsPartitionResponse(
+        partition_index=item.partition_index, timestamp=-1, offset=-1, leader_epoch=-1
+    )
+    partition = broker.partition(topic, item.partition_index)
+    if partition is None:
+        answer.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        return answer
+    answer.error_code = check_epoch(partition, item.current_leader_epoch)
+    if answer.error_code:
+        return answer
+    answer.leader_epoch = partition.leader_epoch
+    try:
+        found = await _lookup(broker, partition, item.timestamp)
+    except LogError:
+        answer.error_code = ErrorCode.KAFKA_STORAGE_ERROR
+        return answer
+    if isinstance(found, int):
+        answer.offset = found
+    elif found is not None:
+        answer.offset, answer.timestamp, answer.leader_epoch = found
+    return answer
+
+
+async def _lookup(
+    broker: Broker, partition: Partition, timestamp_ms: int
+) -> TimestampedOffset | int | None:
+    if timestamp_ms == LATEST:
+        return partition.visible
+    if timestamp_ms == EARLIEST:
+        return partition.log_start
+    if timestamp_ms == EARLIEST_LOCAL:
+        return max(partition.log_start, partition.segments[0].base_offset)
+    if timestamp_ms == LATEST_TIERED:
+        first_local = partition.segments[0].base_offset
+        return first_local - 1 if partition.log_start < first_local else -1
+    if timestamp_ms == MAX_TIMESTAMP:
+        return partition.max_timestamp()
+    found = broker.offset_for_time(partition, timestamp_ms)
+    return await found if inspect.isawaitable(found) else found
+
+
+def offset_for_leader_epoch(
+    broker: Broker, request: OffsetForLeaderEpochRequest, context: RequestContext
+) -> OffsetForLeaderEpochResponse:
+    topics: list[OffsetForLeaderTopicResult] = []
+    for topic in request.topics:
+        ends: list[EpochEndOffset] = []
+        for item in topic.partitions:
+            end = EpochEndOffset(partition=item.partition, leader_epoch=-1, end_offset=-1)
+            ends.append(end)
+            partition = broker.partition(topic.topic, item.partition)
+            if partition is None:
+                end.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                continue
+            end.error_code = check_epoch(partition, item.current_leader_epoch)
+            if not end.error_code:
+                end.leader_epoch, end.end_offset = partition.epochs.end_of(
+                    item.leader_epoch, partition.visible
+                )
+        topics.append(OffsetForLeaderTopicResult(topic=topic.topic, partitions=ends))
+    return OffsetForLeaderEpochResponse(topics=topics)
+
+
+def describe_producers(
+    broker: Broker, request: DescribeProducersRequest, context: RequestContext
+) -> DescribeProducersResponse:
+    topics: list[ProducersOfTopic] = []
+    for topic in request.topics:
+        answers: list[ProducersOfPartition] = []
+        for number in topic.partition_indexes:
+            answer = ProducersOfPartition(partition_index=number, error_message=None)
+            answers.append(answer)
+            partition = broker.partition(topic.name, number)
+            if partition is None:
+                answer.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                continue
+            answer.active_producers = [
+                ProducerState(
+                    producer_id=producer_id,
+                    producer_epoch=known.epoch,
+                    last_sequence=known.batches[-1].last_sequence,
+                    last_timestamp=known.last_timestamp_ms,
+                    coordinator_epoch=-1,
+                    current_txn_start_offset=-1,
+                )
+                for producer_id, known in partition.producers.by_id.items()
+            ]
+        topics.append(ProducersOfTopic(name=topic.name, partitions=answers))
+    return DescribeProducersResponse(topics=topics)

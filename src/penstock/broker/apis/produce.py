@@ -1,0 +1,242 @@
+"""Produce: record batches into the log. The hottest path of the broker.
+
+A network read full of requests is one *round*: each request's batches are staged in their
+partitions as its frame is read, then every partition is written once, then the requests are
+answered, at once or, with acks=all on a topic of durability `disk`, when their records are
+synced. The frames lie in the connection's buffer until the round is finished.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+from typing import TYPE_CHECKING, Final
+from uuid import UUID
+
+from penstock.broker.apis.context import RequestContext
+from penstock.errors import (
+    CorruptBatchError,
+    InvalidRecordError,
+    InvalidTimestampError,
+    LogError,
+    OutOfOrderSequenceError,
+    ProducerFencedError,
+    RecordTooLargeError,
+    StorageError,
+)
+from penstock.log.partition import Partition
+from penstock.wire import decoder, encoder, response_header
+from penstock.wire.errors import ErrorCode
+from penstock.wire.messages.produce import (
+    PartitionProduceResponse,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceResponse,
+)
+from penstock.wire.zero import ZERO_UUID
+
+if TYPE_CHECKING:
+    from penstock.broker.connection import Slot
+    from penstock.broker.server import Broker
+
+log = logging.getLogger(__name__)
+
+ZSTD_CODEC: Final = 4
+ZSTD_FROM_VERSION: Final = 7
+TOPIC_IDS_FROM_VERSION: Final = 13
+_ATTRIBUTES_LOW_BYTE: Final = 22
+
+ERROR_CODES: Final[dict[type[LogError], ErrorCode]] = {
+    CorruptBatchError: ErrorCode.CORRUPT_MESSAGE,
+    InvalidRecordError: ErrorCode.INVALID_RECORD,
+    InvalidTimestampError: ErrorCode.INVALID_TIMESTAMP,
+    RecordTooLargeError: ErrorCode.MESSAGE_TOO_LARGE,
+    OutOfOrderSequenceError: ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+    ProducerFencedError: ErrorCode.INVALID_PRODUCER_EPOCH,
+}
+
+
+class PendingProduce:
+    """One request: its results, and how many of them are still waited for."""
+
+    __slots__ = ("acks", "context", "responses", "slot", "waiting")
+
+    def __init__(self, context: RequestContext, slot: Slot | None, acks: int) -> None:
+        self.context = context
+        self.slot = slot
+        self.acks = acks
+        self.responses: list[TopicProduceResponse] = []
+        self.waiting = 0
+
+    def finish(self) -> None:
+        """Answer, now that nothing is waited for."""
+        context = self.context
+        if self.slot is None:
+            if any(r.error_code for t in self.responses for r in t.partition_responses):
+                # Nobody waits for an answer: as in Kafka, a cut connection is the only sign.
+                context.connection.close("a produce request with acks=0 failed")
+            return
+        body = ProduceResponse(responses=self.responses)
+        self.slot.answer(
+            (
+                response_header(0, context.version, context.correlation_id),
+                encoder(ProduceResponse, context.version)(body),
+            )
+        )
+
+
+class PendingWrite:
+    """One staged batch of a request."""
+
+    __slots__ = ("next_offset", "request", "result")
+
+    def __init__(
+        self, request: PendingProduce, result: PartitionProduceResponse, next_offset: int
+    ) -> None:
+        self.request = request
+        self.result = result
+        self.next_offset = next_offset
+
+    def synced(self, error: StorageError | None) -> None:
+        """The sync that this batch waited for has happened, or failed."""
+        if error is not None:
+            set_error(self.result, error)
+        self.request.waiting -= 1
+        if not self.request.waiting:
+            self.request.finish()
+
+
+class ProduceRound:
+    """What one network read asked to append."""
+
+    __slots__ = ("requests", "writes")
+
+    def __init__(self) -> None:
+        self.requests: list[PendingProduce] = []
+        self.writes: dict[Partition, list[PendingWrite]] = {}
+
+    def fail_staged(self, partition: Partition, error: StorageError) -> None:
+        """Nothing that was staged in the partition counts."""
+        for write in self.writes.pop(partition, ()):
+            set_error(write.result, error)
+
+
+def set_error(result: PartitionProduceResponse, error: LogError) -> None:
+    code = ERROR_CODES.get(type(error), ErrorCode.UNKNOWN_SERVER_ERROR)
+    if isinstance(error, StorageError):
+        code = ErrorCode.KAFKA_STORAGE_ERROR
+    result.error_code = code
+    result.error_message = str(error)
+    result.base_offset = -1
+    result.log_append_time_ms = -1
+
+
+def handle(broker: Broker, frame: memoryview, at: int, context: RequestContext) -> None:
+    """Stage a request's batches; `finish_round` writes and answers."""
+    request, _ = decoder(ProduceRequest, context.version)(frame, at)
+    acks = request.acks
+    slot = context.connection.open_slot() if acks else None
+    pending = PendingProduce(context, slot, acks)
+    round_ = broker.round
+    round_.requests.append(pending)
+    refusal = _refusal(request)
+    by_id = context.version >= TOPIC_IDS_FROM_VERSION
+    for data in request.topic_data:
+        results: list[PartitionProduceResponse] = []
+        pending.responses.append(
+            TopicProduceResponse(
+                name=data.name, topic_id=data.topic_id, partition_responses=results
+            )
+        )
+        name = _topic_name(broker, data.topic_id) if by_id else data.name
+        for item in data.partition_data:
+            result = PartitionProduceResponse(index=item.index, base_offset=-1)
+            results.append(result)
+            if refusal is not None:
+                result.error_code, result.error_message = refusal
+                continue
+            partition = broker.partition(name, item.index) if name is not None else None
+            if partition is None:
+                result.error_code = (
+                    ErrorCode.UNKNOWN_TOPIC_ID
+                    if name is None
+                    else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                )
+                continue
+            _stage(broker, partition, item.records, pending, result)
+
+
+def _refusal(request: ProduceRequest) -> tuple[ErrorCode, str] | None:
+    if request.acks not in (-1, 0, 1):
+        return ErrorCode.INVALID_REQUIRED_ACKS, f"acks={request.acks} is not -1, 0 or 1"
+    if request.transactional_id is not None:
+        return (
+            ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+            "this broker has no transactions",
+        )
+    return None
+
+
+def _topic_name(broker: Broker, topic_id: UUID) -> str | None:
+    topic = broker.catalog.by_id.get(topic_id)
+    return topic.name if topic is not None and topic_id != ZERO_UUID else None
+
+
+def _stage(
+    broker: Broker,
+    partition: Partition,
+    records: bytes | memoryview | None,
+    pending: PendingProduce,
+    result: PartitionProduceResponse,
+) -> None:
+    round_ = broker.round
+    view = memoryview(bytearray(records or b"")) if not isinstance(records, memoryview) else records
+    try:
+        if (
+            pending.context.version < ZSTD_FROM_VERSION
+            and len(view) > _ATTRIBUTES_LOW_BYTE
+            and view[_ATTRIBUTES_LOW_BYTE] & 0x07 == ZSTD_CODEC
+        ):
+            result.error_code = ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
+            return
+        staged = partition.stage(view, broker.now_ms)
+    except StorageError as error:
+        round_.fail_staged(partition, error)
+        set_error(result, error)
+        return
+    except LogError as error:
+        set_error(result, error)
+        return
+    result.base_offset = staged.base_offset
+    result.log_append_time_ms = staged.append_time_ms
+    result.log_start_offset = partition.log_start
+    write = PendingWrite(pending, result, staged.next_offset)
+    writes = round_.writes.get(partition)
+    if writes is None:
+        round_.writes[partition] = [write]
+    else:
+        writes.append(write)
+
+
+def finish_round(broker: Broker, round_: ProduceRound) -> None:
+    """Write every partition once; answer, or wait for the sync."""
+    for partition, writes in round_.writes.items():
+        try:
+            partition.flush()
+        except StorageError as error:
+            log.warning("%s: %s", partition.id, error)
+            for write in writes:
+                set_error(write.result, error)
+            continue
+        if partition.syncs:
+            visible = partition.visible
+            for write in writes:
+                if write.request.acks == -1 and write.next_offset > visible:
+                    write.request.waiting += 1
+                    broker.sync_waiters.add(partition, write.next_offset, write.synced)
+        else:
+            broker.read_waiters.wake(partition)
+        broker.committer.request(partition)
+    for request in round_.requests:
+        if not request.waiting:
+            request.finish()

@@ -1,0 +1,232 @@
+"""Topics made, grown, emptied and deleted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
+
+from penstock.broker.apis.context import RequestContext
+from penstock.broker.catalog import ApiError, Topic
+from penstock.errors import LogError, OffsetOutOfRangeError
+from penstock.log.config import SETTINGS
+from penstock.wire.errors import ErrorCode
+from penstock.wire.messages.create_partitions import (
+    CreatePartitionsRequest,
+    CreatePartitionsResponse,
+    CreatePartitionsTopic,
+    CreatePartitionsTopicResult,
+)
+from penstock.wire.messages.create_topics import (
+    CreatableTopic,
+    CreatableTopicConfigs,
+    CreatableTopicResult,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+)
+from penstock.wire.messages.delete_records import (
+    DeleteRecordsPartitionResult,
+    DeleteRecordsRequest,
+    DeleteRecordsResponse,
+    DeleteRecordsTopicResult,
+)
+from penstock.wire.messages.delete_topics import (
+    DeletableTopicResult,
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
+    DeleteTopicState,
+)
+from penstock.wire.zero import ZERO_UUID
+
+if TYPE_CHECKING:
+    from penstock.broker.server import Broker
+
+# Kafka's ConfigSource of a value that the topic itself sets, and of a default.
+FROM_TOPIC: Final = 1
+FROM_DEFAULT: Final = 5
+NAMES_OR_IDS_FROM_VERSION: Final = 6
+TO_THE_END: Final = -1
+
+
+def error_of(error: LogError | ApiError) -> tuple[ErrorCode, str]:
+    """How an error that stopped a request is answered."""
+    if isinstance(error, ApiError):
+        return error.code, str(error)
+    return ErrorCode.KAFKA_STORAGE_ERROR, str(error)
+
+
+def repeated(names: Iterable[str]) -> set[str]:
+    """Names that a request has more than once; such parts are refused, as in Kafka."""
+    return {name for name, count in Counter(names).items() if count > 1}
+
+
+async def create_topics(
+    broker: Broker, request: CreateTopicsRequest, context: RequestContext
+) -> CreateTopicsResponse:
+    twice = repeated(topic.name for topic in request.topics)
+    results: list[CreatableTopicResult] = []
+    seen: set[str] = set()
+    for wanted in request.topics:
+        if wanted.name in seen:
+            continue
+        seen.add(wanted.name)
+        result = CreatableTopicResult(
+            name=wanted.name, error_message=None, num_partitions=-1, replication_factor=-1,
+            configs=None,
+        )  # fmt: skip
+        results.append(result)
+        try:
+            if wanted.name in twice:
+                raise ApiError(
+                    ErrorCode.INVALID_REQUEST, f"{wanted.name!r} is in the request twice"
+                )
+            await _create(broker, wanted, result, validate_only=request.validate_only)
+        except (ApiError, LogError) as error:
+            result.error_code, result.error_message = error_of(error)
+    return CreateTopicsResponse(topics=results)
+
+
+async def _create(
+    broker: Broker, wanted: CreatableTopic, result: CreatableTopicResult, *, validate_only: bool
+) -> None:
+    partitions = wanted.num_partitions
+    if wanted.assignments:
+        if wanted.num_partitions != -1 or wanted.replication_factor != -1:
+            raise ApiError(
+                ErrorCode.INVALID_REQUEST,
+                "give either an assignment or the numbers of partitions and replicas",
+            )
+        partitions = len(wanted.assignments)
+    elif wanted.replication_factor not in (-1, 1):
+        raise ApiError(
+            ErrorCode.INVALID_REPLICATION_FACTOR,
+            f"replication factor {wanted.replication_factor}: there is one broker, so 1 at most",
+        )
+    if partitions != -1 and partitions < 1:
+        raise ApiError(ErrorCode.INVALID_PARTITIONS, f"{partitions} partitions are too few")
+    settings: dict[str, str] = {}
+    for config in wanted.configs:
+        if config.value is None:
+            raise ApiError(ErrorCode.INVALID_CONFIG, f"{config.name} has no value")
+        settings[config.name] = config.value
+    if validate_only:
+        broker.catalog.create_topic(wanted.name, partitions, settings)
+        count = broker.config.default_partitions if partitions == -1 else partitions
+    else:
+        topic = await broker.create_topic(wanted.name, partitions, settings)
+        result.topic_id, count = topic.id, topic.partitions
+    result.num_partitions = count
+    result.replication_factor = 1
+    result.configs = _told_settings(broker, settings)
+
+
+def _told_settings(broker: Broker, overrides: dict[str, str]) -> list[CreatableTopicConfigs]:
+    defaults = broker.config.effective_defaults
+    return [
+        CreatableTopicConfigs(
+            name=name,
+            value=overrides.get(name, defaults.get(name, setting.render(setting.default))),
+            config_source=FROM_TOPIC if name in overrides else FROM_DEFAULT,
+        )
+        for name, setting in SETTINGS.items()
+    ]
+
+
+async def delete_topics(
+    broker: Broker, request: DeleteTopicsRequest, context: RequestContext
+) -> DeleteTopicsResponse:
+    wanted = list(request.topics)
+    if context.version < NAMES_OR_IDS_FROM_VERSION:
+        wanted = [DeleteTopicState(name=name) for name in request.topic_names]
+    results: list[DeletableTopicResult] = []
+    for item in wanted:
+        result = DeletableTopicResult(
+            name=item.name, topic_id=item.topic_id, error_message=None
+        )
+        results.append(result)
+        try:
+            topic = _topic_of(broker, item)
+            result.name, result.topic_id = topic.name, topic.id
+            await broker.delete_topic(topic)
+        except (ApiError, LogError) as error:
+            result.error_code, result.error_message = error_of(error)
+    return DeleteTopicsResponse(responses=results)
+
+
+def _topic_of(broker: Broker, item: DeleteTopicState) -> Topic:
+    if item.name is not None and item.topic_id != ZERO_UUID:
+        raise ApiError(ErrorCode.INVALID_REQUEST, "give a topic's name or its id, not both")
+    if item.name is not None:
+        topic = broker.catalog.topics.get(item.name)
+        if topic is None:
+            raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "there is no such topic")
+        return topic
+    topic = broker.catalog.by_id.get(item.topic_id)
+    if topic is None:
+        raise ApiError(ErrorCode.UNKNOWN_TOPIC_ID, "there is no topic with this id")
+    return topic
+
+
+async def create_partitions(
+    broker: Broker, request: CreatePartitionsRequest, context: RequestContext
+) -> CreatePartitionsResponse:
+    twice = repeated(topic.name for topic in request.topics)
+    results: list[CreatePartitionsTopicResult] = []
+    for wanted in request.topics:
+        result = CreatePartitionsTopicResult(name=wanted.name, error_message=None)
+        results.append(result)
+        try:
+            if wanted.name in twice:
+                raise ApiError(ErrorCode.INVALID_REQUEST, "the topic is in the request twice")
+            await _grow(broker, wanted, validate_only=request.validate_only)
+        except (ApiError, LogError) as error:
+            result.error_code, result.error_message = error_of(error)
+    return CreatePartitionsResponse(results=results)
+
+
+async def _grow(broker: Broker, wanted: CreatePartitionsTopic, *, validate_only: bool) -> None:
+    topic = broker.catalog.topics.get(wanted.name)
+    if topic is None:
+        raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "there is no such topic")
+    if wanted.assignments and len(wanted.assignments) != wanted.count - topic.partitions:
+        raise ApiError(
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT, "an assignment for each new partition is needed"
+        )
+    if validate_only:
+        broker.catalog.add_partitions(topic, wanted.count)
+    else:
+        await broker.add_partitions(topic.name, wanted.count)
+
+
+async def delete_records(
+    broker: Broker, request: DeleteRecordsRequest, context: RequestContext
+) -> DeleteRecordsResponse:
+    """Raise the start of partitions; durable before it is answered."""
+    topics: list[DeleteRecordsTopicResult] = []
+    changed = False
+    for topic in request.topics:
+        results: list[DeleteRecordsPartitionResult] = []
+        topics.append(DeleteRecordsTopicResult(name=topic.name, partitions=results))
+        for item in topic.partitions:
+            result = DeleteRecordsPartitionResult(
+                partition_index=item.partition_index, low_watermark=-1
+            )
+            results.append(result)
+            partition = broker.partition(topic.name, item.partition_index)
+            if partition is None:
+                result.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                continue
+            if partition.config.compacted and not partition.config.deleted_by_age:
+                result.error_code = ErrorCode.POLICY_VIOLATION
+                continue
+            offset = partition.visible if item.offset == TO_THE_END else item.offset
+            try:
+                partition.delete_before(offset)
+            except OffsetOutOfRangeError:
+                result.error_code = ErrorCode.OFFSET_OUT_OF_RANGE
+                continue
+            result.low_watermark = partition.log_start
+            changed = True
+    if changed:
+        broker.store.checkpoint()
+    return DeleteRecordsResponse(topics=topics)

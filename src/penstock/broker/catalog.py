@@ -1,0 +1,200 @@
+"""What the broker knows of its topics, as a pure state machine.
+
+A command (`create_topic`, `delete_topic`, …) looks at the state and returns the records that
+would change it, or raises ApiError; it changes nothing itself. `replay` applies a record. So the
+state is exactly what the records say, and recovery is replay. No clock, no disk, no sockets.
+
+Records are JSON. The key says what the record is about, the value is its new state, and no value
+means that it is gone, so the topic that holds them can be compacted:
+
+    {"topic": NAME}   {"id": UUID, "partitions": N, "settings": {…}}
+    {"broker": "…"}   {"value": N}        leader-epoch, producer-id
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import orjson
+
+from penstock.broker.config import BrokerConfig
+from penstock.errors import ConfigError, PenstockError
+from penstock.log.config import TopicConfig
+from penstock.wire.errors import ErrorCode
+
+KeyValue = tuple[bytes, bytes | None]
+
+METADATA_TOPIC: Final = "__penstock_metadata"
+MAX_NAME_LENGTH: Final = 249
+_LEGAL_NAME: Final = re.compile(r"[a-zA-Z0-9._-]+")
+# Producer ids are handed out from blocks, so that not each of them costs a synced record.
+PRODUCER_ID_BLOCK: Final = 1_000
+
+
+class ApiError(PenstockError):
+    """A request, or a part of it, that is answered with an error code."""
+
+    def __init__(self, code: ErrorCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """One topic."""
+
+    name: str
+    id: uuid.UUID
+    partitions: int
+    settings: Mapping[str, str] = field(default_factory=dict)
+    config: TopicConfig = field(default_factory=TopicConfig)
+
+
+class Catalog:
+    """Topics by name and id, and the broker's counters."""
+
+    def __init__(self, config: BrokerConfig) -> None:
+        self._config = config
+        self.topics: dict[str, Topic] = {}
+        self.by_id: dict[uuid.UUID, Topic] = {}
+        self.partition_count = 0
+        self.counters: dict[str, int] = {}
+
+    # ---- commands ------------------------------------------------------------------------
+
+    def create_topic(
+        self, name: str, partitions: int, settings: Mapping[str, str]
+    ) -> list[KeyValue]:
+        check_name(name)
+        if name in self.topics:
+            raise ApiError(ErrorCode.TOPIC_ALREADY_EXISTS, f"topic {name!r} exists already")
+        self._check_collision(name)
+        count = self._config.default_partitions if partitions == -1 else partitions
+        if count < 1:
+            raise ApiError(ErrorCode.INVALID_PARTITIONS, f"{count} partitions are too few")
+        self._check_room(count, topics=1)
+        self.config_of(settings)
+        return [_topic_record(name, uuid.uuid4(), count, settings)]
+
+    def delete_topic(self, topic: Topic) -> list[KeyValue]:
+        return [(_key(topic=topic.name), None)]
+
+    def add_partitions(self, topic: Topic, count: int) -> list[KeyValue]:
+        if count <= topic.partitions:
+            raise ApiError(
+                ErrorCode.INVALID_PARTITIONS,
+                f"topic {topic.name!r} has {topic.partitions} partitions; "
+                f"it can be given more, not {count}",
+            )
+        self._check_room(count - topic.partitions, topics=0)
+        return [_topic_record(topic.name, topic.id, count, topic.settings)]
+
+    def change_settings(self, topic: Topic, settings: Mapping[str, str]) -> list[KeyValue]:
+        new = self.config_of(settings)
+        memory_before = topic.config.durability == "memory"
+        if memory_before != (new.durability == "memory"):
+            raise ApiError(
+                ErrorCode.INVALID_CONFIG,
+                "durability cannot change to or from memory; create a new topic instead",
+            )
+        return [_topic_record(topic.name, topic.id, topic.partitions, settings)]
+
+    def reserve_producer_ids(self) -> list[KeyValue]:
+        return [_counter_record("producer-id", self.counter("producer-id") + PRODUCER_ID_BLOCK)]
+
+    def raise_leader_epoch(self) -> list[KeyValue]:
+        return [_counter_record("leader-epoch", self.counter("leader-epoch") + 1)]
+
+    def config_of(self, settings: Mapping[str, str]) -> TopicConfig:
+        try:
+            return self._config.topic_config(settings)
+        except ConfigError as error:
+            raise ApiError(ErrorCode.INVALID_CONFIG, str(error)) from error
+
+    def counter(self, name: str) -> int:
+        return self.counters.get(name, 0)
+
+    def _check_collision(self, name: str) -> None:
+        # Kafka refuses these too: both map to one name in metrics.
+        flat = name.replace(".", "_")
+        for other in self.topics:
+            if other.replace(".", "_") == flat:
+                raise ApiError(
+                    ErrorCode.INVALID_TOPIC_EXCEPTION,
+                    f"topic {name!r} collides with {other!r}: '.' and '_' count as the same",
+                )
+
+    def _check_room(self, partitions: int, topics: int) -> None:
+        limits = self._config.limits
+        if (
+            len(self.topics) + topics > limits.max_topics
+            or self.partition_count + partitions > limits.max_partitions
+        ):
+            raise ApiError(
+                ErrorCode.POLICY_VIOLATION,
+                f"the broker holds at most {limits.max_topics} topics and "
+                f"{limits.max_partitions} partitions",
+            )
+
+    # ---- replay --------------------------------------------------------------------------
+
+    def replay(self, key: bytes, value: bytes | None) -> None:
+        """Apply one record."""
+        subject: dict[str, Any] = orjson.loads(key)
+        if "topic" in subject:
+            self._replay_topic(subject["topic"], None if value is None else orjson.loads(value))
+        elif "broker" in subject and value is not None:
+            self.counters[subject["broker"]] = orjson.loads(value)["value"]
+
+    def _replay_topic(self, name: str, state: dict[str, Any] | None) -> None:
+        before = self.topics.pop(name, None)
+        if before is not None:
+            del self.by_id[before.id]
+            self.partition_count -= before.partitions
+        if state is None:
+            return
+        topic = Topic(
+            name,
+            uuid.UUID(state["id"]),
+            state["partitions"],
+            state["settings"],
+            self.config_of(state["settings"]),
+        )
+        self.topics[name] = self.by_id[topic.id] = topic
+        self.partition_count += topic.partitions
+
+
+def check_name(name: str) -> None:
+    """ApiError if no topic may have this name."""
+    problem = None
+    if not name:
+        problem = "a topic name is empty"
+    elif name in (".", ".."):
+        problem = f"a topic cannot be named {name!r}"
+    elif len(name) > MAX_NAME_LENGTH:
+        problem = f"a topic name has at most {MAX_NAME_LENGTH} characters, not {len(name)}"
+    elif not _LEGAL_NAME.fullmatch(name):
+        problem = f"{name!r} is no topic name: letters, digits, '.', '_' and '-' are allowed"
+    elif name == METADATA_TOPIC:
+        problem = f"{name!r} belongs to the broker"
+    if problem is not None:
+        raise ApiError(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)
+
+
+def _key(**subject: str) -> bytes:
+    return orjson.dumps(subject)
+
+
+def _topic_record(
+    name: str, id_: uuid.UUID, partitions: int, settings: Mapping[str, str]
+) -> KeyValue:
+    state = {"id": str(id_), "partitions": partitions, "settings": dict(settings)}
+    return _key(topic=name), orjson.dumps(state)
+
+
+def _counter_record(name: str, value: int) -> KeyValue:
+    return _key(broker=name), orjson.dumps({"value": value})

@@ -1,0 +1,373 @@
+"""One client's connection: bytes in, frames out to the handlers, answers back in order.
+
+In
+    The socket reads straight into this connection's buffer. Every complete frame in it is
+    handled per read, in place; a frame is a view of the buffer and valid only during that call.
+    The buffer grows as a large request *arrives* (never by what a length field claims), within
+    a budget shared by all connections, and shrinks back afterwards.
+
+Out
+    Kafka clients match answers by their order. Each request takes a `Slot` in a queue; a slot
+    may be answered at once or later (a write waits for its sync, a fetch for records), and
+    answers leave in the order of the slots. Large stretches of log files go from the page cache
+    to the socket by sendfile, on a duplicate of the descriptor, while the transport is idle.
+
+Bounds
+    A connection with too many unanswered requests or too many unsent bytes is not read from
+    until it has caught up. Bad bytes close the connection they came on, and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import socket
+import struct
+import sys
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, cast
+
+from penstock.errors import WireError
+from penstock.log.partition import Slice
+
+if TYPE_CHECKING:
+    from penstock.broker.server import Broker
+
+log = logging.getLogger(__name__)
+
+Part = bytes | bytearray | memoryview | Slice
+
+_FIRST_BUFFER_BYTES: Final = 256 * 1024
+_SENDFILE_FROM_BYTES: Final = 256 * 1024
+_LENGTH: Final = struct.Struct(">i")
+_GONE: Final = (errno.EPIPE, errno.ECONNRESET)
+# Elsewhere than on Linux sendfile has other arguments; reading and writing serves as well.
+_HAS_SENDFILE: Final = sys.platform == "linux"
+
+
+class Slot:
+    """The place of one answer in the order of answers."""
+
+    __slots__ = ("connection", "parts", "ready")
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.parts: Sequence[Part] = ()
+        self.ready = False
+
+    def answer(self, parts: Sequence[Part]) -> None:
+        """Give the answer: the whole response without its length; once."""
+        self.parts = parts
+        self.ready = True
+        self.connection.answered()
+
+
+class Connection(asyncio.BufferedProtocol):
+    """The protocol object of one connection."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._limits = broker.config.limits
+        self._buffer = bytearray(_FIRST_BUFFER_BYTES)
+        self._view = memoryview(self._buffer)
+        self._start = 0
+        self._end = 0
+        self._transport: asyncio.Transport | None = None
+        self._slots: deque[Slot] = deque()
+        self._outgoing: deque[Part] = deque()
+        self._outgoing_bytes = 0
+        self._send_socket: socket.socket | None = None
+        self._send_blocked = False
+        self._transport_full = False
+        self._paused = False
+        self._flush_scheduled = False
+        self._in_read = False
+        self.closed = False
+        self.peer_host = ""
+        self.last_active = 0.0
+
+    # ---- life ----------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        peer = transport.get_extra_info("peername")
+        self.peer_host = str(peer[0]) if peer else ""
+        tune(self._transport)
+        # Told of every unsent byte, so that sendfile never overtakes the transport.
+        self._transport.set_write_buffer_limits(high=0)
+        if not self._broker.admit(self):
+            log.warning("refused a connection from %s: too many connections", self.peer_host)
+            self.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closed = True
+        self._broker.dismiss(self)
+        self._broker.buffer_budget.give_back(len(self._buffer) - _FIRST_BUFFER_BYTES)
+        if self._send_socket is not None:
+            if self._send_blocked:
+                self._broker.loop.remove_writer(self._send_socket.fileno())
+            self._send_socket.close()
+        self._slots.clear()
+        self._outgoing.clear()
+
+    def close(self, reason: str | None = None) -> None:
+        """Cut the connection now; what it still waits for is not answered."""
+        if reason is not None:
+            log.info("closing the connection from %s: %s", self.peer_host, reason)
+        self.closed = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    def eof_received(self) -> bool:
+        return False
+
+    # ---- in ------------------------------------------------------------------------------
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._view[self._end :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._end += nbytes
+        self.last_active = self._broker.loop.time()
+        if not self.closed:
+            self._handle_frames()
+
+    def _handle_frames(self) -> None:
+        broker, view = self._broker, self._view
+        start, end = self._start, self._end
+        broker.now_ms = broker.clock.now_ms()
+        self._in_read = True
+        try:
+            while end - start >= 4 and not self._paused:
+                (length,) = _LENGTH.unpack_from(view, start)
+                if not 0 < length <= self._limits.max_request_bytes:
+                    self.close(f"a frame of {length} bytes")
+                    return
+                if end - start - 4 < length:
+                    break
+                frame = view[start + 4 : start + 4 + length]
+                start += 4 + length
+                broker.dispatch(self, frame)
+                if self.closed:
+                    return
+                if len(self._slots) >= self._limits.max_inflight_requests:
+                    self._pause()
+        except WireError as error:
+            self.close(f"malformed request: {error}")
+            return
+        finally:
+            # What the frames asked to append still lies in the buffer: write it out first.
+            self._start = start
+            broker.finish_round()
+            self._in_read = False
+        self._make_room()
+        self._flush()
+
+    def _make_room(self) -> None:
+        """Keep room for the next read: move the rest to the front, or grow the buffer."""
+        start, end, size = self._start, self._end, len(self._buffer)
+        rest = end - start
+        if rest == 0:
+            self._start = self._end = 0
+        elif size - end >= size // 4:
+            return
+        elif rest <= size // 2:
+            self._view[:rest] = self._view[start:end]
+            self._start, self._end = 0, rest
+        else:
+            self._resize(min(size * 2, self._limits.max_request_bytes + 4))
+
+    def shrink(self) -> None:
+        """Give a grown buffer back while nothing is in it."""
+        if self._start == self._end and len(self._buffer) > _FIRST_BUFFER_BYTES:
+            self._start = self._end = 0
+            self._resize(_FIRST_BUFFER_BYTES)
+
+    def _resize(self, size: int) -> None:
+        rest = self._end - self._start
+        more = size - len(self._buffer)
+        if more > 0 and not self._broker.take_buffer_bytes(more):
+            self.close("all receive buffers are in use")
+            return
+        fresh = bytearray(size)
+        fresh[:rest] = self._view[self._start : self._end]
+        if more < 0:
+            self._broker.buffer_budget.give_back(-more)
+        self._buffer = fresh
+        self._view = memoryview(fresh)
+        self._start, self._end = 0, rest
+
+    def _pause(self) -> None:
+        if not self._paused and self._transport is not None:
+            self._paused = True
+            self._transport.pause_reading()
+
+    def _resume_if_caught_up(self) -> None:
+        if (
+            self._paused
+            and not self.closed
+            and len(self._slots) < self._limits.max_inflight_requests // 2
+            and self._outgoing_bytes < self._limits.max_unsent_bytes
+        ):
+            self._paused = False
+            assert self._transport is not None
+            self._transport.resume_reading()
+            # Frames may lie in the buffer already, and no read would announce them.
+            if self._end > self._start:
+                self._broker.loop.call_soon(self._handle_waiting)
+
+    def _handle_waiting(self) -> None:
+        if not self.closed and not self._paused:
+            self._handle_frames()
+
+    # ---- out -----------------------------------------------------------------------------
+
+    def open_slot(self) -> Slot:
+        """The next place in the order of answers."""
+        slot = Slot(self)
+        self._slots.append(slot)
+        return slot
+
+    def answered(self) -> None:
+        """A slot was answered; several of them at once cost one write."""
+        if not self._in_read and not self._flush_scheduled and not self.closed:
+            self._flush_scheduled = True
+            self._broker.loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """Send what is answered, as far as the order allows."""
+        self._flush_scheduled = False
+        if self.closed:
+            return
+        slots, outgoing = self._slots, self._outgoing
+        while slots and slots[0].ready:
+            parts = slots.popleft().parts
+            size = sum(map(len, parts))
+            self._outgoing_bytes += size + 4
+            outgoing.append(_LENGTH.pack(size))
+            outgoing.extend(parts)
+        if outgoing and not self._send_blocked and not self._transport_full:
+            self._send()
+        if self._outgoing_bytes > self._limits.max_unsent_bytes:
+            self._pause()
+        elif self._paused:
+            self._resume_if_caught_up()
+
+    def _send(self) -> None:
+        """Hand over what can go now: short parts to the transport, long slices by sendfile."""
+        assert self._transport is not None
+        outgoing = self._outgoing
+        short: list[bytes | bytearray | memoryview] = []
+        while outgoing:
+            part = outgoing[0]
+            if isinstance(part, Slice):
+                if self._can_sendfile(part):
+                    if not self._send_file(short, part):
+                        return
+                    short = []
+                    continue
+                part = part.read()
+            short.append(part)
+            outgoing.popleft()
+        if short:
+            self._outgoing_bytes = 0
+            if len(short) == 1:
+                self._transport.write(short[0])
+            else:
+                self._transport.write(b"".join(short))
+
+    def _can_sendfile(self, part: Slice) -> bool:
+        return _HAS_SENDFILE and part.length >= _SENDFILE_FROM_BYTES and part.file.fileno() >= 0
+
+    def _send_file(self, short: list[bytes | bytearray | memoryview], part: Slice) -> bool:
+        """Send `short` and then the slice; whether all of it went."""
+        assert self._transport is not None
+        if self._transport.get_write_buffer_size():
+            # `resume_writing` comes back here once the transport has sent what it holds.
+            self._outgoing.extendleft(reversed(short))
+            self._transport_full = True
+            return False
+        if self._send_socket is None:
+            original = self._transport.get_extra_info("socket")
+            self._send_socket = socket.socket(fileno=os.dup(original.fileno()))
+            self._send_socket.setblocking(False)
+        if short:
+            head = b"".join(short)
+            sent = self._send_head(head)
+            if sent < len(head):
+                self._outgoing.appendleft(head[sent:])
+                return self._wait_writable()
+        while part.length:
+            try:
+                sent = os.sendfile(
+                    self._send_socket.fileno(), part.file.fileno(), part.position, part.length
+                )
+            except BlockingIOError:
+                return self._wait_writable()
+            except OSError as error:
+                self.close(None if error.errno in _GONE else str(error))
+                return False
+            if not sent:
+                self.close("a log file is shorter than it should be")
+                return False
+            part.position += sent
+            part.length -= sent
+        self._outgoing.popleft()
+        return True
+
+    def _send_head(self, head: bytes) -> int:
+        assert self._send_socket is not None
+        try:
+            return self._send_socket.send(head, socket.MSG_MORE)
+        except OSError:
+            # Full for now, or gone: the sendfile after it will tell.
+            return 0
+
+    def _wait_writable(self) -> bool:
+        assert self._send_socket is not None
+        if not self._send_blocked:
+            self._send_blocked = True
+            self._broker.loop.add_writer(self._send_socket.fileno(), self._writable)
+        return False
+
+    def _writable(self) -> None:
+        assert self._send_socket is not None
+        self._send_blocked = False
+        self._broker.loop.remove_writer(self._send_socket.fileno())
+        self._flush()
+
+    def pause_writing(self) -> None:
+        self._transport_full = True
+
+    def resume_writing(self) -> None:
+        self._transport_full = False
+        if self._outgoing or self._paused:
+            self._flush()
+
+
+class BufferBudget:
+    """Bytes that all connections together may hold beyond their first buffers."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._left = limit_bytes
+
+    def take(self, amount: int) -> bool:
+        if amount > self._left:
+            return False
+        self._left -= amount
+        return True
+
+    def give_back(self, amount: int) -> None:
+        self._left += amount
+
+
+def tune(transport: asyncio.BaseTransport) -> None:
+    """Small answers leave at once."""
+    sock = transport.get_extra_info("socket")
+    if sock is not None:
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -1,0 +1,157 @@
+"""Fetch sessions (KIP-227): clients name their partitions once and then only what changed.
+
+A session belongs to whoever knows its id and the next epoch. Its partitions keep their order; an
+incremental answer tells only of partitions with records, an error or moved bounds. The number of
+sessions is bounded: the longest unused makes room, and its client starts a new one.
+"""
+
+from __future__ import annotations
+
+import random
+import uuid
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.errors import PenstockError
+from penstock.wire.errors import ErrorCode
+from penstock.wire.messages.fetch import FetchPartition, FetchRequest, PartitionData
+from penstock.wire.zero import ZERO_UUID
+
+if TYPE_CHECKING:
+    from penstock.broker.catalog import Catalog
+
+NO_SESSION: Final = 0
+INITIAL_EPOCH: Final = 0
+FINAL_EPOCH: Final = -1
+SESSIONS_FROM_VERSION: Final = 7
+TOPIC_IDS_FROM_VERSION: Final = 13
+_MAX_EPOCH: Final = 0x7FFFFFFF
+
+Key = tuple[str, uuid.UUID, int]
+
+
+class SessionError(PenstockError):
+    """The request does not fit the session it names."""
+
+    def __init__(self, code: ErrorCode) -> None:
+        super().__init__(code.name)
+        self.code = code
+
+
+class FetchedPartition:
+    """A partition in a fetch: from where, how much, and what its client was told last."""
+
+    __slots__ = (
+        "leader_epoch", "max_bytes", "number", "offset", "told", "topic", "topic_id",
+        "unknown_code",
+    )  # fmt: skip
+
+    def __init__(self, topic: str, topic_id: uuid.UUID, number: int, code: ErrorCode) -> None:
+        self.topic = topic
+        self.topic_id = topic_id
+        self.number = number
+        self.unknown_code = code
+        self.offset = 0
+        self.max_bytes = 0
+        self.leader_epoch = -1
+        self.told: tuple[int, int] | None = None
+
+    def update(self, wanted: FetchPartition) -> None:
+        self.offset = wanted.fetch_offset
+        self.max_bytes = wanted.partition_max_bytes
+        self.leader_epoch = wanted.current_leader_epoch
+
+
+class Session:
+    """The partitions of a client's fetches; with id 0 those of a single one."""
+
+    def __init__(self, id_: int = NO_SESSION) -> None:
+        self.id = id_
+        self.epoch = INITIAL_EPOCH
+        self.incremental = False
+        self.partitions: dict[Key, FetchedPartition] = {}
+
+    def must_tell(self, item: FetchedPartition, data: PartitionData) -> bool:
+        """Whether an answer has to mention the partition; remembers what it says."""
+        bounds = (data.high_watermark, data.log_start_offset)
+        records: Any = data.records
+        news = bool(data.error_code) or bool(records) or item.told != bounds
+        item.told = None if data.error_code else bounds
+        return news or not self.incremental
+
+    def update(self, request: FetchRequest, version: int, catalog: Catalog) -> None:
+        by_id = version >= TOPIC_IDS_FROM_VERSION
+        for topic in request.topics:
+            name, id_, code = _resolve(topic.topic, topic.topic_id, by_id, catalog)
+            for wanted in topic.partitions:
+                key = (name, id_, wanted.partition)
+                item = self.partitions.get(key)
+                if item is None:
+                    item = self.partitions[key] = FetchedPartition(
+                        name, id_, wanted.partition, code
+                    )
+                item.update(wanted)
+        for forgotten in request.forgotten_topics_data:
+            name, id_, _ = _resolve(forgotten.topic, forgotten.topic_id, by_id, catalog)
+            for number in forgotten.partitions:
+                self.partitions.pop((name, id_, number), None)
+
+
+def _resolve(
+    name: str, id_: uuid.UUID, by_id: bool, catalog: Catalog
+) -> tuple[str, uuid.UUID, ErrorCode]:
+    """The topic's name, however it was named, and what to answer where there is none."""
+    if not by_id:
+        return name, ZERO_UUID, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    topic = catalog.by_id.get(id_)
+    if topic is None:
+        return f"?{id_}", id_, ErrorCode.UNKNOWN_TOPIC_ID
+    return topic.name, id_, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+class FetchSessions:
+    """All sessions, the longest unused first."""
+
+    def __init__(self, limit: int, rng: random.Random | None = None) -> None:
+        self._limit = limit
+        self._rng = rng or random.SystemRandom()
+        self._sessions: OrderedDict[int, Session] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def session_for(self, request: FetchRequest, version: int, catalog: Catalog) -> Session:
+        """The session that the request belongs to, brought up to date."""
+        if version < SESSIONS_FROM_VERSION or request.session_epoch == FINAL_EPOCH:
+            self._sessions.pop(request.session_id, None)
+            session = Session()
+        elif request.session_epoch == INITIAL_EPOCH:
+            self._sessions.pop(request.session_id, None)
+            session = self._create(bool(request.topics))
+        else:
+            session = self._continue(request.session_id, request.session_epoch)
+        session.update(request, version, catalog)
+        return session
+
+    def _create(self, has_partitions: bool) -> Session:
+        if not has_partitions or self._limit <= 0:
+            return Session()
+        while len(self._sessions) >= self._limit:
+            self._sessions.popitem(last=False)
+        id_ = NO_SESSION
+        while id_ == NO_SESSION or id_ in self._sessions:
+            id_ = self._rng.randrange(1, 1 << 31)
+        session = self._sessions[id_] = Session(id_)
+        session.epoch = 1
+        return session
+
+    def _continue(self, id_: int, epoch: int) -> Session:
+        session = self._sessions.get(id_)
+        if session is None:
+            raise SessionError(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
+        if session.epoch != epoch:
+            raise SessionError(ErrorCode.INVALID_FETCH_SESSION_EPOCH)
+        self._sessions.move_to_end(id_)
+        session.epoch = 1 if epoch == _MAX_EPOCH else epoch + 1
+        session.incremental = True
+        return session

@@ -1,0 +1,63 @@
+"""Run a broker until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import signal
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from penstock.broker.config import BrokerConfig, Limits
+from penstock.broker.server import Broker
+from penstock.log.clock import Clock
+from penstock.log.disk import Disk
+
+__all__ = ["Broker", "BrokerConfig", "Limits", "run_loop", "serve"]
+
+log = logging.getLogger(__name__)
+
+
+def run_loop(main: Coroutine[Any, Any, None]) -> None:
+    """Run on uvloop where there is one, on asyncio's own loop elsewhere."""
+    try:
+        import uvloop
+    except ImportError:
+        asyncio.run(main)
+        return
+    uvloop.run(main)
+
+
+def serve(
+    config: BrokerConfig,
+    on_ready: Callable[[Broker], None],
+    *,
+    disk: Disk | None = None,
+    clock: Clock | None = None,
+) -> None:
+    """Start a broker, say when it is ready, and stop it cleanly on SIGTERM or Ctrl-C."""
+    run_loop(_serve(config, on_ready, disk, clock))
+
+
+async def _serve(
+    config: BrokerConfig,
+    on_ready: Callable[[Broker], None],
+    disk: Disk | None,
+    clock: Clock | None,
+) -> None:
+    broker = Broker(config, disk=disk, clock=clock)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    await broker.start()
+    # What was built at the start stays: the collector need not look at it again and again.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 20)
+    try:
+        on_ready(broker)
+        await stop.wait()
+    finally:
+        await broker.stop()

@@ -1,0 +1,361 @@
+"""The broker as a whole: one event loop that owns the connections and all partitions.
+
+Everything that touches state runs on the loop: handlers, appends, reads. What would block it runs
+elsewhere and reports back: syncs on the committer's threads, the archive on the executor's,
+compaction in a child process. `start` opens the data directory, replays the metadata, opens the
+partitions and listens, in this order; `stop` goes back the same way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import resource
+from collections.abc import Awaitable, Coroutine, Mapping
+from typing import Any
+
+from penstock.broker.apis import produce
+from penstock.broker.apis.context import Endpoint, RequestContext
+from penstock.broker.catalog import PRODUCER_ID_BLOCK, ApiError, Catalog, Topic
+from penstock.broker.committer import Committer
+from penstock.broker.config import BrokerConfig
+from penstock.broker.connection import BufferBudget, Connection, Slot
+from penstock.broker.fetch_sessions import FetchSessions
+from penstock.broker.housekeeping import Housekeeping
+from penstock.broker.metadata_log import MetadataLog
+from penstock.broker.waiting import ReadWaiters, SyncWaiters
+from penstock.errors import ConfigError, WireError
+from penstock.log.archive import open_archive
+from penstock.log.clock import Clock, SystemClock
+from penstock.log.disk import Disk
+from penstock.log.partition import Partition, PartitionId, TimestampedOffset
+from penstock.log.store import LogStore
+from penstock.wire import Message, api, decode_request_header, decoder, encoder, response_header
+from penstock.wire.errors import ErrorCode
+from penstock.wire.messages.api_versions import ApiVersionsResponse
+
+log = logging.getLogger(__name__)
+
+_API_VERSIONS = 18
+_SWEEP_INTERVAL_S = 10.0
+
+
+class Broker:
+    """One running broker."""
+
+    loop: asyncio.AbstractEventLoop
+    committer: Committer
+
+    def __init__(
+        self, config: BrokerConfig, *, disk: Disk | None = None, clock: Clock | None = None
+    ) -> None:
+        from penstock.broker.apis.table import ENDPOINTS
+
+        self.config = config
+        self.clock = clock or SystemClock()
+        self.store = LogStore(config.data, disk, self.clock)
+        self.catalog = Catalog(config)
+        self.endpoints: Mapping[int, Endpoint] = ENDPOINTS
+        self.sync_waiters = SyncWaiters()
+        self.read_waiters = ReadWaiters()
+        self.fetch_sessions = FetchSessions(config.limits.max_fetch_sessions)
+        self.buffer_budget = BufferBudget(config.limits.max_buffered_bytes)
+        self.round = produce.ProduceRound()
+        self.leader_epoch = 0
+        self.now_ms = 0
+        self.port = config.port
+        self.connections: set[Connection] = set()
+        self._by_name: dict[str, list[Partition]] = {}
+        self._metadata = MetadataLog(self.store, self.catalog, self.sync_waiters)
+        self._producer_ids = range(0)
+        self._producer_id_lock = asyncio.Lock()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+        self._housekeeping: Housekeeping | None = None
+        self._sweeper: asyncio.TimerHandle | None = None
+
+    # ---- life ----------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Open everything and listen; ready for clients on return."""
+        self.loop = asyncio.get_running_loop()
+        raise_file_limit()
+        archive = open_archive(self.config.archive) if self.config.archive else None
+        self.store.open()
+        try:
+            self.committer = Committer(self._on_synced)
+            self.sync_waiters.attach(self.committer)
+            self._metadata.open()
+            if not self.store.was_clean:
+                self._metadata.commit_at_start(self.catalog.raise_leader_epoch())
+            self.leader_epoch = self.catalog.counter("leader-epoch")
+            for topic in self.catalog.topics.values():
+                self._load_partitions(topic)
+            self._housekeeping = Housekeeping(
+                self.store,
+                archive=archive,
+                interval_ms=self.config.housekeeping_interval_ms,
+                request_sync=self.committer.request,
+            )
+            self._server = await self.loop.create_server(
+                lambda: Connection(self), self.config.host, self.config.port, backlog=1024
+            )
+        except OSError as error:
+            self.store.abandon()
+            raise ConfigError(
+                f"cannot listen on {self.config.host}:{self.config.port}: {error.strerror}",
+                advice="Choose another address with --listen, or stop what uses this one.",
+            ) from error
+        except BaseException:
+            self.store.abandon()
+            raise
+        self.port = self._server.sockets[0].getsockname()[1]
+        self._housekeeping.start()
+        self._sweeper = self.loop.call_later(_SWEEP_INTERVAL_S, self._sweep)
+
+    async def stop(self) -> None:
+        """Finish what is under way, sync everything, leave the directory clean."""
+        if self._server is not None:
+            self._server.close()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        if self._housekeeping is not None:
+            await self._housekeeping.stop()
+        self.finish_round()
+        for partition in self.store.partitions.values():
+            self.committer.request(partition)
+        await self.committer.close()
+        # Answers that the last sync released go out before the connections are cut.
+        await asyncio.sleep(0)
+        for connection in list(self.connections):
+            connection.close()
+        for task in list(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=5)
+        self.store.close()
+
+    async def crash(self) -> None:
+        """Let everything drop, as a killed process would; for tests."""
+        assert self._server is not None
+        assert self._housekeeping is not None
+        self._server.close()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        await self._housekeeping.stop()
+        await self.committer.close()
+        for connection in list(self.connections):
+            connection.close()
+        self.store.abandon()
+
+    @property
+    def advertised(self) -> tuple[str, int]:
+        """Where clients are told to connect to."""
+        host = self.config.advertised_host or self.config.host
+        return host, self.config.advertised_port or self.port
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run something in the background that the broker waits for when it stops."""
+        task = self.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # ---- connections ---------------------------------------------------------------------
+
+    def admit(self, connection: Connection) -> bool:
+        if len(self.connections) >= self.config.limits.max_connections:
+            return False
+        self.connections.add(connection)
+        return True
+
+    def dismiss(self, connection: Connection) -> None:
+        self.connections.discard(connection)
+
+    def take_buffer_bytes(self, amount: int) -> bool:
+        """Room for a growing receive buffer, from idle ones if there is none left."""
+        if self.buffer_budget.take(amount):
+            return True
+        for connection in self.connections:
+            connection.shrink()
+        return self.buffer_budget.take(amount)
+
+    def _sweep(self) -> None:
+        """Close connections that have been silent too long; give back buffers not in use."""
+        now = self.loop.time()
+        limit_s = self.config.limits.max_idle_ms / 1000
+        for connection in list(self.connections):
+            silent_s = now - connection.last_active
+            if silent_s > limit_s:
+                connection.close("idle")
+            elif silent_s > _SWEEP_INTERVAL_S:
+                connection.shrink()
+        self._sweeper = self.loop.call_later(_SWEEP_INTERVAL_S, self._sweep)
+
+    # ---- requests ------------------------------------------------------------------------
+
+    def dispatch(self, connection: Connection, frame: memoryview) -> None:
+        """Answer one request; WireError if it is not one that can be answered."""
+        key, version, correlation_id, client_id, at = decode_request_header(frame, 0)
+        endpoint = self.endpoints.get(key)
+        if endpoint is None:
+            raise WireError(f"there is no API {key} here")
+        context = RequestContext(key, version, correlation_id, client_id, connection)
+        if not endpoint.min_version <= version <= endpoint.max_version:
+            self._refuse_version(context)
+            return
+        if endpoint.hot is not None:
+            endpoint.hot(self, frame, at, context)
+            return
+        assert endpoint.handler is not None
+        request, end = decoder(api(key).request, version)(frame, at)
+        if end != len(frame):
+            raise WireError(f"{len(frame) - end} bytes follow the request")
+        slot = connection.open_slot()
+        try:
+            outcome = endpoint.handler(self, request, context)
+        except Exception as error:
+            self._apologise(slot, context, error)
+            return
+        if inspect.isawaitable(outcome):
+            self.spawn(self._answer_later(slot, context, outcome))
+        else:
+            self._answer(slot, context, outcome)
+
+    def _refuse_version(self, context: RequestContext) -> None:
+        """A client that asks ApiVersions too new a question is told, in the oldest form."""
+        if context.api_key != _API_VERSIONS:
+            name = api(context.api_key).name
+            raise WireError(f"version {context.version} of {name} is not supported")
+        table = self.endpoints[_API_VERSIONS]
+        assert table.handler is not None
+        response = table.handler(self, None, context)
+        assert isinstance(response, ApiVersionsResponse)
+        response.error_code = ErrorCode.UNSUPPORTED_VERSION
+        context.version = 0
+        self._answer(context.connection.open_slot(), context, response)
+
+    async def _answer_later(
+        self, slot: Slot, context: RequestContext, outcome: Awaitable[Message]
+    ) -> None:
+        try:
+            response = await outcome
+        except Exception as error:
+            self._apologise(slot, context, error)
+        else:
+            self._answer(slot, context, response)
+
+    def _answer(self, slot: Slot, context: RequestContext, response: Message) -> None:
+        body = encoder(type(response), context.version)(response)
+        header = response_header(context.api_key, context.version, context.correlation_id)
+        slot.answer((header, body))
+
+    def _apologise(self, slot: Slot, context: RequestContext, error: Exception) -> None:
+        """A handler failed, which is a bug: say so, in the response if it has a place for it."""
+        entry = api(context.api_key)
+        log.error("answering %s v%d: %r", entry.name, context.version, error, exc_info=error)
+        response: Any = entry.response()
+        if not hasattr(response, "error_code"):
+            context.connection.close("the request could not be answered")
+            return
+        response.error_code = ErrorCode.UNKNOWN_SERVER_ERROR
+        self._answer(slot, context, response)
+
+    def finish_round(self) -> None:
+        """Write what the requests of this network read have staged."""
+        round_ = self.round
+        if round_.requests:
+            self.round = produce.ProduceRound()
+            produce.finish_round(self, round_)
+
+    def _on_synced(self, partition: Partition) -> None:
+        self.sync_waiters.release(partition)
+        self.read_waiters.wake(partition)
+
+    # ---- partitions ----------------------------------------------------------------------
+
+    def partition(self, topic: str, number: int) -> Partition | None:
+        partitions = self._by_name.get(topic)
+        if partitions is None or not 0 <= number < len(partitions):
+            return None
+        return partitions[number]
+
+    def offset_for_time(
+        self, partition: Partition, timestamp_ms: int
+    ) -> TimestampedOffset | None | Awaitable[TimestampedOffset | None]:
+        """The first record at or after a time; what is archived is looked at elsewhere."""
+        return partition.offset_for_time(timestamp_ms)
+
+    def _load_partitions(self, topic: Topic) -> None:
+        partitions = self._by_name.setdefault(topic.name, [])
+        for number in range(len(partitions), topic.partitions):
+            partitions.append(
+                self.store.load(
+                    PartitionId(topic.name, number),
+                    topic.config,
+                    topic_id=topic.id,
+                    leader_epoch=self.leader_epoch,
+                )
+            )
+
+    # ---- topics --------------------------------------------------------------------------
+
+    async def create_topic(self, name: str, partitions: int, settings: Mapping[str, str]) -> Topic:
+        """Make a topic; ApiError if it cannot be."""
+        await self._metadata.commit(
+            lambda: self.catalog.create_topic(name, partitions, settings)
+        )
+        topic = self.catalog.topics[name]
+        self._load_partitions(topic)
+        log.info("created topic %s with %d partitions", name, topic.partitions)
+        return topic
+
+    async def create_topic_if_absent(self, name: str) -> Topic:
+        """Auto-creation: another client may have been quicker."""
+        try:
+            return await self.create_topic(name, -1, {})
+        except ApiError as error:
+            if error.code != ErrorCode.TOPIC_ALREADY_EXISTS:
+                raise
+            return self.catalog.topics[name]
+
+    async def delete_topic(self, topic: Topic) -> None:
+        await self._metadata.commit(lambda: self.catalog.delete_topic(topic))
+        for partition in self._by_name.pop(topic.name, []):
+            self.store.delete(partition.id)
+            self._on_synced(partition)
+        log.info("deleted topic %s", topic.name)
+
+    async def add_partitions(self, name: str, count: int) -> None:
+        await self._metadata.commit(
+            lambda: self.catalog.add_partitions(self.catalog.topics[name], count)
+        )
+        self._load_partitions(self.catalog.topics[name])
+
+    async def change_settings(self, name: str, settings: Mapping[str, str]) -> None:
+        await self._metadata.commit(
+            lambda: self.catalog.change_settings(self.catalog.topics[name], settings)
+        )
+        for partition in self._by_name[name]:
+            partition.config = self.catalog.topics[name].config
+            self.committer.request(partition)
+
+    async def next_producer_id(self) -> int:
+        async with self._producer_id_lock:
+            if not self._producer_ids:
+                await self._metadata.commit(self.catalog.reserve_producer_ids)
+                end = self.catalog.counter("producer-id")
+                self._producer_ids = range(end - PRODUCER_ID_BLOCK, end)
+            first, self._producer_ids = self._producer_ids[0], self._producer_ids[1:]
+            return first
+
+
+def raise_file_limit() -> None:
+    """Segments and connections are open files: take as many as the system grants."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
+    if soft < wanted:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        except (ValueError, OSError):
+            log.debug("the limit of open files stays at %d", soft)
