@@ -28,9 +28,10 @@ import socket
 import struct
 import sys
 from collections import deque
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, cast
 
+from penstock.broker.apis.produce_single import Targets
+from penstock.broker.slot import Part, Slot
 from penstock.errors import WireError
 from penstock.log.partition import Slice
 
@@ -39,31 +40,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Part = bytes | bytearray | memoryview | Slice
-
 _FIRST_BUFFER_BYTES: Final = 256 * 1024
 _SENDFILE_FROM_BYTES: Final = 256 * 1024
 _LENGTH: Final = struct.Struct(">i")
 _GONE: Final = (errno.EPIPE, errno.ECONNRESET)
 # Elsewhere than on Linux sendfile has other arguments; reading and writing serves as well.
 _HAS_SENDFILE: Final = sys.platform == "linux"
-
-
-class Slot:
-    """The place of one answer in the order of answers."""
-
-    __slots__ = ("connection", "parts", "ready")
-
-    def __init__(self, connection: Connection) -> None:
-        self.connection = connection
-        self.parts: Sequence[Part] = ()
-        self.ready = False
-
-    def answer(self, parts: Sequence[Part]) -> None:
-        """Give the answer: the whole response without its length; once."""
-        self.parts = parts
-        self.ready = True
-        self.connection.answered()
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -87,6 +69,7 @@ class Connection(asyncio.BufferedProtocol):
         self._flush_scheduled = False
         self._in_read = False
         self.closed = False
+        self.targets = Targets()
         self.peer_host = ""
         self.last_active = 0.0
 
@@ -232,6 +215,10 @@ class Connection(asyncio.BufferedProtocol):
         self._slots.append(slot)
         return slot
 
+    def take_slot(self, slot: Slot) -> None:
+        """Put a slot that was made elsewhere into the order of answers."""
+        self._slots.append(slot)
+
     def answered(self) -> None:
         """A slot was answered; several of them at once cost one write."""
         if not self._in_read and not self._flush_scheduled and not self.closed:
@@ -245,11 +232,9 @@ class Connection(asyncio.BufferedProtocol):
             return
         slots, outgoing = self._slots, self._outgoing
         while slots and slots[0].ready:
-            parts = slots.popleft().parts
-            size = sum(map(len, parts))
-            self._outgoing_bytes += size + 4
-            outgoing.append(_LENGTH.pack(size))
-            outgoing.extend(parts)
+            slot = slots.popleft()
+            self._outgoing_bytes += slot.size
+            outgoing.extend(slot.parts)
         if outgoing and not self._send_blocked and not self._transport_full:
             self._send()
         if self._outgoing_bytes > self._limits.max_unsent_bytes:
@@ -273,8 +258,8 @@ class Connection(asyncio.BufferedProtocol):
                 part = part.read()
             short.append(part)
             outgoing.popleft()
+        self._outgoing_bytes = 0
         if short:
-            self._outgoing_bytes = 0
             if len(short) == 1:
                 self._transport.write(short[0])
             else:

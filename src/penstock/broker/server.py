@@ -12,18 +12,20 @@ import asyncio
 import inspect
 import logging
 import resource
+import struct
 from collections.abc import Awaitable, Coroutine, Mapping
 from typing import Any
 
-from penstock.broker.apis import produce
+from penstock.broker.apis import produce, produce_single
 from penstock.broker.apis.context import Endpoint, RequestContext
 from penstock.broker.catalog import PRODUCER_ID_BLOCK, ApiError, Catalog, Topic
 from penstock.broker.committer import Committer
 from penstock.broker.config import BrokerConfig
-from penstock.broker.connection import BufferBudget, Connection, Slot
+from penstock.broker.connection import BufferBudget, Connection
 from penstock.broker.fetch_sessions import FetchSessions
 from penstock.broker.housekeeping import Housekeeping
 from penstock.broker.metadata_log import MetadataLog
+from penstock.broker.slot import Slot
 from penstock.broker.waiting import ReadWaiters, SyncWaiters
 from penstock.errors import ConfigError, WireError
 from penstock.log.archive import open_archive
@@ -38,6 +40,8 @@ from penstock.wire.messages.api_versions import ApiVersionsResponse
 log = logging.getLogger(__name__)
 
 _API_VERSIONS = 18
+_PRODUCE = b"\0\0"
+_CORRELATION = struct.Struct(">i")
 _SWEEP_INTERVAL_S = 10.0
 
 
@@ -196,6 +200,12 @@ class Broker:
 
     def dispatch(self, connection: Connection, frame: memoryview) -> None:
         """Answer one request; WireError if it is not one that can be answered."""
+        if frame[:2] == _PRODUCE:
+            known = connection.targets.find(frame)
+            if known is not None:
+                (correlation_id,) = _CORRELATION.unpack_from(frame, 4)
+                produce_single.stage(self, connection, *known, correlation_id)
+                return
         key, version, correlation_id, client_id, at = decode_request_header(frame, 0)
         endpoint = self.endpoints.get(key)
         if endpoint is None:
@@ -264,7 +274,7 @@ class Broker:
     def finish_round(self) -> None:
         """Write what the requests of this network read have staged."""
         round_ = self.round
-        if round_.requests:
+        if round_.writes or round_.unwritten:
             self.round = produce.ProduceRound()
             produce.finish_round(self, round_)
 

@@ -27,7 +27,7 @@ from penstock.wire.messages.fetch import (
 from penstock.wire.zero import ZERO_UUID
 
 if TYPE_CHECKING:
-    from penstock.broker.connection import Slot
+    from penstock.broker.slot import Slot
     from penstock.broker.server import Broker
 
 log = logging.getLogger(__name__)

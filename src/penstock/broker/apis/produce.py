@@ -9,11 +9,11 @@ synced. The frames lie in the connection's buffer until the round is finished.
 from __future__ import annotations
 
 import logging
-import struct
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 from penstock.broker.apis.context import RequestContext
+from penstock.broker.apis.produce_single import SingleWrite, records_start
 from penstock.errors import (
     CorruptBatchError,
     InvalidRecordError,
@@ -36,7 +36,7 @@ from penstock.wire.messages.produce import (
 from penstock.wire.zero import ZERO_UUID
 
 if TYPE_CHECKING:
-    from penstock.broker.connection import Slot
+    from penstock.broker.slot import Slot
     from penstock.broker.server import Broker
 
 log = logging.getLogger(__name__)
@@ -88,19 +88,32 @@ class PendingProduce:
 class PendingWrite:
     """One staged batch of a request."""
 
-    __slots__ = ("next_offset", "request", "result")
+    __slots__ = ("acks", "next_offset", "request", "result")
 
     def __init__(
         self, request: PendingProduce, result: PartitionProduceResponse, next_offset: int
     ) -> None:
         self.request = request
+        self.acks = request.acks
         self.result = result
         self.next_offset = next_offset
+        request.waiting += 1
+
+    def written(self) -> None:
+        """It is written, and nobody waits for a sync."""
+        self._done()
 
     def synced(self, error: StorageError | None) -> None:
         """The sync that this batch waited for has happened, or failed."""
         if error is not None:
             set_error(self.result, error)
+        self._done()
+
+    def fail(self, error: LogError) -> None:
+        set_error(self.result, error)
+        self._done()
+
+    def _done(self) -> None:
         self.request.waiting -= 1
         if not self.request.waiting:
             self.request.finish()
@@ -109,16 +122,17 @@ class PendingWrite:
 class ProduceRound:
     """What one network read asked to append."""
 
-    __slots__ = ("requests", "writes")
+    __slots__ = ("unwritten", "writes")
 
     def __init__(self) -> None:
-        self.requests: list[PendingProduce] = []
-        self.writes: dict[Partition, list[PendingWrite]] = {}
+        # Requests of which nothing could be staged; the others are answered by their writes.
+        self.unwritten: list[PendingProduce] = []
+        self.writes: dict[Partition, list[PendingWrite | SingleWrite]] = {}
 
     def fail_staged(self, partition: Partition, error: StorageError) -> None:
         """Nothing that was staged in the partition counts."""
         for write in self.writes.pop(partition, ()):
-            set_error(write.result, error)
+            write.fail(error)
 
 
 def set_error(result: PartitionProduceResponse, error: LogError) -> None:
@@ -133,14 +147,12 @@ def set_error(result: PartitionProduceResponse, error: LogError) -> None:
 
 def handle(broker: Broker, frame: memoryview, at: int, context: RequestContext) -> None:
     """Stage a request's batches; `finish_round` writes and answers."""
-    request, _ = decoder(ProduceRequest, context.version)(frame, at)
-    acks = request.acks
-    slot = context.connection.open_slot() if acks else None
-    pending = PendingProduce(context, slot, acks)
-    round_ = broker.round
-    round_.requests.append(pending)
+    version = context.version
+    request, _ = decoder(ProduceRequest, version)(frame, at)
+    slot = context.connection.open_slot() if request.acks else None
+    pending = PendingProduce(context, slot, request.acks)
     refusal = _refusal(request)
-    by_id = context.version >= TOPIC_IDS_FROM_VERSION
+    by_id = version >= TOPIC_IDS_FROM_VERSION
     for data in request.topic_data:
         results: list[PartitionProduceResponse] = []
         pending.responses.append(
@@ -164,6 +176,11 @@ def handle(broker: Broker, frame: memoryview, at: int, context: RequestContext) 
                 )
                 continue
             _stage(broker, partition, item.records, pending, result)
+            records_at = records_start(frame, request, version) if request.acks else None
+            if records_at is not None:
+                context.connection.targets.learn(frame, records_at, request, partition)
+    if not pending.waiting:
+        broker.round.unwritten.append(pending)
 
 
 def _refusal(request: ProduceRequest) -> tuple[ErrorCode, str] | None:
@@ -226,17 +243,19 @@ def finish_round(broker: Broker, round_: ProduceRound) -> None:
         except StorageError as error:
             log.warning("%s: %s", partition.id, error)
             for write in writes:
-                set_error(write.result, error)
+                write.fail(error)
             continue
         if partition.syncs:
-            visible = partition.visible
+            visible, waiters = partition.visible, broker.sync_waiters
             for write in writes:
-                if write.request.acks == -1 and write.next_offset > visible:
-                    write.request.waiting += 1
-                    broker.sync_waiters.add(partition, write.next_offset, write.synced)
+                if write.acks == -1 and write.next_offset > visible:
+                    waiters.add(partition, write.next_offset, write.synced)
+                else:
+                    write.written()
         else:
+            for write in writes:
+                write.written()
             broker.read_waiters.wake(partition)
         broker.committer.request(partition)
-    for request in round_.requests:
-        if not request.waiting:
-            request.finish()
+    for request in round_.unwritten:
+        request.finish()

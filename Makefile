@@ -1,0 +1,91 @@
+# Everything starts from a fresh clone: each target first makes what it needs.
+# Python: `make PYTHON=python3.12 setup` chooses one. Workers of the tests: `make WORKERS=4 test`.
+
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+MAKEFLAGS += --no-builtin-rules
+.DELETE_ON_ERROR:
+# Two package managers at once would only wait for each other.
+.NOTPARALLEL:
+
+VENV := .venv
+BIN := $(VENV)/bin
+KAFKA := .kafka
+ARGS ?=
+WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((n > 4 ? 4 : n)))
+
+SETUP_STAMP := $(VENV)/.setup
+JARS_STAMP := $(KAFKA)/.jars
+CLASSES_STAMP := $(KAFKA)/.classes
+JAVA_SOURCES := $(wildcard conformance/kafka/src/*.java)
+
+.PHONY: help
+help: ## Show this list
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: setup
+setup: system-packages $(SETUP_STAMP) ## Make .venv with everything, and install missing system packages
+
+.PHONY: system-packages
+system-packages:
+	@scripts/system-packages.sh test
+
+$(SETUP_STAMP): pyproject.toml constraints.txt
+	@scripts/system-packages.sh python
+	@python=$$(scripts/find-python.sh); echo "setup: $(VENV) with $$python"; "$$python" -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --retries 10 \
+		--constraint constraints.txt --editable '.[all,dev]'
+	@touch $@
+
+.PHONY: run
+run: $(SETUP_STAMP) ## Start the broker (options: make run ARGS='--data DIR --listen HOST:PORT')
+	@exec $(BIN)/penstock up $(ARGS)
+
+.PHONY: test
+test: setup kafka-jars ## Run the tests (some of them: make test ARGS='tests/log -k recovery')
+	@$(BIN)/pytest -n $(WORKERS) --dist loadgroup -m 'not soak' $(ARGS)
+
+.PHONY: lint
+lint: $(SETUP_STAMP) ## Check style and types
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy --strict
+
+.PHONY: format
+format: $(SETUP_STAMP) ## Format the code and mend what can be mended without thought
+	@$(BIN)/ruff check --fix-only .
+	@$(BIN)/ruff format .
+
+.PHONY: bench
+bench: bench-broker ## Run every benchmark
+
+.PHONY: bench-broker
+bench-broker: setup kafka-jars ## Compare the broker with Kafka, NATS, RabbitMQ and Redis
+	@scripts/bench-packages.sh
+	@$(BIN)/python -m benchmarks.broker $(ARGS)
+
+.PHONY: soak
+soak: setup kafka-jars ## Run the tests that take long: crashes by the hundred
+	@$(BIN)/pytest -m soak --timeout 3600 $(ARGS)
+
+.PHONY: kafka-jars
+kafka-jars: $(CLASSES_STAMP) ## Fetch Apache Kafka's jars and compile its test client
+
+$(JARS_STAMP): conformance/kafka/pom.xml
+	@scripts/system-packages.sh test
+	@echo "kafka-jars: fetching into $(KAFKA)/jars"
+	@rm -rf $(KAFKA)/jars
+	@mvn --quiet --batch-mode -Dmaven.wagon.http.retryHandler.count=10 --file $< \
+		dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory='$(CURDIR)/$(KAFKA)/jars'
+	@touch $@
+
+$(CLASSES_STAMP): $(JAVA_SOURCES) $(JARS_STAMP)
+	@rm -rf $(KAFKA)/classes
+	@javac --release 17 -Xlint:all -Werror -proc:none -d $(KAFKA)/classes -cp '$(KAFKA)/jars/*' $(JAVA_SOURCES)
+	@touch $@
+
+.PHONY: clean
+clean: ## Remove what was made, the environment and the jars included
+	rm -rf $(VENV) $(KAFKA) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""The tests: folders mirror `src/penstock`. Helpers are imported as `tests.<room>.<module>`."""

@@ -1,0 +1,162 @@
+"""The house rules that a machine can check: who imports whom, docstrings, lengths, no sleeping.
+
+The table below is the one of the design. What a room may import, at any depth of its modules and
+inside functions too, is what stands there and nothing else; `errors` and the package itself
+(`__version__`) are everyone's.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "src" / "penstock"
+FILE_LINES_MAX = 700
+FUNCTION_LINES_MAX = 90
+
+ALL = "all"
+MAY_IMPORT: dict[str, set[str] | str] = {
+    "records": set(),
+    "wire": set(),
+    "log": {"records"},
+    "broker": {"records", "log", "wire"},
+    "client": {"records", "wire"},
+    "capture": {"client"},
+    "direct": {"client"},
+    "events": {"client"},
+    "spark": {"client", "records", "sinks"},
+    "sinks": set(),
+    "serve": {"client"},
+    "cli": ALL,
+    "testing": ALL,
+}
+SHARED = {"errors", "__version__"}
+# Only these may be long: they are written by a program from Kafka's message definitions.
+GENERATED = PACKAGE / "wire" / "messages"
+
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+CHECKED = sorted(
+    file
+    for folder in ("src", "tests", "conformance", "benchmarks", "tools", "examples")
+    for file in (ROOT / folder).rglob("*.py")
+)
+TESTS = sorted((ROOT / "tests").rglob("*.py")) + sorted((ROOT / "conformance").rglob("*.py"))
+
+
+def name_of(file: Path) -> str:
+    return str(file.relative_to(ROOT))
+
+
+@cache
+def tree_of(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"), filename=str(file))
+
+
+def imported_rooms(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    """The parts of penstock that a module imports, each with its line."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module == "penstock":
+            names = [f"penstock.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module or ""]
+        else:
+            continue
+        for name in names:
+            parts = name.split(".")
+            if parts[0] == "penstock":
+                yield (parts[1] if len(parts) > 1 else "__version__"), node.lineno
+
+
+def forbidden_imports(room: str, tree: ast.Module) -> list[str]:
+    """What a module of a room imports although the table does not allow it."""
+    allowed = MAY_IMPORT.get(room, set())
+    if isinstance(allowed, str):
+        return []
+    own = allowed | SHARED | {room}
+    return [
+        f"line {line}: {room} may not import {target}"
+        for target, line in imported_rooms(tree)
+        if target not in own
+    ]
+
+
+def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def sleeps(tree: ast.Module) -> list[int]:
+    """The lines that sleep: `time.sleep(...)`, or `sleep(...)` imported from time."""
+    bare = any(
+        isinstance(node, ast.ImportFrom)
+        and node.module == "time"
+        and any(alias.name == "sleep" for alias in node.names)
+        for node in ast.walk(tree)
+    )
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and (ast.unparse(node.func) == "time.sleep" or (bare and ast.unparse(node.func) == "sleep"))
+    ]
+
+
+@pytest.mark.parametrize("file", SOURCES, ids=name_of)
+def test_a_room_imports_only_what_the_table_allows(file: Path) -> None:
+    parts = file.relative_to(PACKAGE).parts
+    room = parts[0] if len(parts) > 1 else file.stem
+    if len(parts) > 1:
+        assert room in MAY_IMPORT, f"{room} is not a room of the design"
+    assert forbidden_imports(room, tree_of(file)) == []
+
+
+@pytest.mark.parametrize("file", CHECKED, ids=name_of)
+def test_a_module_says_what_it_is(file: Path) -> None:
+    assert (ast.get_docstring(tree_of(file)) or "").strip()
+
+
+@pytest.mark.parametrize("file", CHECKED, ids=name_of)
+def test_files_and_functions_are_short(file: Path) -> None:
+    if GENERATED in file.parents:
+        return
+    lines = len(file.read_text(encoding="utf-8").splitlines())
+    assert lines <= FILE_LINES_MAX
+    long = {
+        node.name: (node.end_lineno or node.lineno) - node.lineno + 1
+        for node in functions(tree_of(file))
+        if (node.end_lineno or node.lineno) - node.lineno + 1 > FUNCTION_LINES_MAX
+    }
+    assert long == {}
+
+
+@pytest.mark.parametrize("file", TESTS, ids=name_of)
+def test_tests_wait_on_conditions(file: Path) -> None:
+    assert sleeps(tree_of(file)) == []
+
+
+def test_the_rules_see_what_they_forbid() -> None:
+    code = ast.parse(
+        "import penstock.broker\n"
+        "from penstock import log, errors\n"
+        "def late():\n"
+        "    from penstock.broker.server import Server\n"
+        "    from penstock.errors import PenstockError\n"
+    )
+    assert [found.split(":")[0] for found in forbidden_imports("records", code)] == [
+        "line 1",
+        "line 2",
+        "line 4",
+    ]
+    assert len(forbidden_imports("log", code)) == 2
+    assert forbidden_imports("cli", code) == []
+    assert sleeps(ast.parse("import time\ntime.sleep(1)")) == [2]
+    assert sleeps(ast.parse("from time import sleep\nsleep(1)")) == [2]
+    assert sleeps(ast.parse("import asyncio\nasyncio.sleep(0)")) == []
