@@ -292,7 +292,7 @@ class Broker:
 
     def offset_for_time(
         self, partition: Partition, timestamp_ms: int
-    ) -> TimestampedOffset | None | Awaitable[TimestampedOffset | None]:
+    ) -> TimestampedOffset | Awaitable[TimestampedOffset | None] | None:
         """The first record at or after a time; what is archived is looked at elsewhere."""
         return partition.offset_for_time(timestamp_ms)
 
@@ -312,9 +312,7 @@ class Broker:
 
     async def create_topic(self, name: str, partitions: int, settings: Mapping[str, str]) -> Topic:
         """Make a topic; ApiError if it cannot be."""
-        await self._metadata.commit(
-            lambda: self.catalog.create_topic(name, partitions, settings)
-        )
+        await self._metadata.commit(lambda: self.catalog.create_topic(name, partitions, settings))
         topic = self.catalog.topics[name]
         self._load_partitions(topic)
         log.info("created topic %s with %d partitions", name, topic.partitions)

@@ -152,9 +152,9 @@ def stamp_append_time(buffer: bytearray | memoryview, at: int, size: int, now_ms
     _CRC.pack_into(buffer, at + 17, checksum)
 
 
-def headers(buffer: Buffer, at: int = 0, end: int | None = None) -> Iterator[
-    tuple[int, BatchHeader]
-]:
+def headers(
+    buffer: Buffer, at: int = 0, end: int | None = None
+) -> Iterator[tuple[int, BatchHeader]]:
     """Positions and headers of the batches that lie whole in `buffer[at:end]`, unverified."""
     stop = len(buffer) if end is None else end
     while at + HEADER_SIZE <= stop:

@@ -200,9 +200,7 @@ def describe_topic_partitions(
         topic = broker.catalog.topics.get(name)
         if topic is None:
             code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            response.topics.append(
-                DescribeTopicPartitionsResponseTopic(error_code=code, name=name)
-            )
+            response.topics.append(DescribeTopicPartitionsResponseTopic(error_code=code, name=name))
             continue
         numbers = range(first_partition, min(topic.partitions, first_partition + limit))
         response.topics.append(_described(broker, topic, numbers))

@@ -210,9 +210,7 @@ def _apply(broker: Broker, settings: dict[str, str], change: AlterableConfig) ->
         raise ApiError(
             ErrorCode.INVALID_CONFIG, f"{change.name} cannot be changed by operation {operation}"
         )
-    default = broker.config.effective_defaults.get(
-        change.name, setting.render(setting.default)
-    )
+    default = broker.config.effective_defaults.get(change.name, setting.render(setting.default))
     items = [item for item in settings.get(change.name, default).split(",") if item]
     given = [item.strip() for item in change.value.split(",") if item.strip()]
     kept = [item for item in items if item not in given]

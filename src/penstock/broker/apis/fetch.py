@@ -27,8 +27,8 @@ from penstock.wire.messages.fetch import (
 from penstock.wire.zero import ZERO_UUID
 
 if TYPE_CHECKING:
-    from penstock.broker.slot import Slot
     from penstock.broker.server import Broker
+    from penstock.broker.slot import Slot
 
 log = logging.getLogger(__name__)
 

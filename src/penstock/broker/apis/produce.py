@@ -36,8 +36,8 @@ from penstock.wire.messages.produce import (
 from penstock.wire.zero import ZERO_UUID
 
 if TYPE_CHECKING:
-    from penstock.broker.slot import Slot
     from penstock.broker.server import Broker
+    from penstock.broker.slot import Slot
 
 log = logging.getLogger(__name__)
 

@@ -68,9 +68,7 @@ class Target:
         correlation_size = 4
         self.head = response_header(0, version, 0)[correlation_size:] + marked[:at]
         self.tail = marked[at + self.numbers.size :]
-        self.response_size = (
-            correlation_size + len(self.head) + self.numbers.size + len(self.tail)
-        )
+        self.response_size = correlation_size + len(self.head) + self.numbers.size + len(self.tail)
 
     def encode(self, result: PartitionProduceResponse) -> bytes:
         """The response with one result, without its header."""

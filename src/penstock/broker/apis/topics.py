@@ -140,9 +140,7 @@ async def delete_topics(
         wanted = [DeleteTopicState(name=name) for name in request.topic_names]
     results: list[DeletableTopicResult] = []
     for item in wanted:
-        result = DeletableTopicResult(
-            name=item.name, topic_id=item.topic_id, error_message=None
-        )
+        result = DeletableTopicResult(name=item.name, topic_id=item.topic_id, error_message=None)
         results.append(result)
         try:
             topic = _topic_of(broker, item)

@@ -1,0 +1,1 @@
+"""Programs for those who work on Penstock; nothing here is part of the package."""
