@@ -62,6 +62,8 @@ class Catalog:
         self.topics: dict[str, Topic] = {}
         self.by_id: dict[uuid.UUID, Topic] = {}
         self.partition_count = 0
+        # Topics that the records say are gone, as far as these are not compacted away.
+        self.deleted: set[uuid.UUID] = set()
         self.counters: dict[str, int] = {}
 
     # ---- commands ------------------------------------------------------------------------
@@ -81,6 +83,9 @@ class Catalog:
         return [_topic_record(name, uuid.uuid4(), count, settings)]
 
     def delete_topic(self, topic: Topic) -> list[KeyValue]:
+        # By id: a new topic of the same name may have come meanwhile.
+        if self.by_id.get(topic.id) is None:
+            raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "the topic is gone already")
         return [(_key(topic=topic.name), None)]
 
     def add_partitions(self, topic: Topic, count: int) -> list[KeyValue]:
@@ -114,6 +119,13 @@ class Catalog:
             return self._config.topic_config(settings)
         except ConfigError as error:
             raise ApiError(ErrorCode.INVALID_CONFIG, str(error)) from error
+
+    def topic(self, name: str) -> Topic:
+        """ApiError if there is none of this name."""
+        topic = self.topics.get(name)
+        if topic is None:
+            raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "there is no such topic")
+        return topic
 
     def counter(self, name: str) -> int:
         return self.counters.get(name, 0)
@@ -156,16 +168,27 @@ class Catalog:
             del self.by_id[before.id]
             self.partition_count -= before.partitions
         if state is None:
+            if before is not None:
+                self.deleted.add(before.id)
             return
-        topic = Topic(
+        topic = self._topic_of(name, state)
+        self.topics[name] = self.by_id[topic.id] = topic
+        self.partition_count += topic.partitions
+
+    def topic_in(self, record: KeyValue) -> Topic:
+        """The topic that a record of `create_topic` or `add_partitions` speaks of."""
+        key, value = record
+        assert value is not None
+        return self._topic_of(orjson.loads(key)["topic"], orjson.loads(value))
+
+    def _topic_of(self, name: str, state: dict[str, Any]) -> Topic:
+        return Topic(
             name,
             uuid.UUID(state["id"]),
             state["partitions"],
             state["settings"],
             self.config_of(state["settings"]),
         )
-        self.topics[name] = self.by_id[topic.id] = topic
-        self.partition_count += topic.partitions
 
 
 def check_name(name: str) -> None:

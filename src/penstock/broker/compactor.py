@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
@@ -37,12 +38,18 @@ class Compactor(Protocol):
 class ChildCompactor:
     """One child process a pass."""
 
+    def __init__(self) -> None:
+        # Its own thread: a pass may take long, and others need the event loop's.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="compaction")
+
     async def run(self, disk: Disk, folder: str, job: Job) -> Result:
+        loop = asyncio.get_running_loop()
         if not isinstance(disk, OsDisk):
-            return await _on_a_thread(disk, folder, job)
+            work = partial(compact, disk, folder, job, partial(time.sleep, _PAUSE_S))
+            return await loop.run_in_executor(self._thread, work)
         child = _Child(folder, job)
         try:
-            line = await asyncio.to_thread(child.run)
+            line = await loop.run_in_executor(self._thread, child.run)
         except BaseException:
             child.kill()
             raise
@@ -100,8 +107,3 @@ def _result(line: bytes) -> Result:
     if "error" in answer:
         raise StorageError(f"compaction failed: {answer['error']}")
     return Result.from_json(answer["result"])
-
-
-async def _on_a_thread(disk: Disk, folder: str, job: Job) -> Result:
-    work = partial(compact, disk, folder, job, partial(time.sleep, _PAUSE_S))
-    return await asyncio.to_thread(work)

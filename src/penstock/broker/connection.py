@@ -28,11 +28,12 @@ import socket
 import struct
 import sys
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, cast
 
 from penstock.broker.apis.produce_single import Targets
 from penstock.broker.slot import Part, Slot
-from penstock.errors import WireError
+from penstock.errors import StorageError, WireError
 from penstock.log.partition import Slice
 
 if TYPE_CHECKING:
@@ -66,10 +67,13 @@ class Connection(asyncio.BufferedProtocol):
         self._send_blocked = False
         self._transport_full = False
         self._paused = False
+        self._stopped = False
         self._flush_scheduled = False
         self._in_read = False
         self.closed = False
         self.targets = Targets()
+        # What waits on behalf of this connection, to be let go with it.
+        self.on_lost: set[Callable[[], None]] = set()
         self.peer_host = ""
         self.last_active = 0.0
 
@@ -80,6 +84,7 @@ class Connection(asyncio.BufferedProtocol):
         peer = transport.get_extra_info("peername")
         self.peer_host = str(peer[0]) if peer else ""
         tune(self._transport)
+        self.last_active = self._broker.loop.time()
         # Told of every unsent byte, so that sendfile never overtakes the transport.
         self._transport.set_write_buffer_limits(high=0)
         if not self._broker.admit(self):
@@ -94,6 +99,8 @@ class Connection(asyncio.BufferedProtocol):
             if self._send_blocked:
                 self._broker.loop.remove_writer(self._send_socket.fileno())
             self._send_socket.close()
+        for forget in list(self.on_lost):
+            forget()
         self._slots.clear()
         self._outgoing.clear()
 
@@ -104,6 +111,19 @@ class Connection(asyncio.BufferedProtocol):
         self.closed = True
         if self._transport is not None:
             self._transport.abort()
+
+    def stop_reading(self) -> None:
+        """Take no more requests; those that were taken are still answered."""
+        self._stopped = True
+        self._pause()
+
+    def finish(self) -> None:
+        """Close once what is answered has been sent."""
+        self._flush()
+        if self._transport is not None and not self._outgoing:
+            self._transport.close()
+        else:
+            self.close()
 
     def eof_received(self) -> bool:
         return False
@@ -142,6 +162,11 @@ class Connection(asyncio.BufferedProtocol):
         except WireError as error:
             self.close(f"malformed request: {error}")
             return
+        except Exception:
+            # A bug, and this client's request met it: nobody else may notice.
+            log.exception("handling a request from %s", self.peer_host)
+            self.close()
+            return
         finally:
             # What the frames asked to append still lies in the buffer: write it out first.
             self._start = start
@@ -158,11 +183,11 @@ class Connection(asyncio.BufferedProtocol):
             self._start = self._end = 0
         elif size - end >= size // 4:
             return
-        elif rest <= size // 2:
+        elif rest > size // 2 and size < self._limits.max_request_bytes + 4:
+            self._resize(min(size * 2, self._limits.max_request_bytes + 4))
+        elif start:
             self._view[:rest] = self._view[start:end]
             self._start, self._end = 0, rest
-        else:
-            self._resize(min(size * 2, self._limits.max_request_bytes + 4))
 
     def shrink(self) -> None:
         """Give a grown buffer back while nothing is in it."""
@@ -193,7 +218,8 @@ class Connection(asyncio.BufferedProtocol):
         if (
             self._paused
             and not self.closed
-            and len(self._slots) < self._limits.max_inflight_requests // 2
+            and not self._stopped
+            and len(self._slots) <= self._limits.max_inflight_requests // 2
             and self._outgoing_bytes < self._limits.max_unsent_bytes
         ):
             self._paused = False
@@ -255,7 +281,10 @@ class Connection(asyncio.BufferedProtocol):
                         return
                     short = []
                     continue
-                part = part.read()
+                data = self._read(part)
+                if data is None:
+                    return
+                part = data
             short.append(part)
             outgoing.popleft()
         self._outgoing_bytes = 0
@@ -264,6 +293,17 @@ class Connection(asyncio.BufferedProtocol):
                 self._transport.write(short[0])
             else:
                 self._transport.write(b"".join(short))
+
+    def _read(self, part: Slice) -> bytes | None:
+        try:
+            data = part.read()
+        except StorageError as error:
+            self.close(str(error))
+            return None
+        if len(data) != part.length:
+            self.close("a log file is shorter than it should be")
+            return None
+        return data
 
     def _can_sendfile(self, part: Slice) -> bool:
         return _HAS_SENDFILE and part.length >= _SENDFILE_FROM_BYTES and part.file.fileno() >= 0

@@ -26,6 +26,7 @@ FINAL_EPOCH: Final = -1
 SESSIONS_FROM_VERSION: Final = 7
 TOPIC_IDS_FROM_VERSION: Final = 13
 _MAX_EPOCH: Final = 0x7FFFFFFF
+_PARTITIONS_PER_SESSION: Final = 200
 
 Key = tuple[str, uuid.UUID, int]
 
@@ -42,11 +43,14 @@ class FetchedPartition:
     """A partition in a fetch: from where, how much, and what its client was told last."""
 
     __slots__ = (
-        "leader_epoch", "max_bytes", "number", "offset", "told", "topic", "topic_id",
+        "key", "leader_epoch", "max_bytes", "number", "offset", "told", "topic", "topic_id",
         "unknown_code",
     )  # fmt: skip
 
-    def __init__(self, topic: str, topic_id: uuid.UUID, number: int, code: ErrorCode) -> None:
+    def __init__(
+        self, key: Key, topic: str, topic_id: uuid.UUID, number: int, code: ErrorCode
+    ) -> None:
+        self.key = key
         self.topic = topic
         self.topic_id = topic_id
         self.number = number
@@ -69,7 +73,11 @@ class Session:
         self.id = id_
         self.epoch = INITIAL_EPOCH
         self.incremental = False
+        # Whether its topics are named by their ids; they are for as long as it lasts.
+        self.by_id = False
         self.partitions: dict[Key, FetchedPartition] = {}
+        # How many of them the bound on all sessions knows of.
+        self.counted = 0
 
     def must_tell(self, item: FetchedPartition, data: PartitionData) -> bool:
         """Whether an answer has to mention the partition; remembers what it says."""
@@ -77,24 +85,26 @@ class Session:
         records: Any = data.records
         news = bool(data.error_code) or bool(records) or item.told != bounds
         item.told = None if data.error_code else bounds
+        if records and self.incremental and self.partitions.pop(item.key, None) is not None:
+            # Whoever was served goes to the end, so that small answers serve all in turn.
+            self.partitions[item.key] = item
         return news or not self.incremental
 
-    def update(self, request: FetchRequest, version: int, catalog: Catalog) -> None:
-        by_id = version >= TOPIC_IDS_FROM_VERSION
+    def update(self, request: FetchRequest, catalog: Catalog, *, by_id: bool) -> None:
         for topic in request.topics:
             name, id_, code = _resolve(topic.topic, topic.topic_id, by_id, catalog)
             for wanted in topic.partitions:
-                key = (name, id_, wanted.partition)
+                key = (topic.topic, id_, wanted.partition)
                 item = self.partitions.get(key)
                 if item is None:
                     item = self.partitions[key] = FetchedPartition(
-                        name, id_, wanted.partition, code
+                        key, name, id_, wanted.partition, code
                     )
                 item.update(wanted)
         for forgotten in request.forgotten_topics_data:
-            name, id_, _ = _resolve(forgotten.topic, forgotten.topic_id, by_id, catalog)
+            id_ = forgotten.topic_id if by_id else ZERO_UUID
             for number in forgotten.partitions:
-                self.partitions.pop((name, id_, number), None)
+                self.partitions.pop((forgotten.topic, id_, number), None)
 
 
 def _resolve(
@@ -114,6 +124,8 @@ class FetchSessions:
 
     def __init__(self, limit: int, rng: random.Random | None = None) -> None:
         self._limit = limit
+        # A session may have many partitions if others have few: memory is bounded by the sum.
+        self._partitions_left = limit * _PARTITIONS_PER_SESSION
         self._rng = rng or random.SystemRandom()
         self._sessions: OrderedDict[int, Session] = OrderedDict()
 
@@ -122,35 +134,61 @@ class FetchSessions:
 
     def session_for(self, request: FetchRequest, version: int, catalog: Catalog) -> Session:
         """The session that the request belongs to, brought up to date."""
+        by_id = version >= TOPIC_IDS_FROM_VERSION
         if version < SESSIONS_FROM_VERSION or request.session_epoch == FINAL_EPOCH:
-            self._sessions.pop(request.session_id, None)
+            self._end(request.session_id)
             session = Session()
         elif request.session_epoch == INITIAL_EPOCH:
-            self._sessions.pop(request.session_id, None)
-            session = self._create(bool(request.topics))
+            self._end(request.session_id)
+            session = self._create(bool(request.topics), by_id=by_id)
         else:
-            session = self._continue(request.session_id, request.session_epoch)
-        session.update(request, version, catalog)
+            session = self._continue(request.session_id, request.session_epoch, by_id=by_id)
+        session.update(request, catalog, by_id=by_id)
+        if not session.partitions and session.id != NO_SESSION:
+            # Nothing is left to tell news of: as in Kafka the session ends.
+            self._end(session.id)
+            return Session()
+        self._bound(session)
         return session
 
-    def _create(self, has_partitions: bool) -> Session:
+    def _end(self, id_: int) -> None:
+        session = self._sessions.pop(id_, None)
+        if session is not None:
+            self._partitions_left += session.counted
+
+    def _bound(self, session: Session) -> None:
+        """Count the session's partitions; end the longest unused until there is room for them."""
+        if session.id == NO_SESSION:
+            return
+        self._partitions_left -= len(session.partitions) - session.counted
+        session.counted = len(session.partitions)
+        while self._partitions_left < 0:
+            self._end(next(iter(self._sessions)))
+        if session.id not in self._sessions:
+            # Too large to be remembered: answered as a fetch without a session.
+            session.id = NO_SESSION
+
+    def _create(self, has_partitions: bool, *, by_id: bool) -> Session:
         if not has_partitions or self._limit <= 0:
             return Session()
         while len(self._sessions) >= self._limit:
-            self._sessions.popitem(last=False)
+            self._end(next(iter(self._sessions)))
         id_ = NO_SESSION
         while id_ == NO_SESSION or id_ in self._sessions:
             id_ = self._rng.randrange(1, 1 << 31)
         session = self._sessions[id_] = Session(id_)
         session.epoch = 1
+        session.by_id = by_id
         return session
 
-    def _continue(self, id_: int, epoch: int) -> Session:
+    def _continue(self, id_: int, epoch: int, *, by_id: bool) -> Session:
         session = self._sessions.get(id_)
         if session is None:
             raise SessionError(ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
         if session.epoch != epoch:
             raise SessionError(ErrorCode.INVALID_FETCH_SESSION_EPOCH)
+        if session.by_id != by_id:
+            raise SessionError(ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR)
         self._sessions.move_to_end(id_)
         session.epoch = 1 if epoch == _MAX_EPOCH else epoch + 1
         session.incremental = True

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from penstock.broker.catalog import METADATA_TOPIC, Catalog, KeyValue
@@ -51,12 +51,21 @@ class MetadataLog:
                 if record.key is not None:
                     self._catalog.replay(record.key, record.value)
 
-    async def commit(self, command: Callable[[], list[KeyValue]]) -> None:
-        """Run a command against the state as it is now, make its records durable, apply them."""
+    async def commit(
+        self,
+        command: Callable[[], list[KeyValue]],
+        prepare: Callable[[list[KeyValue]], Awaitable[None]] | None = None,
+    ) -> None:
+        """Run a command against the state as it is now, make its records durable, apply them.
+
+        `prepare` is done before that, so that nothing is promised which cannot be kept.
+        """
         async with self._lock:
             records = command()
             if not records:
                 return
+            if prepare is not None:
+                await prepare(records)
             if self.partition.failure is not None:
                 self.partition.repair()
             self.partition.append(self._batch(records))

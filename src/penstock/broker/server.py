@@ -9,16 +9,17 @@ partitions and listens, in this order; `stop` goes back the same way.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import logging
 import resource
 import struct
-from collections.abc import Awaitable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
 from penstock.broker.apis import produce, produce_single
 from penstock.broker.apis.context import Endpoint, RequestContext
-from penstock.broker.catalog import PRODUCER_ID_BLOCK, ApiError, Catalog, Topic
+from penstock.broker.catalog import PRODUCER_ID_BLOCK, ApiError, Catalog, KeyValue, Topic
 from penstock.broker.committer import Committer
 from penstock.broker.config import BrokerConfig
 from penstock.broker.connection import BufferBudget, Connection
@@ -27,7 +28,7 @@ from penstock.broker.housekeeping import Housekeeping
 from penstock.broker.metadata_log import MetadataLog
 from penstock.broker.slot import Slot
 from penstock.broker.waiting import ReadWaiters, SyncWaiters
-from penstock.errors import ConfigError, WireError
+from penstock.errors import ConfigError, StorageError, WireError
 from penstock.log.archive import open_archive
 from penstock.log.clock import Clock, SystemClock
 from penstock.log.disk import Disk
@@ -43,6 +44,7 @@ _API_VERSIONS = 18
 _PRODUCE = b"\0\0"
 _CORRELATION = struct.Struct(">i")
 _SWEEP_INTERVAL_S = 10.0
+_STOP_PATIENCE_S = 2.0
 
 
 class Broker:
@@ -75,6 +77,7 @@ class Broker:
         self._producer_ids = range(0)
         self._producer_id_lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._dismissed = asyncio.Event()
         self._server: asyncio.Server | None = None
         self._housekeeping: Housekeeping | None = None
         self._sweeper: asyncio.TimerHandle | None = None
@@ -94,6 +97,10 @@ class Broker:
             if not self.store.was_clean:
                 self._metadata.commit_at_start(self.catalog.raise_leader_epoch())
             self.leader_epoch = self.catalog.counter("leader-epoch")
+            self.store.remove_strays(
+                {topic.name: topic.id for topic in self.catalog.topics.values()},
+                self.catalog.deleted,
+            )
             for topic in self.catalog.topics.values():
                 self._load_partitions(topic)
             self._housekeeping = Housekeeping(
@@ -106,7 +113,8 @@ class Broker:
                 lambda: Connection(self), self.config.host, self.config.port, backlog=1024
             )
         except OSError as error:
-            self.store.abandon()
+            # Nothing has happened yet: the next start need not recover from this one.
+            self.store.close()
             raise ConfigError(
                 f"cannot listen on {self.config.host}:{self.config.port}: {error.strerror}",
                 advice="Choose another address with --listen, or stop what uses this one.",
@@ -124,21 +132,38 @@ class Broker:
             self._server.close()
         if self._sweeper is not None:
             self._sweeper.cancel()
+        # Clients that go on sending would keep it from ever coming to an end.
+        for connection in list(self.connections):
+            connection.stop_reading()
         if self._housekeeping is not None:
             await self._housekeeping.stop()
-        self.finish_round()
+        await self._finish_tasks()
         for partition in self.store.partitions.values():
             self.committer.request(partition)
         await self.committer.close()
-        # Answers that the last sync released go out before the connections are cut.
-        await asyncio.sleep(0)
-        for connection in list(self.connections):
-            connection.close()
+        await self._part_with_clients()
+        self.store.close()
+
+    async def _finish_tasks(self) -> None:
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=_STOP_PATIENCE_S)
         for task in list(self._tasks):
             task.cancel()
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=5)
-        self.store.close()
+            await asyncio.wait(self._tasks)
+
+    async def _part_with_clients(self) -> None:
+        """Let answers that the last sync released go out; cut off who does not take them."""
+        await asyncio.sleep(0)
+        for connection in list(self.connections):
+            connection.finish()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_STOP_PATIENCE_S):
+                while self.connections:
+                    await self._dismissed.wait()
+                    self._dismissed.clear()
+        for connection in list(self.connections):
+            connection.close()
 
     async def crash(self) -> None:
         """Let everything drop, as a killed process would; for tests."""
@@ -175,6 +200,7 @@ class Broker:
 
     def dismiss(self, connection: Connection) -> None:
         self.connections.discard(connection)
+        self._dismissed.set()
 
     def take_buffer_bytes(self, amount: int) -> bool:
         """Room for a growing receive buffer, from idle ones if there is none left."""
@@ -224,13 +250,12 @@ class Broker:
         slot = connection.open_slot()
         try:
             outcome = endpoint.handler(self, request, context)
+            if inspect.isawaitable(outcome):
+                self.spawn(self._answer_later(slot, context, outcome))
+            else:
+                self._answer(slot, context, outcome)
         except Exception as error:
             self._apologise(slot, context, error)
-            return
-        if inspect.isawaitable(outcome):
-            self.spawn(self._answer_later(slot, context, outcome))
-        else:
-            self._answer(slot, context, outcome)
 
     def _refuse_version(self, context: RequestContext) -> None:
         """A client that asks ApiVersions too new a question is told, in the oldest form."""
@@ -249,11 +274,9 @@ class Broker:
         self, slot: Slot, context: RequestContext, outcome: Awaitable[Message]
     ) -> None:
         try:
-            response = await outcome
+            self._answer(slot, context, await outcome)
         except Exception as error:
             self._apologise(slot, context, error)
-        else:
-            self._answer(slot, context, response)
 
     def _answer(self, slot: Slot, context: RequestContext, response: Message) -> None:
         body = encoder(type(response), context.version)(response)
@@ -297,26 +320,61 @@ class Broker:
         return partition.offset_for_time(timestamp_ms)
 
     def _load_partitions(self, topic: Topic) -> None:
-        partitions = self._by_name.setdefault(topic.name, [])
-        for number in range(len(partitions), topic.partitions):
-            partitions.append(
-                self.store.load(
-                    PartitionId(topic.name, number),
-                    topic.config,
-                    topic_id=topic.id,
-                    leader_epoch=self.leader_epoch,
-                )
-            )
+        self._by_name[topic.name] = [self._load(topic, at) for at in range(topic.partitions)]
+
+    def _load(self, topic: Topic, number: int) -> Partition:
+        return self.store.load(
+            PartitionId(topic.name, number),
+            topic.config,
+            topic_id=topic.id,
+            leader_epoch=self.leader_epoch,
+        )
 
     # ---- topics --------------------------------------------------------------------------
 
     async def create_topic(self, name: str, partitions: int, settings: Mapping[str, str]) -> Topic:
-        """Make a topic; ApiError if it cannot be."""
-        await self._metadata.commit(lambda: self.catalog.create_topic(name, partitions, settings))
+        """Make a topic; ApiError or StorageError if it cannot be, and then nothing is made."""
+        await self._with_new_partitions(
+            lambda: self.catalog.create_topic(name, partitions, settings)
+        )
         topic = self.catalog.topics[name]
-        self._load_partitions(topic)
         log.info("created topic %s with %d partitions", name, topic.partitions)
         return topic
+
+    async def _with_new_partitions(self, command: Callable[[], list[KeyValue]]) -> None:
+        """Commit a topic's record once its new partitions are there; undo them otherwise."""
+        name, made = "", list[PartitionId]()
+
+        async def make(records: list[KeyValue]) -> None:
+            nonlocal name
+            topic = self.catalog.topic_in(records[0])
+            name = topic.name
+            for number in range(len(self._by_name.get(name, ())), topic.partitions):
+                made.append(PartitionId(name, number))
+                # What a deleted topic of the same name may have left.
+                self.store.delete(made[-1])
+                self._load(topic, number)
+                await asyncio.sleep(0)
+
+        try:
+            await self._metadata.commit(command, make)
+        except BaseException:
+            for id_ in made:
+                self._remove(id_)
+            raise
+        self._by_name.setdefault(name, []).extend(self.store.partitions[id_] for id_ in made)
+
+    def _remove(self, id_: PartitionId) -> None:
+        """Delete a partition that the catalog does not know, as far as the disk allows."""
+        partition = self.store.partitions.get(id_)
+        try:
+            self.store.delete(id_)
+        except StorageError as error:
+            # What is left goes at the next start, or when a topic of this name is made.
+            log.error("the files of %s could not be removed: %s", id_, error)
+        if partition is not None:
+            partition.gone = True
+            self._on_synced(partition)
 
     async def create_topic_if_absent(self, name: str) -> Topic:
         """Auto-creation: another client may have been quicker."""
@@ -330,22 +388,29 @@ class Broker:
     async def delete_topic(self, topic: Topic) -> None:
         await self._metadata.commit(lambda: self.catalog.delete_topic(topic))
         for partition in self._by_name.pop(topic.name, []):
-            self.store.delete(partition.id)
-            self._on_synced(partition)
+            assert self._housekeeping is not None
+            self._housekeeping.note_deletion(partition)
+            self._remove(partition.id)
         log.info("deleted topic %s", topic.name)
 
     async def add_partitions(self, name: str, count: int) -> None:
-        await self._metadata.commit(
-            lambda: self.catalog.add_partitions(self.catalog.topics[name], count)
+        await self._with_new_partitions(
+            lambda: self.catalog.add_partitions(self.catalog.topic(name), count)
         )
-        self._load_partitions(self.catalog.topics[name])
 
-    async def change_settings(self, name: str, settings: Mapping[str, str]) -> None:
-        await self._metadata.commit(
-            lambda: self.catalog.change_settings(self.catalog.topics[name], settings)
-        )
+    async def change_settings(
+        self, name: str, change: Callable[[Mapping[str, str]], Mapping[str, str]]
+    ) -> None:
+        """Give a topic the settings that `change` makes of those it has by then."""
+
+        def command() -> list[KeyValue]:
+            topic = self.catalog.topic(name)
+            return self.catalog.change_settings(topic, change(topic.settings))
+
+        await self._metadata.commit(command)
         for partition in self._by_name[name]:
-            partition.config = self.catalog.topics[name].config
+            partition.reconfigure(self.catalog.topics[name].config)
+            self._on_synced(partition)
             self.committer.request(partition)
 
     async def next_producer_id(self) -> int:

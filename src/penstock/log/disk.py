@@ -27,6 +27,8 @@ Buffer = bytes | bytearray | memoryview
 
 # The most buffers that one vectored write may carry on Linux and macOS.
 _IOV_MAX = 1024
+# Not on macOS before 11.
+_pwritev: Callable[[int, Sequence[Buffer], int], int] | None = getattr(os, "pwritev", None)
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 
 
@@ -113,9 +115,9 @@ class OsFile:
 
     def _write_some(self, buffers: Sequence[Buffer], position: int) -> int:
         total = sum(map(len, buffers))
-        written = os.pwritev(self._fd, buffers, position)
+        written = _pwritev(self._fd, buffers, position) if _pwritev is not None else 0
         if written < total:
-            # Rare (a nearly full disk, a signal): the rest in one piece.
+            # A nearly full disk, a signal, or no vectored write here: the rest in one piece.
             rest = memoryview(b"".join(buffers))
             while written < total:
                 written += os.pwrite(self._fd, rest[written:], position + written)
@@ -161,7 +163,10 @@ class OsDisk:
         return os.path.exists(path)
 
     def names(self, folder: str) -> list[str]:
-        return sorted(os.listdir(folder))
+        try:
+            return sorted(os.listdir(folder))
+        except OSError as error:
+            raise storage_error(error, f"listing {folder}") from error
 
     def make_dirs(self, folder: str) -> None:
         try:
@@ -199,7 +204,10 @@ class OsDisk:
             os.close(fd)
 
     def lock(self, path: str) -> Callable[[], None] | None:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise storage_error(error, f"opening {path}") from error
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -226,6 +234,21 @@ def read_whole(disk: Disk, path: str) -> bytes:
         return file.pread(file.size(), 0)
     finally:
         file.close()
+
+
+def make_dirs_durably(disk: Disk, folder: str) -> None:
+    """Make a folder and those above it, with names that survive a power loss."""
+    above = os.path.dirname(folder)
+    if above != folder and not disk.exists(above):
+        make_dirs_durably(disk, above)
+    made = not disk.exists(folder)
+    disk.make_dirs(folder)
+    try:
+        disk.sync_dir(above)
+    except StorageError:
+        # A folder that was there before may lie under one that is not ours to open.
+        if made:
+            raise
 
 
 def write_atomically(disk: Disk, path: str, data: bytes) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from typing import Final
 
+from penstock.errors import StorageError
 from penstock.log.checkpoint import read_checkpoint, write_checkpoint
 from penstock.log.disk import Disk
 
@@ -45,11 +46,20 @@ class LeaderEpochs:
         if epoch > self.latest:
             self.entries.append((epoch, offset))
 
+    def holds(self, epoch: int, offset: int) -> bool:
+        """Whether a record at the offset can be of the epoch, as far as is known."""
+        known = next((e for e, start in reversed(self.entries) if start <= offset), epoch)
+        return epoch == known
+
     def assign(self, epoch: int, offset: int) -> None:
-        """A new epoch begins at the offset."""
+        """A new epoch begins at the offset; durable on return, or it has not begun."""
         if epoch > self.latest:
             self.entries.append((epoch, offset))
-            self.save()
+            try:
+                self.save()
+            except StorageError:
+                self.entries.pop()
+                raise
 
     def truncate(self, offset: int) -> None:
         """Epochs that began at or after the offset did not happen."""
@@ -62,14 +72,17 @@ class LeaderEpochs:
             self._saved = list(self.entries)
 
     def end_of(self, epoch: int, log_end: int) -> tuple[int, int]:
-        """The largest known epoch not above `epoch` and the offset where it ended; -1, -1 if
-        there is none, as Kafka answers.
+        """The largest known epoch not above `epoch` and the offset where it ended.
+
+        As Kafka answers: -1, -1 for an epoch that is not known yet; for one before all that are
+        known, that epoch and where the first of them begins.
         """
-        if epoch > self.latest and self.latest >= 0:
+        if epoch < 0 or epoch > self.latest:
             return -1, -1
-        for at in range(len(self.entries) - 1, -1, -1):
-            if self.entries[at][0] <= epoch:
-                following = at + 1
-                end = self.entries[following][1] if following < len(self.entries) else log_end
-                return self.entries[at][0], end
-        return -1, -1
+        found, end = epoch, log_end
+        for known, start in reversed(self.entries):
+            if known <= epoch:
+                found = known
+                break
+            end = start
+        return found, end

@@ -16,10 +16,12 @@ many appends share one fsync:
 3. `plan_sync` says what a sync must do, `SyncPlan.run` does it on any thread, `finish_sync`
    moves `visible` up to what the plan covered (durability `disk`).
 
-A failed write is taken back: nothing staged counts, the producers' state is as before. After a
-failed sync nothing can be said about the bytes since the last good one, so the partition turns
-`failed` and refuses writes; reads up to `visible` go on. `repair` cuts back to what is known to
-be safe and goes on in a new segment.
+A failed write is taken back: nothing staged counts, the producers' state is as before. Where
+`stage` had to write for a roll and could not, the `flush` that follows says so to those who
+staged before. After a failed sync nothing can be said about the bytes since the last good one,
+so the partition turns `failed` and refuses writes; reads up to `visible` go on. Whoever waits for
+a sync must be told then: `repair` cuts back to what is known to be safe and goes on in a new
+segment, past the offsets that were lost.
 
 Everything runs on the thread that owns the partition, except `SyncPlan.run`.
 """
@@ -27,9 +29,11 @@ Everything runs on the thread that owns the partition, except `SyncPlan.run`.
 from __future__ import annotations
 
 import logging
+import struct
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 from crc32c import crc32c
@@ -42,16 +46,24 @@ from penstock.errors import (
     RecordTooLargeError,
     StorageError,
 )
+from penstock.log.archive import NOTHING_ARCHIVED, ArchivedLog, ArchivedRead
 from penstock.log.clock import Clock
 from penstock.log.config import TopicConfig
 from penstock.log.disk import Disk, File
 from penstock.log.epochs import LeaderEpochs
 from penstock.log.memory import OffsetReserve
-from penstock.log.producers import BatchMeta, Producer, ProducerStates, load_snapshot
-from penstock.log.segment import Segment, create_segment
-from penstock.log.sync import ClosedSegment, SyncPlan
+from penstock.log.producers import BatchMeta, Producer, ProducerStates, replay_producers
+from penstock.log.segment import SNAPSHOT_SUFFIX, Segment, create_segment
+from penstock.log.sync import (
+    ClosedSegment,
+    SyncPlan,
+    clear_failed_sync,
+    finish_closed,
+    mark_failed_sync,
+)
 from penstock.records import record
 from penstock.records.batch import (
+    APPEND_TIME,
     CONTROL,
     CRC_START,
     HEADER,
@@ -61,8 +73,9 @@ from penstock.records.batch import (
     NO_PRODUCER_ID,
     TRANSACTIONAL,
     BatchHeader,
+    batch_size,
+    clear_append_time,
     next_sequence,
-    patch,
     stamp_append_time,
 )
 from penstock.records.compression import NAMES as CODEC_NAMES
@@ -71,6 +84,18 @@ log = logging.getLogger(__name__)
 
 _unpack_header = HEADER.unpack_from
 _CODEC_MASK = 0x07
+# Seven fields of at least a byte each.
+_MIN_RECORD_BYTES = 7
+# A count that no producer reaches: offsets must not be used up by a claim in a header.
+_MAX_RECORDS = 1 << 20
+# How much a compressed batch may unfold to where the log itself must look into it.
+_MAX_UNFOLDED_BYTES = 32 << 20
+_MAGIC_AT = 16
+# What a producer that is not in a transaction leaves at zero.
+_UNUSUAL = CONTROL | TRANSACTIONAL | APPEND_TIME
+_ANY_AGE_MS = 0x7FFFFFFFFFFFFFFF
+# What the log writes into a batch: base offset and leader epoch, with the length between them.
+_PLACE = struct.Struct(">qii")
 
 
 class Slice:
@@ -141,6 +166,8 @@ class Partition:
         self.config = config
         self.clock = clock
         self.segments: list[Segment] = []
+        # The older part of the log that is also, or only, in the archive.
+        self.archived: ArchivedLog = NOTHING_ARCHIVED
         self.producers = ProducerStates()
         self.epochs = LeaderEpochs(disk, folder)
         self.leader_epoch = 0
@@ -161,7 +188,12 @@ class Partition:
         self._staged_end = 0
         self._undo: dict[int, Producer | None] = {}
         self._closed_unsynced: list[ClosedSegment] = []
+        self._closing: list[ClosedSegment] = []
         self._sync_running = False
+        # Why batches that were staged are not in the log, until their `flush` has said it.
+        self._unflushed: StorageError | None = None
+        # What the recovery point was when damage below it was found.
+        self._damaged_below = 0
 
     def __repr__(self) -> str:
         return f"Partition({self.id}, {self.log_start}..{self.visible}..{self.log_end})"
@@ -169,6 +201,21 @@ class Partition:
     @property
     def active(self) -> Segment:
         return self.segments[-1]
+
+    @property
+    def closed(self) -> list[Segment]:
+        """The oldest segments, as far as they are complete and on disk with their indexes."""
+        if self.damaged:
+            return []
+        if self.config.durability == "memory":
+            return self.segments[:-1]
+        unsynced = {id(c.segment) for c in (*self._closed_unsynced, *self._closing)}
+        end = 0
+        for segment, following in pairwise(self.segments):
+            if following.base_offset > self.recovery_point or id(segment) in unsynced:
+                break
+            end += 1
+        return self.segments[:end]
 
     @property
     def size_bytes(self) -> int:
@@ -190,9 +237,16 @@ class Partition:
         self.segments = segments
         self.active.index_interval_bytes = self.config.index_interval_bytes
         self.log_end = self._staged_end = log_end
-        self.log_start = max(self.log_start, segments[0].base_offset)
+        self.log_start = max(self.log_start, self.archived.earliest(segments[0].base_offset))
         self._synced = (log_end, self.active, self.active.size)
         self._show(log_end, self.active, self.active.size)
+
+    def reconfigure(self, config: TopicConfig) -> None:
+        """Go on with other settings."""
+        self.config = config
+        if not self.syncs and self.failure is None and not self._staged:
+            # What waited for a sync need not wait any longer.
+            self._show(self.log_end, self.active, self.active.size)
 
     def _show(self, offset: int, segment: Segment, position: int) -> None:
         self.visible = offset
@@ -207,30 +261,36 @@ class Partition:
         `view` is exactly the batch, writable, and must stay as it is until the flush: base
         offset and leader epoch (and the time, if the log stamps it) are patched in place.
         """
-        if self.failure is not None:
-            raise self.failure
+        if self.failure is not None or self._unflushed is not None:
+            self._refuse()
         size = len(view)
         if size < HEADER_SIZE:
-            raise CorruptBatchError(f"{size} bytes are too few for a record batch")
-        (_, length, _, magic, crc, attributes, last_delta, _, max_ts, producer_id,
+            _explain_shape(view)
+        (_, length, _, magic, crc, attributes, last_delta, base_ts, max_ts, producer_id,
          producer_epoch, sequence, count) = _unpack_header(view)  # fmt: skip
-        if magic != MAGIC:
-            raise InvalidRecordError(f"record format {magic} is not supported, only {MAGIC} is")
-        if length + LENGTH_BASE != size:
-            self._explain_length(length + LENGTH_BASE, size)
+        if magic != MAGIC or length + LENGTH_BASE != size:
+            _explain_shape(view)
         if crc32c(view[CRC_START:]) != crc:
             raise CorruptBatchError("the checksum of the record batch is wrong")
         if size > self.config.max_message_bytes:
             raise RecordTooLargeError(
                 f"a batch of {size} bytes exceeds max.message.bytes={self.config.max_message_bytes}"
             )
-        if count < 1 or last_delta != count - 1 or attributes & (CONTROL | TRANSACTIONAL):
-            self._explain_counts(count, last_delta, attributes)
+        if count < 1 or last_delta != count - 1 or attributes & _UNUSUAL:
+            _explain_counts(count, last_delta, attributes)
+            # Left is a batch that claims to be stamped by a log: this one has not done it yet.
+            clear_append_time(view, 0, size)
+        if count * _MIN_RECORD_BYTES > size and (
+            count > _MAX_RECORDS or not attributes & _CODEC_MASK
+        ):
+            raise InvalidRecordError(f"a batch of {size} bytes cannot hold {count} records")
         if attributes & _CODEC_MASK not in CODEC_NAMES:
             raise InvalidRecordError(f"unknown compression codec {attributes & _CODEC_MASK}")
         config = self.config
         append_time_ms = -1
         if producer_id != NO_PRODUCER_ID:
+            if sequence < 0:
+                raise InvalidRecordError(f"producer {producer_id} sent sequence {sequence}")
             last_sequence = next_sequence(sequence, last_delta)
             repeated = self.producers.check(producer_id, producer_epoch, sequence, last_sequence)
             if repeated is not None:
@@ -248,6 +308,8 @@ class Partition:
             <= now_ms + config.message_timestamp_after_max_ms
         ):
             self._explain_timestamp(max_ts, now_ms)
+        elif config.message_timestamp_before_max_ms < _ANY_AGE_MS:
+            _require_recent(view, count, base_ts, now_ms - config.message_timestamp_before_max_ms)
         if config.compacted:
             _require_keys(view, count)
         base = self._staged_end
@@ -259,29 +321,25 @@ class Partition:
             or max_ts - active.first_timestamp_ms > config.segment_ms
         ):
             self._roll_if_due(size, last, max_ts)
-        patch(view, 0, base, self.leader_epoch)
+        _PLACE.pack_into(view, 0, base, length, self.leader_epoch)
         if append_time_ms >= 0:
             stamp_append_time(view, 0, size, now_ms)
         if producer_id != NO_PRODUCER_ID:
             self._undo.setdefault(producer_id, self.producers.by_id.get(producer_id))
             meta = BatchMeta(sequence, last_sequence, base, last, max_ts)
-            self.producers.update(producer_id, producer_epoch, meta)
+            self.producers.update(producer_id, producer_epoch, meta, now_ms)
         self._staged.append(_StagedBatch(view, size, last, max_ts))
         self._staged_bytes += size
         self._staged_end = last + 1
         return Staged(base, last + 1, False, append_time_ms)
 
-    def _explain_length(self, stated: int, size: int) -> None:
-        if HEADER_SIZE <= stated < size:
-            raise InvalidRecordError("a produce request carries one batch per partition")
-        raise CorruptBatchError(f"a batch of {stated} bytes came in {size} bytes")
+    def _refuse(self) -> None:
+        error = self._unflushed or self.failure
+        assert error is not None
+        # The error is raised many times: it must not collect a traceback each time.
+        raise error.with_traceback(None)
 
-    def _explain_counts(self, count: int, last_delta: int, attributes: int) -> None:
-        if attributes & CONTROL:
-            raise InvalidRecordError("control batches are written by the broker only")
-        if attributes & TRANSACTIONAL:
-            raise InvalidRecordError("the batch belongs to a transaction that is not open")
-        raise InvalidRecordError(f"{count} records with a last offset delta of {last_delta}")
+
 
     def _explain_timestamp(self, max_ts: int, now_ms: int) -> None:
         # -1: the producer has no time. Kafka takes such records, and so do we.
@@ -300,24 +358,34 @@ class Partition:
             max_ts - active.first_timestamp_ms > self.config.segment_ms
         )
         if not empty and (full or old or not active.fits(last_offset)):
-            self.flush()
+            try:
+                self.flush()
+            except StorageError as error:
+                self._unflushed = error
+                raise
             self.roll()
 
     def flush(self) -> None:
-        """Write everything staged. On StorageError nothing of it counts."""
+        """Write everything staged. On StorageError nothing of it counts.
+
+        What a roll made `stage` write before is in the log: `log_end` tells.
+        """
         staged = self._staged
         if not staged:
+            if self._unflushed is not None:
+                error, self._unflushed = self._unflushed, None
+                raise error.with_traceback(None)
             return
         segment = self.active
         try:
             if self.reserve is not None and self._staged_end > self.reserve.limit:
                 self.reserve.extend(self._staged_end)
+            if self.leader_epoch != self.epochs.latest:
+                self.epochs.assign(self.leader_epoch, self.log_end)
             segment.file.pwritev([batch.view for batch in staged], segment.size)
         except StorageError as error:
             self._take_back(error)
             raise
-        if self.leader_epoch != self.epochs.latest:
-            self.epochs.assign(self.leader_epoch, self.log_end)
         position = segment.size
         for batch in staged:
             segment.account(batch.view, position, batch.size, batch.last_offset, batch.max_timestamp_ms)
@@ -356,9 +424,10 @@ class Partition:
         following = create_segment(self.disk, self.folder, self.log_end)
         following.index_interval_bytes = self.config.index_interval_bytes
         closed = self.active
-        self._closed_unsynced.append(
-            ClosedSegment(closed, self.log_end, self.producers.to_bytes())
-        )
+        if self.config.durability != "memory":
+            self._closed_unsynced.append(
+                ClosedSegment(closed, self.log_end, self.producers.to_bytes())
+            )
         self.segments = [*self.segments, following]
         if self._visible_segment is closed and self._visible_position == closed.size:
             self._show(self.visible, following, 0)
@@ -382,7 +451,8 @@ class Partition:
     def plan_sync(self, *, active_too: bool | None = None) -> SyncPlan:
         """What a sync must do now; `finish_sync` must follow its run."""
         self._sync_running = True
-        closed, self._closed_unsynced = self._closed_unsynced, []
+        self._closing = closed = self._closed_unsynced
+        self._closed_unsynced = []
         include_active = self.syncs if active_too is None else active_too
         active = self.active
         return SyncPlan(
@@ -397,13 +467,14 @@ class Partition:
     def finish_sync(self, plan: SyncPlan) -> None:
         """Take in the result of a plan: records become visible, or the partition fails."""
         self._sync_running = False
+        self._closing = []
         if plan.error is not None:
+            self._closed_unsynced = [*plan.closed, *self._closed_unsynced]
+            mark_failed_sync(self.disk, self.folder)
             self._fail(plan.error)
             return
         if self.failure is not None:
             return
-        for closed in plan.closed:
-            closed.segment.bytes_since_index = 0
         segment = plan.active or self.active
         position = plan.active_size if plan.active else 0
         if plan.active is None and segment.base_offset != plan.offset:
@@ -416,16 +487,24 @@ class Partition:
         log.error("%s refuses writes until repaired: %s", self.id, error)
         self.failure = error
 
-    def refuse_damaged(self, error: StorageError) -> None:
-        """Refuse writes for good: records that were safe are damaged. Reads go on."""
+    def refuse_damaged(self, error: StorageError, recovery_point: int) -> None:
+        """Refuse writes for good: records that were safe are damaged. Reads go on.
+
+        The recovery point stays what it was, so that the next start finds the damage again
+        and does not take it for a torn tail.
+        """
         self.damaged = True
+        self._damaged_below = recovery_point
         self._fail(error)
 
     @property
     def recovery_point(self) -> int:
-        """Every record below is on disk."""
+        """Every record below is on disk, and so are the indexes of segments that end there."""
         assert self._synced is not None
-        return self._synced[0]
+        if self.damaged:
+            return self._damaged_below
+        unfinished = self._closing or self._closed_unsynced
+        return min(self._synced[0], unfinished[0].next_offset - 1 if unfinished else self.log_end)
 
     def repair(self) -> None:
         """Cut back to what is known to be safe and go on in a new segment.
@@ -435,47 +514,63 @@ class Partition:
         """
         if self.failure is None or self._sync_running or self.damaged:
             return
-        assert self._synced is not None
-        if self.syncs:
-            offset, segment, position = self._synced
-        else:
-            # Visible records were acknowledged from the page cache, which still holds them.
-            offset, segment, position = self.visible, self.active, self.active.size
-        keep = [s for s in self.segments if s.base_offset <= segment.base_offset]
-        for extra in self.segments[len(keep) :]:
-            extra.remove()
-        segment.truncate(position)
+        try:
+            self._repair()
+        except StorageError:
+            mark_failed_sync(self.disk, self.folder)
+            raise
+
+    def _repair(self) -> None:
+        offset, segment, keep = self._cut_back()
         following = create_segment(self.disk, self.folder, max(self.log_end, offset))
         if following.base_offset == segment.base_offset:
             following = segment
-        segment.file.sync()
-        following.file.sync()
-        self.disk.sync_dir(self.folder)
         following.index_interval_bytes = self.config.index_interval_bytes
-        self.segments = keep if following is segment else [*keep, following]
-        self._closed_unsynced = []
-        if following is not segment:
-            self._closed_unsynced = [ClosedSegment(segment, following.base_offset, b"")]
-        self.producers = self._producers_from_log()
+        # Before its snapshot is there, which says that the log reaches this far.
+        self.disk.sync_dir(self.folder)
+        segments = keep if following is segment else [*keep, following]
+        producers = replay_producers(self.disk, self.folder, segments)
         for closed in self._closed_unsynced:
-            closed.snapshot = self.producers.to_bytes()
+            if closed.segment in keep and closed.segment is not segment:
+                finish_closed(self.disk, self.folder, closed)
+        if following is not segment:
+            last = ClosedSegment(segment, following.base_offset, producers.to_bytes())
+            finish_closed(self.disk, self.folder, last)
+        clear_failed_sync(self.disk, self.folder)
+        self.segments, self.producers, self._closed_unsynced = segments, producers, []
         lost = self.log_end - offset
         self._synced = (self.log_end, self.active, self.active.size)
         self._show(self.log_end, self.active, self.active.size)
         self.failure = None
         log.warning("%s is repaired; %d unacknowledged offsets are left empty", self.id, lost)
 
-    def _producers_from_log(self) -> ProducerStates:
-        states: ProducerStates | None = None
-        first = len(self.segments)
-        while states is None and first > 0:
-            first -= 1
-            states = load_snapshot(self.disk, self.folder, self.segments[first].base_offset)
-        states = states or ProducerStates()
-        for segment in self.segments[first:]:
-            for _, header in segment.scan(0):
-                states.observe(header)
-        return states
+    def _cut_back(self) -> tuple[int, Segment, list[Segment]]:
+        """Keep what is synced or visible: its end, its last segment, all its segments."""
+        assert self._synced is not None
+        assert self._visible_segment is not None
+        offset, segment, position = self._synced
+        doubtful: list[Segment] = []
+        if self.visible > offset:
+            # Acknowledged from the page cache, which still holds it.
+            doubtful = [s for s in self.segments if s.base_offset >= segment.base_offset]
+            offset, segment, position = (
+                self.visible, self._visible_segment, self._visible_position
+            )  # fmt: skip
+        keep = [s for s in self.segments if s.base_offset <= segment.base_offset]
+        extra = self.segments[len(keep) :]
+        # First the snapshots, which say that all before them is safe; then what they vouch for.
+        for one in extra:
+            self.disk.remove(one.path(SNAPSHOT_SUFFIX))
+        self.disk.sync_dir(self.folder)
+        for one in extra:
+            one.remove()
+        self.disk.sync_dir(self.folder)
+        segment.truncate(position)
+        segment.file.sync()
+        for kept in keep:
+            if kept in doubtful:
+                kept.write_again()
+        return offset, segment, keep
 
     # ---- reading -------------------------------------------------------------------------
 
@@ -489,7 +584,7 @@ class Partition:
 
     def read(
         self, offset: int, max_bytes: int, *, whole_first: bool = True, limit: int | None = None
-    ) -> Slice | None:
+    ) -> Slice | ArchivedRead | None:
         """Batches from the one that holds `offset`, cut at a batch boundary.
 
         None if there is nothing (yet) to read there. With `whole_first` the first batch comes
@@ -503,6 +598,10 @@ class Partition:
         if offset >= end:
             return None
         segments = self.segments
+        if offset < segments[0].base_offset:
+            archived = self.archived.read(offset, max_bytes, whole_first=whole_first, limit=end)
+            if archived is not None:
+                return archived
         at = len(segments) - 1
         if offset < segments[-1].base_offset:
             at = max(bisect_right(segments, offset, key=_base_offset) - 1, 0)
@@ -556,7 +655,7 @@ class Partition:
             found = segment.find_by_time(timestamp_ms)
             while found is not None:
                 position, header = found
-                for item in record.decode(segment.batch_at(position, header)):
+                for item in _timed_records(segment.batch_at(position, header), header):
                     if item.offset >= self.visible:
                         return None
                     if item.timestamp_ms >= timestamp_ms and item.offset >= self.log_start:
@@ -601,13 +700,15 @@ class Partition:
             raise OffsetOutOfRangeError(f"{offset} is above the end of {self.id}, {self.visible}")
         self.log_start = max(self.log_start, offset)
 
-    def drop_segments(self, gone: list[Segment]) -> None:
-        """Remove closed segments for good."""
+    def replace_segments(self, gone: list[Segment], new: Sequence[Segment] = ()) -> None:
+        """Forget closed segments, and go on with the new ones in their place, if any.
+
+        Their files are the caller's matter. Readers that hold one open go on undisturbed.
+        """
         dropped = set(map(id, gone))
-        self.segments = [s for s in self.segments if id(s) not in dropped]
+        kept = [s for s in self.segments if id(s) not in dropped]
+        self.segments = sorted([*kept, *new], key=_base_offset)
         self._closed_unsynced = [c for c in self._closed_unsynced if id(c.segment) not in dropped]
-        for segment in gone:
-            segment.remove()
 
     def close(self) -> None:
         for segment in self.segments:
@@ -618,8 +719,60 @@ def _base_offset(segment: Segment) -> int:
     return segment.base_offset
 
 
+def _explain_shape(view: memoryview) -> None:
+    """Raise what Kafka answers to bytes that are not exactly one batch."""
+    size = len(view)
+    stated = batch_size(view) if size >= LENGTH_BASE else size + 1
+    magic = view[_MAGIC_AT] if size > _MAGIC_AT else MAGIC
+    if magic < MAGIC:
+        raise InvalidRecordError(f"record format {magic} is not supported, only {MAGIC} is")
+    if stated > size:
+        raise InvalidRecordError(f"{size} bytes are not a whole record batch")
+    if magic != MAGIC or stated < HEADER_SIZE:
+        raise CorruptBatchError(f"{stated} bytes of format {magic} are no record batch")
+    raise InvalidRecordError("a produce request carries one batch per partition")
+
+
+def _timed_records(batch: bytes, header: BatchHeader) -> Iterator[record.Record]:
+    """The records of a batch, for their times.
+
+    Producers may have put anything under a right checksum: where it cannot be read, the batch
+    as a whole counts as a record, so that it hides nothing that comes after it.
+    """
+    try:
+        for item in record.decode(batch, _MAX_UNFOLDED_BYTES):
+            if not header.base_offset <= item.offset <= header.last_offset:
+                raise CorruptBatchError("a record claims an offset outside of its batch")
+            yield item._replace(timestamp_ms=min(item.timestamp_ms, header.max_timestamp))
+    except CorruptBatchError:
+        yield record.Record(header.base_offset, header.max_timestamp, None, None)
+
+
+def _explain_counts(count: int, last_delta: int, attributes: int) -> None:
+    if attributes & CONTROL:
+        raise InvalidRecordError("control batches are written by the broker only")
+    if attributes & TRANSACTIONAL:
+        raise InvalidRecordError("the batch belongs to a transaction that is not open")
+    if count < 1 or last_delta != count - 1:
+        raise InvalidRecordError(f"{count} records with a last offset delta of {last_delta}")
+
+
+def _require_recent(view: memoryview, count: int, base_ts: int, oldest_ms: int) -> None:
+    """Of a batch whose newest record is recent enough, all must be."""
+    spans = record.spans(record.payload(view, _MAX_UNFOLDED_BYTES), count)
+    stamps = [base_ts + span.timestamp_delta for span in spans]
+    old = tuple(at for at, stamp in enumerate(stamps) if stamp < oldest_ms and stamp != -1)
+    if old:
+        raise InvalidTimestampError(
+            f"timestamp {stamps[old[0]]} is older than message.timestamp.before.max.ms allows"
+        )
+
+
 def _require_keys(view: memoryview, count: int) -> None:
     """A compacted topic keeps the latest record per key: a record without one has no place."""
-    for span in record.spans(record.payload(view), count):
-        if span.key is None:
-            raise InvalidRecordError("a compacted topic takes only records with a key")
+    spans = record.spans(record.payload(view, _MAX_UNFOLDED_BYTES), count)
+    keyless = tuple(at for at, span in enumerate(spans) if span.key is None)
+    if keyless:
+        raise InvalidRecordError(
+            "a compacted topic takes only records with a key", records=keyless
+        )

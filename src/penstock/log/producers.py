@@ -5,28 +5,33 @@ as an idempotent producer may have in flight. A batch whose sequence is already 
 duplicate and gets its first offset back; one that does not follow the last is out of order.
 
 Entries are immutable and replaced whole, so a failed write restores the ones before it. State is
-rebuilt from batch headers; a snapshot (Kafka's `.snapshot` format) at the start of each segment
-bounds how many. The number of producers is bounded: the longest silent ones are forgotten first.
+rebuilt from batch headers; a snapshot at the start of each segment bounds how many. It is in
+Kafka's `.snapshot` format with one entry for each remembered batch, the newest of a producer
+last: Kafka, which remembers the last batch only, reads it all the same.
+
+The number of producers is bounded: the longest silent ones are forgotten first. Silence is
+counted by the log's clock, not by the timestamps in the records, which may be from long ago.
 """
 
 from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
 from penstock.errors import OutOfOrderSequenceError, ProducerFencedError
 from penstock.log.disk import Disk, read_whole, write_atomically
-from penstock.log.segment import SNAPSHOT_SUFFIX, segment_name
+from penstock.log.segment import SNAPSHOT_SUFFIX, Segment, segment_name
 from penstock.records.batch import NO_PRODUCER_ID, BatchHeader, next_sequence
 
 KEPT_BATCHES: Final = 5
 MAX_PRODUCERS: Final = 20_000
 EXPIRY_MS: Final = 24 * 3_600_000
 
+_UNSEEN: Final = -1
 _SNAPSHOT_VERSION: Final = 1
 _HEAD: Final = struct.Struct(">hI")
 _COUNT: Final = struct.Struct(">i")
@@ -49,6 +54,8 @@ class Producer(NamedTuple):
 
     epoch: int
     batches: tuple[BatchMeta, ...]
+    # When it last wrote, by the log's clock; _UNSEEN if that was before the log was opened.
+    seen_ms: int
 
     @property
     def last_timestamp_ms(self) -> int:
@@ -91,15 +98,17 @@ class ProducerStates:
             )
         return None
 
-    def update(self, producer_id: int, epoch: int, batch: BatchMeta) -> None:
+    def update(
+        self, producer_id: int, epoch: int, batch: BatchMeta, now_ms: int = _UNSEEN
+    ) -> None:
         known = self.by_id.get(producer_id)
         if known is None and len(self.by_id) >= MAX_PRODUCERS:
             self._forget_longest_silent()
         if known is None or known.epoch != epoch:
-            self.by_id[producer_id] = Producer(epoch, (batch,))
+            self.by_id[producer_id] = Producer(epoch, (batch,), now_ms)
         else:
             kept = known.batches[-(KEPT_BATCHES - 1) :]
-            self.by_id[producer_id] = Producer(epoch, (*kept, batch))
+            self.by_id[producer_id] = Producer(epoch, (*kept, batch), now_ms)
 
     def observe(self, header: BatchHeader) -> None:
         """Take in a batch that is already in the log."""
@@ -122,14 +131,15 @@ class ProducerStates:
 
     def expire(self, now_ms: int) -> None:
         """Forget producers that have been silent for a day."""
-        horizon = now_ms - EXPIRY_MS
-        gone = [pid for pid, known in self.by_id.items() if known.last_timestamp_ms < horizon]
-        for producer_id in gone:
-            del self.by_id[producer_id]
+        for producer_id, known in list(self.by_id.items()):
+            if known.seen_ms == _UNSEEN:
+                self.by_id[producer_id] = known._replace(seen_ms=now_ms)
+            elif now_ms - known.seen_ms > EXPIRY_MS:
+                del self.by_id[producer_id]
 
     def _forget_longest_silent(self) -> None:
         """Make room for a tenth, so that the search is not repeated for each newcomer."""
-        by_age = sorted(self.by_id, key=lambda pid: self.by_id[pid].last_timestamp_ms)
+        by_age = sorted(self.by_id, key=lambda pid: self.by_id[pid].seen_ms)
         for producer_id in by_age[: MAX_PRODUCERS // 10]:
             del self.by_id[producer_id]
 
@@ -140,15 +150,15 @@ class ProducerStates:
             _ENTRY.pack(
                 producer_id,
                 known.epoch,
-                known.batches[-1].last_sequence,
-                known.batches[-1].last_offset,
-                known.batches[-1].last_offset - known.batches[-1].first_offset,
-                known.batches[-1].timestamp_ms,
+                batch.last_sequence,
+                batch.last_offset,
+                batch.last_offset - batch.first_offset,
+                batch.timestamp_ms,
                 -1,
                 -1,
             )
             for producer_id, known in self.by_id.items()
-            if known.batches
+            for batch in known.batches
         ]
         body = _COUNT.pack(len(entries)) + b"".join(entries)
         return _HEAD.pack(_SNAPSHOT_VERSION, crc32c(body)) + body
@@ -171,7 +181,7 @@ class ProducerStates:
         ):
             first = (sequence - delta) & 0x7FFFFFFF
             meta = BatchMeta(first, sequence, offset - delta, offset, timestamp)
-            states.by_id[producer_id] = Producer(epoch, (meta,))
+            states.update(producer_id, epoch, meta)
         return states
 
 
@@ -193,3 +203,17 @@ def write_snapshot(disk: Disk, folder: str, offset: int, states: ProducerStates)
 def load_snapshot(disk: Disk, folder: str, offset: int) -> ProducerStates | None:
     path = snapshot_path(folder, offset)
     return ProducerStates.from_bytes(read_whole(disk, path)) if disk.exists(path) else None
+
+
+def replay_producers(disk: Disk, folder: str, segments: Sequence[Segment]) -> ProducerStates:
+    """From the latest snapshot at the start of a segment, and the headers after it."""
+    states: ProducerStates | None = None
+    first = len(segments)
+    while states is None and first > 0:
+        first -= 1
+        states = load_snapshot(disk, folder, segments[first].base_offset)
+    states = states or ProducerStates()
+    for segment in segments[first:]:
+        for _, header in segment.scan(0):
+            states.observe(header)
+    return states

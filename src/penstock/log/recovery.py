@@ -3,16 +3,22 @@
 A data directory says whether it was closed cleanly, and up to which offset each partition was
 known to be synced (its *recovery point*). Then
 
+- the point is at least the offset of the last producers' snapshot: that is written only when
+  everything before it is on disk (see `sync`);
 - segments that end at or below the recovery point are believed: they were synced, with their
   indexes, before the point moved past them;
 - the others, in practice the active one, are read batch by batch with their checksums; the log
-  ends before the first batch that is not whole, and whatever follows is cut off;
-- but a batch *below* the recovery point that fails its checksum is not a torn tail. It was
-  acknowledged, and the disk has lost it: the partition opens with writes refused, and says so,
-  rather than silently cutting off what is still readable.
+  ends before the first batch that is not whole, and whatever follows is cut off. So is a segment
+  that does not begin where the one before it ends: part of that one is lost;
+- but records *below* the recovery point that are damaged or missing are not a torn tail. They
+  were acknowledged, and the disk has lost them: the partition opens with writes refused, and
+  says so, rather than silently cutting off what is still readable;
+- what was checked is synced, names included, before it counts: a process that was killed may
+  have left it in the page cache only.
 
-Leftovers of interrupted work are finished or removed first: `.cleaned` (compaction that did not
-complete) goes, `.swap` (compaction that did) takes its place, `.deleted` and `.tmp` go.
+Leftovers of interrupted work come first: a compaction that was decided is carried out (see
+`swap`), one that was not leaves `.cleaned` files that go, as do `.tmp` files and what is left of
+removed segments.
 """
 
 from __future__ import annotations
@@ -20,37 +26,42 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 from penstock.errors import StorageError
+from penstock.log.archive import load_archived
 from penstock.log.clock import Clock
 from penstock.log.config import TopicConfig
-from penstock.log.disk import Disk
+from penstock.log.disk import Disk, make_dirs_durably
 from penstock.log.partition import Partition, PartitionId
 from penstock.log.producers import (
-    KEPT_BATCHES,
-    BatchMeta,
-    Producer,
     ProducerStates,
     load_snapshot,
+    replay_producers,
     snapshot_offsets,
     snapshot_path,
 )
 from penstock.log.segment import (
+    DERIVED_SUFFIXES,
     LOG_SUFFIX,
     SEGMENT_SUFFIXES,
     Segment,
     open_segment,
     segment_name,
 )
+from penstock.log.swap import CLEANED, finish_swap
+from penstock.log.sync import (
+    FAILED_SYNC_MARK,
+    ClosedSegment,
+    clear_failed_sync,
+    finish_closed,
+    mark_failed_sync,
+)
 
 log = logging.getLogger(__name__)
 
-CLEANED: Final = ".cleaned"
-SWAP: Final = ".swap"
-_LEFTOVERS: Final = (CLEANED, ".deleted", ".tmp")
-# After a clean stop this much of the tail is looked at for the producers' latest batches.
-_PRODUCER_TAIL_BYTES: Final = 1 << 20
+_LEFTOVERS: Final = (CLEANED, ".tmp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,24 +78,33 @@ def open_partition(
     id_: PartitionId, disk: Disk, folder: str, config: TopicConfig, clock: Clock, known: Known
 ) -> Partition:
     """The partition in `folder`, which is made if it is not there."""
-    fresh = not disk.exists(folder)
-    if fresh:
-        disk.make_dirs(folder)
-        disk.sync_dir(os.path.dirname(folder))
+    if not disk.exists(folder):
+        make_dirs_durably(disk, folder)
     partition = Partition(id_, disk, folder, config, clock)
     partition.leader_epoch = known.leader_epoch
     partition.log_start = known.log_start
     finish_interrupted_work(disk, folder)
+    partition.archived = load_archived(disk, folder)
     bases = segment_bases(disk, folder)
-    if fresh or not bases:
-        partition.adopt([], known.log_start)
+    if not bases:
+        _open_empty(partition, known)
         return partition
     partition.epochs.load()
+    # Epochs never fall, whatever the caller believes.
+    partition.leader_epoch = max(known.leader_epoch, partition.epochs.latest)
     if known.clean:
-        _open_clean(partition, bases)
+        _open_clean(partition, bases, known.recovery_point)
     else:
         _open_after_crash(partition, bases, known.recovery_point)
     return partition
+
+
+def _open_empty(partition: Partition, known: Known) -> None:
+    """No segment is there: a new partition, or one that has lost them all."""
+    begin = max(known.log_start, partition.archived.end)
+    if begin < known.recovery_point:
+        _refuse(partition, begin, known.recovery_point)
+    partition.adopt([], max(begin, known.recovery_point))
 
 
 def segment_bases(disk: Disk, folder: str) -> list[int]:
@@ -93,37 +113,18 @@ def segment_bases(disk: Disk, folder: str) -> list[int]:
 
 
 def finish_interrupted_work(disk: Disk, folder: str) -> None:
-    """Complete or undo what a crash interrupted; see `compaction` for the order of renames."""
+    """Complete or undo what a crash interrupted."""
+    finish_swap(disk, folder)
     names = disk.names(folder)
+    logs = {name.removesuffix(LOG_SUFFIX) for name in names if name.endswith(LOG_SUFFIX)}
     for name in names:
-        if name.endswith(_LEFTOVERS):
+        stem, suffix = os.path.splitext(name)
+        stray = suffix in DERIVED_SUFFIXES and stem.isdigit() and stem not in logs
+        if stray or name.endswith(_LEFTOVERS):
             disk.remove(os.path.join(folder, name))
-    swaps = [name for name in names if name.endswith(LOG_SUFFIX + SWAP)]
-    for name in swaps:
-        _finish_swap(disk, folder, name.removesuffix(SWAP))
-    if swaps:
-        disk.sync_dir(folder)
 
 
-def _finish_swap(disk: Disk, folder: str, name: str) -> None:
-    """A compacted segment that was complete takes the place of those it was made from."""
-    path = os.path.join(folder, name)
-    base = int(name.removesuffix(LOG_SUFFIX))
-    replacement = disk.open(path + SWAP)
-    covered = Segment(disk, folder, base, replacement)
-    covered.size = replacement.size()
-    last = base
-    for _, header in covered.scan(0):
-        last = header.last_offset
-    replacement.close()
-    for other in segment_bases(disk, folder):
-        if base <= other <= last:
-            for suffix in SEGMENT_SUFFIXES:
-                disk.remove(os.path.join(folder, segment_name(other) + suffix))
-    disk.rename(path + SWAP, path)
-
-
-def _open_clean(partition: Partition, bases: list[int]) -> None:
+def _open_clean(partition: Partition, bases: list[int], recovery_point: int) -> None:
     disk, folder = partition.disk, partition.folder
     segments = [open_segment(disk, folder, base) for base in bases]
     active = segments[-1]
@@ -142,130 +143,149 @@ def _open_clean(partition: Partition, bases: list[int]) -> None:
     end = tail
     for at, header in active.scan(tail):
         log_end, end = header.next_offset, at + header.size
-    if end != active.size:
+    if end != active.size or max(log_end, partition.log_start) < recovery_point:
         # The stop was not as clean as the marker says.
-        _open_after_crash(partition, bases, partition.log_start)
+        _open_after_crash(partition, bases, recovery_point)
         return
     active.bytes_since_index = active.size - tail
     stored = [offset for offset in snapshot_offsets(disk.names(folder)) if offset >= log_end]
     # The last segment may be empty while compaction removed the tail before it.
     log_end = max(log_end, stored[-1]) if stored else log_end
-    states = load_snapshot(disk, folder, log_end) or _replay_producers(disk, folder, segments)
-    partition.producers = states
-    _recall_recent_batches(states, active)
+    stored_states = load_snapshot(disk, folder, log_end)
+    partition.producers = stored_states or replay_producers(disk, folder, segments)
     for offset in snapshot_offsets(disk.names(folder)):
         if offset not in bases and offset != log_end:
             disk.remove(snapshot_path(folder, offset))
     partition.adopt(segments, log_end)
 
 
-def _recall_recent_batches(states: ProducerStates, active: Segment) -> None:
-    """A snapshot holds a producer's last batch; find the few before it that it may send again."""
-    if not states.by_id:
-        return
-    start = active.index.floor_of_position(max(0, active.size - _PRODUCER_TAIL_BYTES))
-    recent: dict[int, list[BatchMeta]] = {}
-    for _, header in active.scan(start):
-        known = states.by_id.get(header.producer_id)
-        if known is not None and known.epoch == header.producer_epoch and not header.is_control:
-            recent.setdefault(header.producer_id, []).append(
-                BatchMeta(
-                    header.base_sequence,
-                    header.last_sequence,
-                    header.base_offset,
-                    header.last_offset,
-                    header.max_timestamp,
-                )
-            )
-    for producer_id, batches in recent.items():
-        states.by_id[producer_id] = Producer(
-            states.by_id[producer_id].epoch, tuple(batches[-KEPT_BATCHES:])
-        )
-
-
-def _replay_producers(disk: Disk, folder: str, segments: list[Segment]) -> ProducerStates:
-    """From the latest snapshot at the start of a segment, and the headers after it."""
-    states: ProducerStates | None = None
-    first = len(segments)
-    while states is None and first > 0:
-        first -= 1
-        states = load_snapshot(disk, folder, segments[first].base_offset)
-    states = states or ProducerStates()
-    for segment in segments[first:]:
-        for _, header in segment.scan(0):
-            states.observe(header)
-    return states
-
-
 def _open_after_crash(partition: Partition, bases: list[int], recovery_point: int) -> None:
     disk, folder = partition.disk, partition.folder
-    # The segment that holds the recovery point is the first that may be torn.
-    doubtful = max((at for at, base in enumerate(bases) if base <= recovery_point), default=0)
+    # A snapshot is written once everything before it is on disk.
+    snapshots = snapshot_offsets(disk.names(folder))
+    safe_to = max([recovery_point, *snapshots])
+    # The recovery point may have been noted down while the segment that ends there was active.
+    finished = max([recovery_point - 1, *snapshots])
+    doubtful = max((at for at, base in enumerate(bases) if base <= finished), default=0)
     segments = [open_segment(disk, folder, base) for base in bases[:doubtful]]
-    log_end = bases[0]
-    torn = False
-    for base in bases[doubtful:]:
-        if torn:
-            _discard(partition, base)
-            continue
-        segment = _reopen_for_check(disk, folder, base, partition.config.index_interval_bytes)
-        log_end = max(log_end, base)
-        for at, header in segment.scan_verified():
-            segment.observe(at, header)
-            partition.epochs.observe(header.leader_epoch, header.base_offset)
-            log_end = header.next_offset
-        found = segment.file.size()
-        if segment.size < found:
-            torn = True
-            log.warning(
-                "%s: %d bytes after offset %d are torn and are cut off",
-                partition.id, found - segment.size, log_end,
-            )  # fmt: skip
-            if log_end < recovery_point:
-                _refuse(partition, log_end, recovery_point)
-            else:
-                segment.file.truncate(segment.size)
+    log_end = bases[doubtful]
+    for at, base in enumerate(bases[doubtful:]):
+        following = bases[doubtful + at + 1 :]
+        if not _continues(partition, base, log_end):
+            # What came before is cut or lost, so nothing here was ever acknowledged.
+            _discard(partition, [base, *following])
+            break
+        segment, log_end = _check_segment(partition, base, following)
         segments.append(segment)
-    for segment in segments[doubtful:]:
-        segment.file.sync()
-        if segment is not segments[-1]:
-            segment.write_indexes()
-    _remove_late_snapshots(partition, log_end)
-    partition.epochs.truncate(log_end)
-    partition.epochs.save()
-    partition.producers = _replay_producers(disk, folder, segments)
+        if max(log_end, partition.log_start) < safe_to:
+            _refuse(partition, log_end, safe_to)
+            partition.producers = replay_producers(disk, folder, segments)
+            partition.adopt(segments, log_end)
+            return
+        _cut_torn_tail(partition, segment, log_end)
+    _sync_segments(partition, segments[doubtful:])
+    _complete_epochs(partition, segments[doubtful:], log_end)
+    # Not even the names are certain: the last process may have been killed before it synced them.
+    disk.sync_dir(folder)
+    partition.producers = _finish_segments(partition, segments, doubtful)
     partition.adopt(segments, log_end)
 
 
-def _refuse(partition: Partition, log_end: int, recovery_point: int) -> None:
+def _continues(partition: Partition, offset: int, log_end: int) -> bool:
+    """Whether the log may go on there; up to where it begins, records may be missing."""
+    return offset == log_end or log_end < offset <= partition.log_start
+
+
+def _check_segment(
+    partition: Partition, base: int, following: list[int]
+) -> tuple[Segment, int]:
+    """The segment as far as it is whole, and where its records end.
+
+    A batch's offset and epoch are not under its checksum: torn, they must not pass. Only in a
+    segment that was closed may records be missing, taken away by compaction.
+    """
+    path = os.path.join(partition.folder, segment_name(base) + LOG_SUFFIX)
+    segment = Segment(partition.disk, partition.folder, base, partition.disk.open(path))
+    segment.index_interval_bytes = partition.config.index_interval_bytes
+    log_end = base
+    epoch = -1
+    for at, header in segment.scan_verified():
+        if following:
+            in_place = header.next_offset <= following[0]
+        else:
+            in_place = _continues(partition, header.base_offset, log_end)
+        of_its_time = partition.epochs.holds(header.leader_epoch, header.base_offset)
+        if not in_place or not of_its_time or header.leader_epoch < epoch:
+            break
+        segment.observe(at, header)
+        log_end, epoch = header.next_offset, header.leader_epoch
+    return segment, log_end
+
+
+def _complete_epochs(partition: Partition, segments: list[Segment], log_end: int) -> None:
+    """If the file is lost, what it said is in the batches; of records that are gone, it goes."""
+    for segment in segments if not partition.epochs.entries else ():
+        for _, header in segment.scan(0):
+            partition.epochs.observe(header.leader_epoch, header.base_offset)
+    partition.epochs.truncate(log_end)
+    partition.epochs.save()
+
+
+def _cut_torn_tail(partition: Partition, segment: Segment, log_end: int) -> None:
+    extra = segment.file.size() - segment.size
+    if extra:
+        log.warning("%s: %d bytes after offset %d are cut off", partition.id, extra, log_end)
+        segment.file.truncate(segment.size)
+
+
+def _sync_segments(partition: Partition, segments: list[Segment]) -> None:
+    """Sync what was checked: it is read from the page cache, and may be nowhere else."""
+    disk, folder = partition.disk, partition.folder
+    suspect = disk.exists(os.path.join(folder, FAILED_SYNC_MARK))
+    try:
+        for segment in segments:
+            if suspect:
+                segment.write_again()
+            else:
+                segment.file.sync()
+    except StorageError:
+        mark_failed_sync(disk, folder)
+        raise
+    clear_failed_sync(disk, folder)
+
+
+def _finish_segments(
+    partition: Partition, segments: list[Segment], doubtful: int
+) -> ProducerStates:
+    """Give closed segments the indexes and snapshots that they lack; returns the producers."""
+    disk, folder = partition.disk, partition.folder
+    states = load_snapshot(disk, folder, segments[doubtful].base_offset)
+    if states is None:
+        states = replay_producers(disk, folder, segments[:doubtful])
+    for segment, following in pairwise([*segments[doubtful:], None]):
+        assert segment is not None
+        for _, header in segment.scan(0):
+            states.observe(header)
+        if following is not None:
+            closed = ClosedSegment(segment, following.base_offset, states.to_bytes())
+            finish_closed(disk, folder, closed)
+    return states
+
+
+def _refuse(partition: Partition, log_end: int, safe_to: int) -> None:
     """Acknowledged records are damaged: keep every byte, and let a person decide."""
-    partition.refuse_damaged(
-        StorageError(
-            f"{partition.id} is damaged at offset {log_end}, below {recovery_point}, which was "
-            "safe on disk before the crash",
-            advice="Run `penstock log verify` on the data directory and restore it from a copy.",
-        )
+    error = StorageError(
+        f"{partition.id} is damaged or cut off at offset {log_end}, below {safe_to}, up to which "
+        "it was safe on disk before",
+        advice="Run `penstock log verify` on the data directory and restore it from a copy.",
     )
+    partition.refuse_damaged(error, safe_to)
 
 
-def _discard(partition: Partition, base: int) -> None:
-    """A segment behind a torn one: its records were never acknowledged."""
-    if partition.failure is not None:
-        return
-    for suffix in SEGMENT_SUFFIXES:
-        path = os.path.join(partition.folder, segment_name(base) + suffix)
-        partition.disk.remove(path)
-
-
-def _reopen_for_check(disk: Disk, folder: str, base: int, index_interval_bytes: int) -> Segment:
-    path = os.path.join(folder, segment_name(base) + LOG_SUFFIX)
-    segment = Segment(disk, folder, base, disk.open(path))
-    segment.index_interval_bytes = index_interval_bytes
-    return segment
-
-
-def _remove_late_snapshots(partition: Partition, log_end: int) -> None:
-    """Snapshots of producers that include batches which were cut off."""
-    for offset in snapshot_offsets(partition.disk.names(partition.folder)):
-        if offset > log_end:
-            partition.disk.remove(snapshot_path(partition.folder, offset))
+def _discard(partition: Partition, bases: list[int]) -> None:
+    """Segments behind a torn one."""
+    log.warning("%s: %d segments after a torn one are removed", partition.id, len(bases))
+    for base in bases:
+        for suffix in SEGMENT_SUFFIXES:
+            path = os.path.join(partition.folder, segment_name(base) + suffix)
+            partition.disk.remove(path)

@@ -22,7 +22,7 @@ from typing import Final
 
 from crc32c import crc32c
 
-from penstock.errors import CorruptBatchError
+from penstock.errors import CorruptBatchError, StorageError
 from penstock.log.disk import Buffer, Disk, File, read_whole
 from penstock.log.index import (
     MAX_RELATIVE,
@@ -71,7 +71,7 @@ class Segment:
     __slots__ = (
         "_index", "_time_index", "base_offset", "bytes_since_index", "digest", "disk", "file",
         "first_timestamp_ms", "folder", "index_interval_bytes", "last_modified_ms",
-        "max_timestamp_ms", "max_timestamp_offset", "size",
+        "max_timestamp_ms", "max_timestamp_offset", "size", "used",
     )  # fmt: skip
 
     def __init__(self, disk: Disk, folder: str, base_offset: int, file: File) -> None:
@@ -87,6 +87,8 @@ class Segment:
         self.max_timestamp_ms = NO_TIMESTAMP
         self.max_timestamp_offset = -1
         self.last_modified_ms = 0
+        # Whether the indexes were asked for since someone last looked.
+        self.used = False
         self._index: OffsetIndex | None = OffsetIndex()
         self._time_index: TimeIndex | None = TimeIndex()
 
@@ -129,7 +131,10 @@ class Segment:
             self.time_index.append(self.max_timestamp_ms, relative)
 
     def write_indexes(self) -> None:
-        """Store indexes and digest; the last time entry is the segment's largest timestamp."""
+        """Store indexes and digest, synced; their names are the caller's to sync.
+
+        The last entry of the time index is the segment's largest timestamp.
+        """
         self._index_time()
         index, time_index = self.index.to_bytes(), self.time_index.to_bytes()
         for suffix, data in (
@@ -142,8 +147,18 @@ class Segment:
                 file.truncate(0)
                 if data:
                     file.pwritev([data], 0)
+                file.sync()
             finally:
                 file.close()
+
+    def write_again(self) -> None:
+        """Write all that is there once more and sync it.
+
+        After a failed sync this alone brings to disk what may be in the page cache only.
+        """
+        for at in range(0, self.size, _SCAN_BYTES):
+            self.file.pwritev([self._read(at, _SCAN_BYTES, self.size)], at)
+        self.file.sync()
 
     def truncate(self, position: int) -> None:
         """Cut the file at a batch boundary; indexes and totals are made anew from the rest."""
@@ -155,6 +170,7 @@ class Segment:
 
     @property
     def index(self) -> OffsetIndex:
+        self.used = True
         if self._index is None:
             self.load_indexes()
             assert self._index is not None
@@ -169,19 +185,25 @@ class Segment:
 
     def load_indexes(self) -> None:
         """From disk where they are sound, otherwise anew from the log."""
-        index, time_index = None, None
-        paths = self.path(INDEX_SUFFIX), self.path(TIME_INDEX_SUFFIX)
-        if all(map(self.disk.exists, paths)):
-            stored = [read_whole(self.disk, path) for path in paths]
-            known = self.stored_digest()
-            # A changed entry would send readers to the wrong place without anyone noticing.
-            if known is None or known[2:] == (crc32c(stored[0]), crc32c(stored[1])):
-                index = OffsetIndex.from_bytes(stored[0], self.size)
-                time_index = TimeIndex.from_bytes(stored[1])
-        if index is None or time_index is None:
+        self.preload_indexes()
+        if self._index is None or self._time_index is None:
             self.rebuild_indexes()
+
+    def preload_indexes(self) -> None:
+        """From disk if they are sound there and not in memory; a closed segment's on any thread."""
+        paths = self.path(INDEX_SUFFIX), self.path(TIME_INDEX_SUFFIX)
+        in_memory = self._index is not None and self._time_index is not None
+        if in_memory or not all(map(self.disk.exists, paths)):
             return
-        self._index, self._time_index = index, time_index
+        stored = [read_whole(self.disk, path) for path in paths]
+        known = self.stored_digest()
+        # A changed entry would send readers to the wrong place without anyone noticing.
+        if known is not None and known[2:] != (crc32c(stored[0]), crc32c(stored[1])):
+            return
+        index = OffsetIndex.from_bytes(stored[0], self.size)
+        time_index = TimeIndex.from_bytes(stored[1])
+        if index is not None and time_index is not None:
+            self._index, self._time_index = index, time_index
 
     def load_max_timestamp(self) -> None:
         """The segment's largest timestamp: the last entry of its stored time index."""
@@ -199,9 +221,15 @@ class Segment:
         self._index, self._time_index = OffsetIndex(), TimeIndex()
         self.max_timestamp_ms = self.first_timestamp_ms = NO_TIMESTAMP
         self.max_timestamp_offset, self.digest = -1, 0
-        for at, header in self.scan(0, end):
-            self.observe(at, header)
-        self.size = end
+        try:
+            for at, header in self.scan(0, end):
+                self.observe(at, header)
+        except StorageError:
+            # Half an index would hide the rest of the segment.
+            self._index = self._time_index = None
+            raise
+        finally:
+            self.size = end
 
     def observe(self, position: int, header: BatchHeader) -> None:
         """`account` for a batch that is in the log already."""
@@ -230,7 +258,6 @@ class Segment:
         step = _PROBE_BYTES
         while position + HEADER_SIZE <= stop:
             chunk = self.file.pread(min(step, stop - position), position)
-            step = _SCAN_BYTES
             at = 0
             while at + HEADER_SIZE <= len(chunk):
                 header = read_header(chunk, at)
@@ -241,6 +268,8 @@ class Segment:
             # The chunk ended within a batch, or a batch reaches beyond the chunk: go on there.
             if at == 0:
                 return
+            # Read further ahead only where batches are small enough for it to save reads.
+            step = min(step * 4, _SCAN_BYTES) if at <= len(chunk) else _PROBE_BYTES
             position += at
 
     def scan_verified(self, position: int = 0) -> Iterator[tuple[int, BatchHeader]]:

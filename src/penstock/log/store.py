@@ -16,19 +16,22 @@ from __future__ import annotations
 import base64
 import logging
 import os
+import threading
 import uuid
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Collection, Mapping
+from typing import Final, NamedTuple
 
-from penstock.errors import DataDirectoryError, StorageError
+from penstock.errors import DataDirectoryError, DiskFullError, StorageError
+from penstock.log.archive import LOCAL_COPY
 from penstock.log.checkpoint import read_checkpoint, seal, unseal, write_checkpoint
 from penstock.log.clock import Clock, SystemClock
 from penstock.log.config import TopicConfig
-from penstock.log.disk import Disk, OsDisk, read_whole, write_atomically
+from penstock.log.disk import Disk, OsDisk, make_dirs_durably, read_whole, write_atomically
 from penstock.log.memory import MemoryDisk, OffsetReserve
 from penstock.log.partition import Partition, PartitionId
 from penstock.log.producers import write_snapshot
 from penstock.log.recovery import Known, open_partition
+from penstock.log.segment import LOG_SUFFIX
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +42,17 @@ RECOVERY_POINTS: Final = "recovery-point-offset-checkpoint"
 LOG_STARTS: Final = "log-start-offset-checkpoint"
 PARTITION_METADATA: Final = "partition.metadata"
 DELETED_SUFFIX: Final = "-delete"
+# What stays of a partition's name in the name of its deleted folder, which is 255 bytes at most.
+_DOOMED_LENGTH: Final = 200
+STRAY_SUFFIX: Final = "-stray"
+
+
+class CheckpointRows(NamedTuple):
+    """The two checkpoints as of one moment; a later one has a higher number."""
+
+    number: int
+    points: list[tuple[str, int, int]]
+    starts: list[tuple[str, int, int]]
 
 
 class LogStore:
@@ -55,13 +69,15 @@ class LogStore:
         self._unlock: Callable[[], None] | None = None
         self._recovery_points: dict[PartitionId, int] = {}
         self._log_starts: dict[PartitionId, int] = {}
-        self._written: tuple[object, object] | None = None
+        self._checkpoint_lock = threading.Lock()
+        self._rows_made = 0
+        self._written = CheckpointRows(0, [], [])
 
     # ---- the directory -------------------------------------------------------------------
 
     def open(self) -> None:
         """Take the directory; DataDirectoryError if another process has it."""
-        self.disk.make_dirs(self.folder)
+        make_dirs_durably(self.disk, self.folder)
         self._unlock = self.disk.lock(self._path(LOCK_FILE))
         if self._unlock is None:
             raise DataDirectoryError(
@@ -69,6 +85,8 @@ class LogStore:
                 advice="Stop that one first, or choose another directory with --data.",
             )
         try:
+            # What a killed process left may be in the page cache only.
+            self.disk.sync_dir(self.folder)
             self._read_identity()
             self._recovery_points = self._read_offsets(RECOVERY_POINTS)
             self._log_starts = self._read_offsets(LOG_STARTS)
@@ -88,7 +106,8 @@ class LogStore:
     def _read_identity(self) -> None:
         path = self._path(META_FILE)
         if not self.disk.exists(path):
-            foreign = [n for n in self.disk.names(self.folder) if n != LOCK_FILE]
+            ours = {LOCK_FILE, META_FILE + ".tmp"}
+            foreign = [n for n in self.disk.names(self.folder) if n not in ours]
             if foreign:
                 raise DataDirectoryError(
                     f"{self.folder} is not empty and not a Penstock data directory",
@@ -106,7 +125,10 @@ class LogStore:
 
     def _read_offsets(self, name: str) -> dict[PartitionId, int]:
         rows = read_checkpoint(self.disk, self._path(name), columns=3) or []
-        return {PartitionId(topic, int(number)): int(at) for topic, number, at in rows}
+        try:
+            return {PartitionId(topic, int(number)): int(at) for topic, number, at in rows}
+        except ValueError:
+            return {}
 
     def _remove_deleted(self) -> None:
         for name in self.disk.names(self.folder):
@@ -114,20 +136,38 @@ class LogStore:
                 self.disk.remove_tree(self._path(name))
 
     def checkpoint(self, *, force: bool = False) -> None:
-        """Write down how far each partition is synced and where it begins, if it changed."""
-        durable = [p for p in self.partitions.values() if p.config.durability != "memory"]
-        points = [(p.id.topic, p.id.number, p.recovery_point) for p in durable]
-        starts = [(p.id.topic, p.id.number, p.log_start) for p in durable]
-        previous = self._written or (None, None)
-        if force or points != previous[0]:
-            write_checkpoint(self.disk, self._path(RECOVERY_POINTS), points)
-        if force or starts != previous[1]:
-            write_checkpoint(self.disk, self._path(LOG_STARTS), starts)
-        self._written = (points, starts)
+        """Write down how far each partition is synced and where it begins, if it changed.
+
+        What is known of partitions that are not loaded stays as it is.
+        """
+        self.write_checkpoint(self.checkpoint_rows(), force=force)
+
+    def checkpoint_rows(self) -> CheckpointRows:
+        """What a checkpoint would say now; for `write_checkpoint`."""
+        for partition in self.partitions.values():
+            if partition.config.durability != "memory":
+                self._recovery_points[partition.id] = partition.recovery_point
+                self._log_starts[partition.id] = partition.log_start
+        points = [(i.topic, i.number, at) for i, at in self._recovery_points.items()]
+        starts = [(i.topic, i.number, at) for i, at in self._log_starts.items()]
+        self._rows_made += 1
+        return CheckpointRows(self._rows_made, points, starts)
+
+    def write_checkpoint(self, rows: CheckpointRows, *, force: bool = False) -> None:
+        """Make the rows durable, on any thread. Nothing happens if later ones are already."""
+        with self._checkpoint_lock:
+            written = self._written
+            if rows.number <= written.number:
+                return
+            if force or rows.points != written.points:
+                write_checkpoint(self.disk, self._path(RECOVERY_POINTS), rows.points)
+            if force or rows.starts != written.starts:
+                write_checkpoint(self.disk, self._path(LOG_STARTS), rows.starts)
+            self._written = rows
 
     def close(self) -> None:
         """Sync everything, leave the marker of a clean stop, release the directory."""
-        clean = True
+        clean = self.was_clean or not self._unloaded()
         for partition in self.partitions.values():
             clean = _close_partition(partition) and clean
         try:
@@ -138,6 +178,15 @@ class LogStore:
             log.error("the stop was not clean: %s", error)
         self.partitions.clear()
         self.abandon()
+
+    def _unloaded(self) -> list[str]:
+        """Partitions that nobody has opened, and thus checked, since an unclean stop."""
+        loaded = {str(id_) for id_ in self.partitions}
+        return [
+            name
+            for name in self.disk.names(self.folder)
+            if name not in loaded and self.disk.exists(self._path(name, PARTITION_METADATA))
+        ]
 
     def abandon(self) -> None:
         """Release the directory without touching it further."""
@@ -153,8 +202,12 @@ class LogStore:
     def load(
         self, id_: PartitionId, config: TopicConfig, *, topic_id: uuid.UUID, leader_epoch: int = 0
     ) -> Partition:
-        """Open the partition, or make it if it is not there."""
+        """Open the partition, or make it if it is not there.
+
+        DataDirectoryError if the files are those of another topic that had the same name.
+        """
         folder = self._path(str(id_))
+        self._check_owner(folder, topic_id)
         if config.durability == "memory":
             partition = self._load_in_memory(id_, config, folder, leader_epoch)
         else:
@@ -172,12 +225,64 @@ class LogStore:
     def _load_in_memory(
         self, id_: PartitionId, config: TopicConfig, folder: str, leader_epoch: int
     ) -> Partition:
-        self.disk.make_dirs(folder)
+        make_dirs_durably(self.disk, folder)
         reserve = OffsetReserve(self.disk, folder)
         known = Known(True, log_start=reserve.limit, leader_epoch=leader_epoch)
         partition = open_partition(id_, self._memory, folder, config, self.clock, known)
         partition.reserve = reserve
         return partition
+
+    def _check_owner(self, folder: str, topic_id: uuid.UUID) -> None:
+        path = os.path.join(folder, PARTITION_METADATA)
+        text = unseal(read_whole(self.disk, path)) if self.disk.exists(path) else None
+        if text and f"topic_id: {encode_uuid(topic_id)}" not in text.splitlines():
+            raise DataDirectoryError(
+                f"{folder} belongs to another topic of the same name",
+                advice="Move the folder out of the data directory.",
+            )
+
+    def remove_strays(
+        self, topics: Mapping[str, uuid.UUID], deleted: Collection[uuid.UUID]
+    ) -> None:
+        """Before any topic is loaded: clear away partitions that belong to none of `topics`.
+
+        Those of `deleted` topics, whose deletion a crash interrupted, and those without records,
+        whose creation was, are removed. Others are nobody's to remove: they are put aside.
+        """
+        gone = {encode_uuid(id_) for id_ in deleted}
+        for name in self.disk.names(self.folder):
+            topic, _, number = name.rpartition("-")
+            path = self._path(name, PARTITION_METADATA)
+            if not number.isdigit() or not self.disk.exists(path):
+                continue
+            text = unseal(read_whole(self.disk, path)) or ""
+            owner = dict(line.split(": ", 1) for line in text.splitlines()).get("topic_id")
+            wanted = topics.get(topic)
+            if owner is None or (wanted is not None and owner == encode_uuid(wanted)):
+                continue
+            if self.partitions.get(PartitionId(topic, int(number))) is not None:
+                continue
+            if owner in gone or not self._holds_records(name):
+                log.warning("%s belongs to no topic and is removed", name)
+                self.delete(PartitionId(topic, int(number)))
+            else:
+                log.error("%s belongs to no known topic and is put aside", name)
+                self.disk.rename(self._path(name), f"{self._path(name)}.{owner}{STRAY_SUFFIX}")
+                self.disk.sync_dir(self.folder)
+
+    def _holds_records(self, name: str) -> bool:
+        folder = self._path(name)
+        if self.disk.exists(os.path.join(folder, LOCAL_COPY)):
+            return True
+        for segment in self.disk.names(folder):
+            if segment.endswith(LOG_SUFFIX):
+                file = self.disk.open(os.path.join(folder, segment))
+                try:
+                    if file.size():
+                        return True
+                finally:
+                    file.close()
+        return False
 
     def _write_partition_metadata(self, folder: str, topic_id: uuid.UUID) -> None:
         path = os.path.join(folder, PARTITION_METADATA)
@@ -188,13 +293,19 @@ class LogStore:
     def delete(self, id_: PartitionId) -> None:
         """Forget a partition and remove its files; readers that hold one open go on."""
         partition = self.partitions.pop(id_, None)
-        self._recovery_points.pop(id_, None)
-        self._log_starts.pop(id_, None)
+        point, start = self._recovery_points.pop(id_, None), self._log_starts.pop(id_, None)
+        if point is not None or start is not None:
+            # They must not be taken for those of a new topic of the same name.
+            try:
+                self.checkpoint()
+            except DiskFullError as error:
+                # Deleting is what makes room. Whoever makes a topic deletes its name first.
+                log.warning("no checkpoint: %s", error)
         folder = self._path(str(id_))
         self._memory.remove_tree(folder)
         if self.disk.exists(folder):
             # A new topic of the same name may come at once: move it out of the way first.
-            doomed = f"{folder}.{uuid.uuid4().hex}{DELETED_SUFFIX}"
+            doomed = self._path(f"{str(id_)[:_DOOMED_LENGTH]}.{uuid.uuid4().hex}{DELETED_SUFFIX}")
             self.disk.rename(folder, doomed)
             self.disk.sync_dir(self.folder)
             self.disk.remove_tree(doomed)

@@ -7,12 +7,17 @@ producers' snapshot to disk before anything after it counts as synced.
 
 from __future__ import annotations
 
+import contextlib
+import os
 from dataclasses import dataclass, field
+from typing import Final
 
 from penstock.errors import StorageError
 from penstock.log.disk import Disk, write_atomically
 from penstock.log.producers import snapshot_path
-from penstock.log.segment import DERIVED_SUFFIXES, Segment
+from penstock.log.segment import Segment
+
+FAILED_SYNC_MARK: Final = "sync-failed"
 
 
 @dataclass(slots=True)
@@ -42,23 +47,31 @@ class SyncPlan:
         """Do it, on any thread; a failure is kept in `error` for `finish_sync`."""
         try:
             for closed in self.closed:
-                self._finish_closed(closed)
-            if self.closed:
-                self.disk.sync_dir(self.folder)
+                finish_closed(self.disk, self.folder, closed)
             if self.active is not None:
                 self.active.file.sync()
         except StorageError as error:
             self.error = error
 
-    def _finish_closed(self, closed: ClosedSegment) -> None:
-        segment = closed.segment
-        segment.file.sync()
-        segment.write_indexes()
-        for suffix in DERIVED_SUFFIXES:
-            file = self.disk.open(segment.path(suffix))
-            try:
-                file.sync()
-            finally:
-                file.close()
-        path = snapshot_path(self.folder, closed.next_offset)
-        write_atomically(self.disk, path, closed.snapshot)
+
+def mark_failed_sync(disk: Disk, folder: str) -> None:
+    """Warn the next process: what it reads of the doubtful segments may not be on disk.
+
+    The warning itself need not be. It is about the page cache, and lost only together with it.
+    """
+    with contextlib.suppress(StorageError):
+        disk.open(os.path.join(folder, FAILED_SYNC_MARK), create=True).close()
+
+
+def clear_failed_sync(disk: Disk, folder: str) -> None:
+    disk.remove(os.path.join(folder, FAILED_SYNC_MARK))
+
+
+def finish_closed(disk: Disk, folder: str, closed: ClosedSegment) -> None:
+    """Bring a closed segment to disk. The snapshot comes last, and says that all is safe.
+
+    Writing it syncs the folder, and so the names of the indexes and of the next segment.
+    """
+    closed.segment.file.sync()
+    closed.segment.write_indexes()
+    write_atomically(disk, snapshot_path(folder, closed.next_offset), closed.snapshot)

@@ -1,4 +1,36 @@
 """What users and we test with: a broker in a fixture, faults on demand, foreign Kafka code.
 
-May import every other room; no other room but the command line may import this one.
+    from penstock.testing import Broker
+
+    with Broker() as broker:
+        ...  # any Kafka client, with bootstrap.servers = broker.bootstrap
+
+May import every other room; no other room but the command line may import this one. Names are
+loaded when first used: the kit brings the whole broker along.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock.testing.broker import Broker
+    from penstock.testing.clock import ManualClock
+    from penstock.testing.faults import SimulatedDisk
+    from penstock.testing.tcp_proxy import TcpProxy
+
+__all__ = ["Broker", "ManualClock", "SimulatedDisk", "TcpProxy"]
+
+_MODULES = {
+    "Broker": "broker",
+    "ManualClock": "clock",
+    "SimulatedDisk": "faults",
+    "TcpProxy": "tcp_proxy",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

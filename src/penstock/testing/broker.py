@@ -19,9 +19,9 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, TypeVar
 
+from penstock.broker.config import BrokerConfig
 from penstock.broker.main import run_loop
 from penstock.broker.server import Broker as Server
-from penstock.broker.server import BrokerConfig
 from penstock.errors import PenstockError
 from penstock.log.clock import Clock
 from penstock.log.disk import Disk
@@ -75,9 +75,7 @@ class Broker:
         self._thread.start()
         if not self._ready.wait(_START_TIMEOUT_S):
             raise PenstockError("the broker did not start in time")
-        if self._failure is not None:
-            self._thread.join()
-            raise self._failure
+        self._raise_failure()
         # Keep the port over restarts: clients know it.
         self.config = replace(self.config, port=self.server.port)
         return self
@@ -112,6 +110,9 @@ class Broker:
         self._server.loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
         self._server = None
+        self._raise_failure()
+
+    def _raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
 

@@ -324,7 +324,7 @@ class SimulatedDisk:
             for change in node.pending:
                 _apply(node.durable, change)
         else:
-            node.durable = _surviving_content(node, self._rng)
+            node.durable = _content_after_failed_sync(node, self._rng)
             if self.forgets_failed_pages:
                 size = len(node.content)
                 node.content = bytearray(node.durable)
@@ -508,6 +508,21 @@ def _surviving_content(node: _Node, rng: random.Random) -> bytearray:
         if style == "size-first":
             ends = [c.position + len(c.data) for c in reached if isinstance(c, _Write)]
             _set_size(content, max([len(content), *ends[-1:]]), fill)
+    return content
+
+
+def _content_after_failed_sync(node: _Node, rng: random.Random) -> bytearray:
+    """Data may be lost, but not metadata: that is in the journal."""
+    content = bytearray(node.durable)
+    share = rng.choice((0.0, 0.5, 0.9))
+    for change in node.pending:
+        if isinstance(change, _Truncate):
+            _set_size(content, change.size)
+        else:
+            for piece in _torn_pages(change, share, rng):
+                _write_into(content, piece.data, piece.position)
+    if rng.random() < 0.5:
+        _set_size(content, len(node.content))
     return content
 
 

@@ -5,12 +5,15 @@ There is one broker, which leads every partition.
 
 from __future__ import annotations
 
+import re
 import shutil
 from typing import TYPE_CHECKING, Final
 
 from penstock.broker.apis.context import RequestContext
+from penstock.broker.apis.topics import error_of
 from penstock.broker.catalog import ApiError, Topic, check_name
 from penstock.broker.config import NODE_ID
+from penstock.errors import LogError
 from penstock.log.partition import PartitionId
 from penstock.wire.errors import ErrorCode
 from penstock.wire.messages.api_versions import (
@@ -52,16 +55,27 @@ from penstock.wire.zero import ZERO_UUID
 if TYPE_CHECKING:
     from penstock.broker.server import Broker
 
-TOPIC_IDS_FROM_VERSION: Final = 10
+NULL_NAMES_FROM_VERSION: Final = 12
+SOFTWARE_FROM_VERSION: Final = 3
+_SOFTWARE: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?")
 # Kafka's mark for "not asked for".
 _NO_OPERATIONS: Final = -2147483648
 _MAX_PARTITIONS_TOLD: Final = 2_000
 
 
 def api_versions(
-    broker: Broker, request: ApiVersionsRequest, context: RequestContext
+    broker: Broker, request: ApiVersionsRequest | None, context: RequestContext
 ) -> ApiVersionsResponse:
-    """Which APIs in which versions."""
+    """Which APIs in which versions; `request` is None where it could not be read."""
+    if (
+        request is not None
+        and context.version >= SOFTWARE_FROM_VERSION
+        and not (
+            _SOFTWARE.fullmatch(request.client_software_name)
+            and _SOFTWARE.fullmatch(request.client_software_version)
+        )
+    ):
+        return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
     return ApiVersionsResponse(
         api_keys=[
             ApiVersion(
@@ -87,7 +101,9 @@ async def metadata(
         topics = [_topic_metadata(broker, topic) for topic in broker.catalog.topics.values()]
     else:
         create = request.allow_auto_topic_creation and broker.config.auto_create_topics
-        topics = [await _asked_topic(broker, item, create=create) for item in wanted]
+        topics = [
+            await _asked_topic(broker, item, context.version, create=create) for item in wanted
+        ]
     host, port = broker.advertised
     return MetadataResponse(
         brokers=[MetadataResponseBroker(node_id=NODE_ID, host=host, port=port)],
@@ -99,9 +115,14 @@ async def metadata(
 
 
 async def _asked_topic(
-    broker: Broker, item: MetadataRequestTopic, *, create: bool
+    broker: Broker, item: MetadataRequestTopic, version: int, *, create: bool
 ) -> MetadataResponseTopic:
     if item.name is None:
+        if version < NULL_NAMES_FROM_VERSION:
+            # These versions carry ids, but one cannot ask by id yet, nor answer without a name.
+            return MetadataResponseTopic(
+                error_code=ErrorCode.INVALID_REQUEST, name="", topic_id=item.topic_id
+            )
         found = broker.catalog.by_id.get(item.topic_id)
         if found is None:
             return MetadataResponseTopic(
@@ -115,8 +136,9 @@ async def _asked_topic(
             if not create:
                 raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "there is no such topic")
             topic = await broker.create_topic_if_absent(item.name)
-    except ApiError as error:
-        return MetadataResponseTopic(error_code=error.code, name=item.name, topic_id=ZERO_UUID)
+    except (ApiError, LogError) as error:
+        code, _ = error_of(error)
+        return MetadataResponseTopic(error_code=code, name=item.name, topic_id=ZERO_UUID)
     return _topic_metadata(broker, topic)
 
 
@@ -197,6 +219,9 @@ def describe_topic_partitions(
             first_partition = max(0, request.cursor.partition_index)
     response = DescribeTopicPartitionsResponse(next_cursor=None)
     for name in names:
+        if limit <= 0:
+            response.next_cursor = DescribeCursor(topic_name=name, partition_index=0)
+            break
         topic = broker.catalog.topics.get(name)
         if topic is None:
             code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -205,11 +230,9 @@ def describe_topic_partitions(
         numbers = range(first_partition, min(topic.partitions, first_partition + limit))
         response.topics.append(_described(broker, topic, numbers))
         limit -= len(numbers)
-        if numbers.stop < topic.partitions or limit <= 0:
+        if numbers.stop < topic.partitions:
             follows = numbers.stop
             response.next_cursor = DescribeCursor(topic_name=name, partition_index=follows)
-            if follows >= topic.partitions and name == names[-1]:
-                response.next_cursor = None
             break
         first_partition = 0
     return response

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import fields
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from penstock.broker.apis.context import RequestContext
-from penstock.broker.apis.topics import FROM_DEFAULT, FROM_TOPIC, error_of
-from penstock.broker.catalog import ApiError, Topic
+from penstock.broker.apis.topics import FROM_DEFAULT, FROM_TOPIC, error_of, repeated
+from penstock.broker.catalog import ApiError, Topic, check_name
 from penstock.broker.config import NODE_ID
 from penstock.errors import LogError
 from penstock.log.config import SETTINGS, Setting
 from penstock.wire.errors import ErrorCode
 from penstock.wire.messages.alter_configs import (
     AlterConfigsRequest,
+    AlterConfigsResource,
     AlterConfigsResourceResponse,
     AlterConfigsResponse,
 )
@@ -29,6 +32,9 @@ from penstock.wire.messages.incremental_alter_configs import (
     AlterableConfig,
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
+)
+from penstock.wire.messages.incremental_alter_configs import (
+    AlterConfigsResource as IncrementalResource,
 )
 from penstock.wire.messages.incremental_alter_configs import (
     AlterConfigsResourceResponse as IncrementalResult,
@@ -71,12 +77,12 @@ def _describe(
         return [
             _describe_setting(broker, topic, setting, request)
             for name, setting in SETTINGS.items()
-            if keys is None or name in keys
+            if not keys or name in keys
         ]
     if resource.resource_type == BROKER:
         if resource.resource_name not in ("", str(NODE_ID)):
             raise ApiError(ErrorCode.INVALID_REQUEST, f"there is only broker {NODE_ID}")
-        return [item for item in _describe_broker(broker) if keys is None or item.name in keys]
+        return [item for item in _describe_broker(broker) if not keys or item.name in keys]
     raise ApiError(
         ErrorCode.INVALID_REQUEST, f"resources of type {resource.resource_type} have no settings"
     )
@@ -85,6 +91,7 @@ def _describe(
 def topic_named(broker: Broker, name: str) -> Topic:
     topic = broker.catalog.topics.get(name)
     if topic is None:
+        check_name(name)
         raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "there is no such topic")
     return topic
 
@@ -141,6 +148,7 @@ async def alter_configs(
     broker: Broker, request: AlterConfigsRequest, context: RequestContext
 ) -> AlterConfigsResponse:
     """The older form: the given settings replace all that the topic had."""
+    twice = repeated((item.resource_type, item.resource_name) for item in request.resources)
     results: list[AlterConfigsResourceResponse] = []
     for resource in request.resources:
         result = AlterConfigsResourceResponse(
@@ -150,9 +158,9 @@ async def alter_configs(
         )
         results.append(result)
         try:
-            topic = _alterable(broker, resource.resource_type, resource.resource_name)
-            settings = {item.name: item.value or "" for item in resource.configs}
-            await _change(broker, topic, settings, validate_only=request.validate_only)
+            topic = _alterable(broker, resource, twice)
+            settings = _values(resource)
+            await _change(broker, topic, partial(_instead, settings), request.validate_only)
         except (ApiError, LogError) as error:
             result.error_code, result.error_message = error_of(error)
     return AlterConfigsResponse(responses=results)
@@ -162,6 +170,7 @@ async def incremental_alter_configs(
     broker: Broker, request: IncrementalAlterConfigsRequest, context: RequestContext
 ) -> IncrementalAlterConfigsResponse:
     """Set, unset, or change by item; what is not named stays."""
+    twice = repeated((item.resource_type, item.resource_name) for item in request.resources)
     results: list[IncrementalResult] = []
     for resource in request.resources:
         result = IncrementalResult(
@@ -171,17 +180,24 @@ async def incremental_alter_configs(
         )
         results.append(result)
         try:
-            topic = _alterable(broker, resource.resource_type, resource.resource_name)
-            settings = dict(topic.settings)
-            for change in resource.configs:
-                _apply(broker, settings, change)
-            await _change(broker, topic, settings, validate_only=request.validate_only)
+            topic = _alterable(broker, resource, twice)
+            if repeated(change.name for change in resource.configs):
+                raise ApiError(ErrorCode.INVALID_REQUEST, "a setting is in the request twice")
+            apply = partial(_applied, broker, resource.configs)
+            await _change(broker, topic, apply, request.validate_only)
         except (ApiError, LogError) as error:
             result.error_code, result.error_message = error_of(error)
     return IncrementalAlterConfigsResponse(responses=results)
 
 
-def _alterable(broker: Broker, resource_type: int, name: str) -> Topic:
+def _alterable(
+    broker: Broker,
+    resource: AlterConfigsResource | IncrementalResource,
+    twice: set[tuple[int, str]],
+) -> Topic:
+    resource_type, name = resource.resource_type, resource.resource_name
+    if (resource_type, name) in twice:
+        raise ApiError(ErrorCode.INVALID_REQUEST, f"{name!r} is in the request twice")
     if resource_type == BROKER:
         raise ApiError(
             ErrorCode.INVALID_REQUEST, "the broker's settings are given when it is started"
@@ -193,16 +209,38 @@ def _alterable(broker: Broker, resource_type: int, name: str) -> Topic:
     return topic_named(broker, name)
 
 
+def _values(resource: AlterConfigsResource) -> dict[str, str]:
+    settings: dict[str, str] = {}
+    for item in resource.configs:
+        if item.value is None:
+            raise ApiError(ErrorCode.INVALID_REQUEST, f"{item.name} has no value")
+        settings[item.name] = item.value
+    return settings
+
+
+def _instead(settings: Mapping[str, str], before: Mapping[str, str]) -> Mapping[str, str]:
+    return settings
+
+
+def _applied(
+    broker: Broker, changes: list[AlterableConfig], before: Mapping[str, str]
+) -> dict[str, str]:
+    settings = dict(before)
+    for change in changes:
+        _apply(broker, settings, change)
+    return settings
+
+
 def _apply(broker: Broker, settings: dict[str, str], change: AlterableConfig) -> None:
-    setting = SETTINGS.get(change.name)
-    if setting is None:
-        raise ApiError(ErrorCode.INVALID_CONFIG, f"there is no topic setting {change.name!r}")
     operation = change.config_operation
     if operation == DELETE:
         settings.pop(change.name, None)
         return
+    setting = SETTINGS.get(change.name)
+    if setting is None:
+        raise ApiError(ErrorCode.INVALID_CONFIG, f"there is no topic setting {change.name!r}")
     if change.value is None:
-        raise ApiError(ErrorCode.INVALID_CONFIG, f"{change.name} has no value")
+        raise ApiError(ErrorCode.INVALID_REQUEST, f"{change.name} has no value")
     if operation == SET:
         settings[change.name] = change.value
         return
@@ -218,9 +256,12 @@ def _apply(broker: Broker, settings: dict[str, str], change: AlterableConfig) ->
 
 
 async def _change(
-    broker: Broker, topic: Topic, settings: dict[str, str], *, validate_only: bool
+    broker: Broker,
+    topic: Topic,
+    change: Callable[[Mapping[str, str]], Mapping[str, str]],
+    validate_only: bool,
 ) -> None:
     if validate_only:
-        broker.catalog.change_settings(topic, settings)
+        broker.catalog.change_settings(topic, change(topic.settings))
     else:
-        await broker.change_settings(topic.name, settings)
+        await broker.change_settings(topic.name, change)

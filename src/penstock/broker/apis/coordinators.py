@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.broker.apis.context import RequestContext
 from penstock.broker.config import NODE_ID
+from penstock.errors import LogError
 from penstock.wire.errors import ErrorCode
 from penstock.wire.messages.find_coordinator import (
     Coordinator,
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from penstock.broker.server import Broker
 
 BATCHED_FROM_VERSION: Final = 4
-_MAX_EPOCH: Final = 0x7FFF
 
 
 def find_coordinator(
@@ -45,13 +45,16 @@ def find_coordinator(
 async def init_producer_id(
     broker: Broker, request: InitProducerIdRequest, context: RequestContext
 ) -> InitProducerIdResponse:
-    """A new producer id, or the next epoch of one that the producer already has."""
+    """A new producer id, as in Kafka also for a producer that has one already."""
+    if request.transactional_id == "" or (request.producer_id < 0) != (request.producer_epoch < 0):
+        return InitProducerIdResponse(error_code=ErrorCode.INVALID_REQUEST, producer_id=-1)
     if request.transactional_id is not None:
         return InitProducerIdResponse(
             error_code=ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, producer_id=-1
         )
-    if request.producer_id >= 0 and 0 <= request.producer_epoch < _MAX_EPOCH - 1:
-        return InitProducerIdResponse(
-            producer_id=request.producer_id, producer_epoch=request.producer_epoch + 1
-        )
-    return InitProducerIdResponse(producer_id=await broker.next_producer_id(), producer_epoch=0)
+    # Nobody proves that an id is theirs, so one that a producer names is not handed out again.
+    try:
+        producer_id = await broker.next_producer_id()
+    except LogError:
+        return InitProducerIdResponse(error_code=ErrorCode.KAFKA_STORAGE_ERROR, producer_id=-1)
+    return InitProducerIdResponse(producer_id=producer_id, producer_epoch=0)

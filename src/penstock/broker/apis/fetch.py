@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from typing import TYPE_CHECKING, Any, Final, cast
+from uuid import UUID
 
 from penstock.broker.apis.context import RequestContext
 from penstock.broker.fetch_sessions import FetchedPartition, Session, SessionError
@@ -64,23 +65,19 @@ class PendingFetch:
             if partition is not None:
                 self.broker.read_waiters.add(partition, self, self.wake)
                 self.watched.append(partition)
+        self.context.connection.on_lost.add(self.forget)
         delay_s = self.request.max_wait_ms / 1000
         self.timer = self.broker.loop.call_later(delay_s, self.expire)
 
     def wake(self) -> None:
         """A partition has something new: answer if it is enough."""
-        if self.context.connection.closed:
-            self.forget()
-            return
         results, size, urgent = self.collect()
         if urgent or size >= self.min_bytes:
             self.finish(results)
 
     def expire(self) -> None:
         """The wait is over: answer with what there is."""
-        if not self.context.connection.closed:
-            self.finish(self.collect()[0])
-        self.forget()
+        self.finish(self.collect()[0])
 
     def forget(self) -> None:
         self.done = True
@@ -89,6 +86,7 @@ class PendingFetch:
         for partition in self.watched:
             self.broker.read_waiters.discard(partition, self)
         self.watched = []
+        self.context.connection.on_lost.discard(self.forget)
 
     # ---- reading -------------------------------------------------------------------------
 
@@ -119,12 +117,12 @@ class PendingFetch:
             aborted_transactions=None,
             records=_NO_RECORDS,
         )
-        if partition is None:
-            data.error_code = item.unknown_code
-            return data
         if item.topic_id != ZERO_UUID and item.topic_id not in self.broker.catalog.by_id:
             # Deleted, and perhaps created anew under the same name: not what was asked for.
             data.error_code = ErrorCode.UNKNOWN_TOPIC_ID
+            return data
+        if partition is None:
+            data.error_code = item.unknown_code
             return data
         data.error_code = check_epoch(partition, item.leader_epoch)
         if data.error_code:
@@ -140,6 +138,7 @@ class PendingFetch:
             found = partition.read(item.offset, max(allowed, 0), whole_first=first)
         except OffsetOutOfRangeError:
             data.error_code = ErrorCode.OFFSET_OUT_OF_RANGE
+            data.high_watermark = data.last_stable_offset = data.log_start_offset = -1
             return data
         except LogError as error:
             log.error("reading %s at %d: %s", partition.id, item.offset, error)
@@ -177,13 +176,13 @@ class PendingFetch:
         self._answer(results)
 
     def _answer(self, results: list[tuple[FetchedPartition, PartitionData]]) -> None:
-        topics: dict[str, FetchableTopicResponse] = {}
+        topics: dict[tuple[str, UUID], FetchableTopicResponse] = {}
         for item, data in results:
             if not self.session.must_tell(item, data):
                 continue
-            topic = topics.get(item.topic)
+            topic = topics.get((item.topic, item.topic_id))
             if topic is None:
-                topic = topics[item.topic] = FetchableTopicResponse(
+                topic = topics[item.topic, item.topic_id] = FetchableTopicResponse(
                     topic=item.topic, topic_id=item.topic_id
                 )
             topic.partitions.append(data)

@@ -43,6 +43,9 @@ EARLIEST: Final = -2
 MAX_TIMESTAMP: Final = -3
 EARLIEST_LOCAL: Final = -4
 LATEST_TIERED: Final = -5
+PLACES_FROM_VERSION: Final = {
+    LATEST: 1, EARLIEST: 1, MAX_TIMESTAMP: 7, EARLIEST_LOCAL: 8, LATEST_TIERED: 9
+}  # fmt: skip
 
 
 async def list_offsets(
@@ -50,25 +53,29 @@ async def list_offsets(
 ) -> ListOffsetsResponse:
     topics: list[ListOffsetsTopicResponse] = []
     for topic in request.topics:
-        answers = [await _list_one(broker, topic.name, item) for item in topic.partitions]
+        answers = [
+            await _list_one(broker, topic.name, item, context.version) for item in topic.partitions
+        ]
         topics.append(ListOffsetsTopicResponse(name=topic.name, partitions=answers))
     return ListOffsetsResponse(topics=topics)
 
 
 async def _list_one(
-    broker: Broker, topic: str, item: ListOffsetsPartition
+    broker: Broker, topic: str, item: ListOffsetsPartition, version: int
 ) -> ListOffsetsPartitionResponse:
     answer = ListOffsetsPartitionResponse(
         partition_index=item.partition_index, timestamp=-1, offset=-1, leader_epoch=-1
     )
     partition = broker.partition(topic, item.partition_index)
+    if item.timestamp < 0 and version < PLACES_FROM_VERSION.get(item.timestamp, 1 << 15):
+        answer.error_code = ErrorCode.UNSUPPORTED_VERSION
+        return answer
     if partition is None:
         answer.error_code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         return answer
     answer.error_code = check_epoch(partition, item.current_leader_epoch)
     if answer.error_code:
         return answer
-    answer.leader_epoch = partition.leader_epoch
     try:
         found = await _lookup(broker, partition, item.timestamp)
     except LogError:
@@ -76,6 +83,7 @@ async def _list_one(
         return answer
     if isinstance(found, int):
         answer.offset = found
+        answer.leader_epoch = partition.leader_epoch
     elif found is not None:
         answer.offset, answer.timestamp, answer.leader_epoch = found
     return answer
@@ -114,11 +122,20 @@ def offset_for_leader_epoch(
                 continue
             end.error_code = check_epoch(partition, item.current_leader_epoch)
             if not end.error_code:
-                end.leader_epoch, end.end_offset = partition.epochs.end_of(
-                    item.leader_epoch, partition.visible
-                )
+                end.leader_epoch, end.end_offset = _end_of_epoch(partition, item.leader_epoch)
         topics.append(OffsetForLeaderTopicResult(topic=topic.topic, partitions=ends))
     return OffsetForLeaderEpochResponse(topics=topics)
+
+
+def _end_of_epoch(partition: Partition, epoch: int) -> tuple[int, int]:
+    """Where an epoch ended; the present one goes on, whether or not it has records yet."""
+    if epoch == partition.leader_epoch:
+        return epoch, partition.visible
+    latest = partition.epochs.latest
+    if latest < epoch < partition.leader_epoch:
+        # Nothing was written in it: it ended where the one before it did.
+        return (latest if latest >= 0 else epoch), partition.visible
+    return partition.epochs.end_of(epoch, partition.visible)
 
 
 def describe_producers(

@@ -28,6 +28,7 @@ from penstock.log.partition import Partition
 from penstock.wire import decoder, encoder, response_header
 from penstock.wire.errors import ErrorCode
 from penstock.wire.messages.produce import (
+    BatchIndexAndErrorMessage,
     PartitionProduceResponse,
     ProduceRequest,
     ProduceResponse,
@@ -129,10 +130,9 @@ class ProduceRound:
         self.unwritten: list[PendingProduce] = []
         self.writes: dict[Partition, list[PendingWrite | SingleWrite]] = {}
 
-    def fail_staged(self, partition: Partition, error: StorageError) -> None:
-        """Nothing that was staged in the partition counts."""
-        for write in self.writes.pop(partition, ()):
-            write.fail(error)
+    def must_flush(self, partition: Partition) -> None:
+        """Staging failed for want of the disk: the flush tells those who staged before."""
+        self.writes.setdefault(partition, [])
 
 
 def set_error(result: PartitionProduceResponse, error: LogError) -> None:
@@ -143,6 +143,12 @@ def set_error(result: PartitionProduceResponse, error: LogError) -> None:
     result.error_message = str(error)
     result.base_offset = -1
     result.log_append_time_ms = -1
+    result.log_start_offset = -1
+    if isinstance(error, InvalidRecordError):
+        result.record_errors = [
+            BatchIndexAndErrorMessage(batch_index=at, batch_index_error_message=str(error))
+            for at in error.records
+        ]
 
 
 def handle(broker: Broker, frame: memoryview, at: int, context: RequestContext) -> None:
@@ -218,7 +224,7 @@ def _stage(
             return
         staged = partition.stage(view, broker.now_ms)
     except StorageError as error:
-        round_.fail_staged(partition, error)
+        round_.must_flush(partition)
         set_error(result, error)
         return
     except LogError as error:
@@ -243,8 +249,10 @@ def finish_round(broker: Broker, round_: ProduceRound) -> None:
         except StorageError as error:
             log.warning("%s: %s", partition.id, error)
             for write in writes:
-                write.fail(error)
-            continue
+                if write.next_offset > partition.log_end:
+                    write.fail(error)
+            # What a roll in the midst of the round wrote before the failure is in the log.
+            writes = [write for write in writes if write.next_offset <= partition.log_end]
         if partition.syncs:
             visible, waiters = partition.visible, broker.sync_waiters
             for write in writes:
@@ -257,5 +265,7 @@ def finish_round(broker: Broker, round_: ProduceRound) -> None:
                 write.written()
             broker.read_waiters.wake(partition)
         broker.committer.request(partition)
+        if partition.failure is not None:
+            broker.sync_waiters.release(partition)
     for request in round_.unwritten:
         request.finish()

@@ -35,8 +35,11 @@ if TYPE_CHECKING:
 KEY_START: Final = 8
 FLEXIBLE_FROM_VERSION: Final = 9
 LOG_START_FROM_VERSION: Final = 5
+ANY_CODEC_FROM_VERSION: Final = 7
 # Beyond this many a connection's targets are forgotten and learned anew.
 MAX_TARGETS: Final = 2_000
+# Ordinary names are far shorter; what a connection remembers is bounded.
+MAX_KEY_BYTES: Final = 1_000
 
 _INT32: Final = struct.Struct(">i")
 _LENGTH_AND_CORRELATION: Final = struct.Struct(">ii")
@@ -134,6 +137,8 @@ class Targets:
         self, frame: memoryview, records_at: int, request: ProduceRequest, partition: Partition
     ) -> None:
         """Remember the way of a request that was decoded in full, if it is of this kind."""
+        if records_at > MAX_KEY_BYTES:
+            return
         if self._count >= MAX_TARGETS:
             self._by_length.clear()
             self._count = 0
@@ -174,6 +179,9 @@ def records_start(frame: memoryview, request: ProduceRequest, version: int) -> i
     records = request.topic_data[0].partition_data[0].records
     if request.transactional_id is not None or not records:
         return None
+    if version < ANY_CODEC_FROM_VERSION:
+        # These must be looked at for a codec that they may not use.
+        return None
     if version >= FLEXIBLE_FROM_VERSION:
         if frame[-3] or frame[-2] or frame[-1]:
             return None
@@ -190,7 +198,7 @@ def stage(broker: Broker, connection: Connection, target: Target, records: memor
     try:
         staged = partition.stage(records, broker.now_ms)
     except StorageError as error:
-        broker.round.fail_staged(partition, error)
+        broker.round.must_flush(partition)
         write.fail(error)
         return
     except LogError as error:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Hashable, Iterable
+from typing import TYPE_CHECKING, Final, TypeVar
+from uuid import UUID
 
 from penstock.broker.apis.context import RequestContext
 from penstock.broker.catalog import ApiError, Topic
-from penstock.errors import LogError, OffsetOutOfRangeError
+from penstock.broker.config import NODE_ID
+from penstock.errors import LogError, OffsetOutOfRangeError, StorageError
 from penstock.log.config import SETTINGS
 from penstock.wire.errors import ErrorCode
 from penstock.wire.messages.create_partitions import (
@@ -41,21 +44,28 @@ from penstock.wire.zero import ZERO_UUID
 if TYPE_CHECKING:
     from penstock.broker.server import Broker
 
+K = TypeVar("K", bound=Hashable)
+
+log = logging.getLogger(__name__)
+
 # Kafka's ConfigSource of a value that the topic itself sets, and of a default.
 FROM_TOPIC: Final = 1
 FROM_DEFAULT: Final = 5
 NAMES_OR_IDS_FROM_VERSION: Final = 6
 TO_THE_END: Final = -1
+MAX_MESSAGE_LENGTH: Final = 1_000
 
 
 def error_of(error: LogError | ApiError) -> tuple[ErrorCode, str]:
     """How an error that stopped a request is answered."""
+    # A message may quote what the client sent: no longer than an answer can carry.
+    message = str(error)[:MAX_MESSAGE_LENGTH]
     if isinstance(error, ApiError):
-        return error.code, str(error)
-    return ErrorCode.KAFKA_STORAGE_ERROR, str(error)
+        return error.code, message
+    return ErrorCode.KAFKA_STORAGE_ERROR, message
 
 
-def repeated(names: Iterable[str]) -> set[str]:
+def repeated(names: Iterable[K]) -> set[K]:
     """Names that a request has more than once; such parts are refused, as in Kafka."""
     return {name for name, count in Counter(names).items() if count > 1}
 
@@ -86,6 +96,14 @@ async def create_topics(
     return CreateTopicsResponse(topics=results)
 
 
+def check_replicas(assignments: Iterable[list[int]]) -> None:
+    """ApiError if a partition is to be anywhere but here."""
+    if any(replicas != [NODE_ID] for replicas in assignments):
+        raise ApiError(
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"there is only broker {NODE_ID} to assign to"
+        )
+
+
 async def _create(
     broker: Broker, wanted: CreatableTopic, result: CreatableTopicResult, *, validate_only: bool
 ) -> None:
@@ -96,7 +114,13 @@ async def _create(
                 ErrorCode.INVALID_REQUEST,
                 "give either an assignment or the numbers of partitions and replicas",
             )
-        partitions = len(wanted.assignments)
+        numbers = sorted(item.partition_index for item in wanted.assignments)
+        if numbers != list(range(len(numbers))):
+            raise ApiError(
+                ErrorCode.INVALID_REPLICA_ASSIGNMENT, "partitions are counted from 0 without gaps"
+            )
+        check_replicas(item.broker_ids for item in wanted.assignments)
+        partitions = len(numbers)
     elif wanted.replication_factor not in (-1, 1):
         raise ApiError(
             ErrorCode.INVALID_REPLICATION_FACTOR,
@@ -138,11 +162,18 @@ async def delete_topics(
     wanted = list(request.topics)
     if context.version < NAMES_OR_IDS_FROM_VERSION:
         wanted = [DeleteTopicState(name=name) for name in request.topic_names]
+    twice = repeated((item.name, item.topic_id) for item in wanted)
     results: list[DeletableTopicResult] = []
+    seen: set[tuple[str | None, UUID]] = set()
     for item in wanted:
+        if (item.name, item.topic_id) in seen:
+            continue
+        seen.add((item.name, item.topic_id))
         result = DeletableTopicResult(name=item.name, topic_id=item.topic_id, error_message=None)
         results.append(result)
         try:
+            if (item.name, item.topic_id) in twice:
+                raise ApiError(ErrorCode.INVALID_REQUEST, "the topic is in the request twice")
             topic = _topic_of(broker, item)
             result.name, result.topic_id = topic.name, topic.id
             await broker.delete_topic(topic)
@@ -152,8 +183,8 @@ async def delete_topics(
 
 
 def _topic_of(broker: Broker, item: DeleteTopicState) -> Topic:
-    if item.name is not None and item.topic_id != ZERO_UUID:
-        raise ApiError(ErrorCode.INVALID_REQUEST, "give a topic's name or its id, not both")
+    if (item.name is None) == (item.topic_id == ZERO_UUID):
+        raise ApiError(ErrorCode.INVALID_REQUEST, "give either a topic's name or its id")
     if item.name is not None:
         topic = broker.catalog.topics.get(item.name)
         if topic is None:
@@ -186,10 +217,13 @@ async def _grow(broker: Broker, wanted: CreatePartitionsTopic, *, validate_only:
     topic = broker.catalog.topics.get(wanted.name)
     if topic is None:
         raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "there is no such topic")
-    if wanted.assignments and len(wanted.assignments) != wanted.count - topic.partitions:
-        raise ApiError(
-            ErrorCode.INVALID_REPLICA_ASSIGNMENT, "an assignment for each new partition is needed"
-        )
+    if wanted.assignments and wanted.count > topic.partitions:
+        if len(wanted.assignments) != wanted.count - topic.partitions:
+            raise ApiError(
+                ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+                "an assignment for each new partition is needed",
+            )
+        check_replicas(item.broker_ids for item in wanted.assignments)
     if validate_only:
         broker.catalog.add_partitions(topic, wanted.count)
     else:
@@ -201,7 +235,7 @@ async def delete_records(
 ) -> DeleteRecordsResponse:
     """Raise the start of partitions; durable before it is answered."""
     topics: list[DeleteRecordsTopicResult] = []
-    changed = False
+    changed: list[DeleteRecordsPartitionResult] = []
     for topic in request.topics:
         results: list[DeleteRecordsPartitionResult] = []
         topics.append(DeleteRecordsTopicResult(name=topic.name, partitions=results))
@@ -224,7 +258,12 @@ async def delete_records(
                 result.error_code = ErrorCode.OFFSET_OUT_OF_RANGE
                 continue
             result.low_watermark = partition.log_start
-            changed = True
+            changed.append(result)
     if changed:
-        broker.store.checkpoint()
+        try:
+            broker.store.checkpoint()
+        except StorageError as error:
+            log.warning("records are deleted, but after a crash may be back: %s", error)
+            for result in changed:
+                result.error_code, result.low_watermark = ErrorCode.KAFKA_STORAGE_ERROR, -1
     return DeleteRecordsResponse(topics=topics)

@@ -1,0 +1,201 @@
+"""Talking to a broker, whichever it is, through confluent-kafka.
+
+`connect` first sees whether anything listens: librdkafka by itself would try again and again in
+silence. Its errors come out of here as `BrokerError`, with advice where there is any.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+
+import typer
+
+from penstock.cli.values import parse_address, parse_pairs
+from penstock.errors import PenstockError
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from confluent_kafka import Consumer, KafkaError, Producer
+    from confluent_kafka.admin import AdminClient
+
+T = TypeVar("T")
+
+DEFAULT_BOOTSTRAP: Final = "127.0.0.1:9092"
+DEFAULT_PORT: Final = 9092
+BOOTSTRAP_VARIABLE: Final = "PENSTOCK_BOOTSTRAP"
+CONNECT_TIMEOUT_S: Final = 5.0
+REQUEST_TIMEOUT_S: Final = 15.0
+COMPLETION_TIMEOUT_S: Final = 1.0
+# For assigned partitions no group is ever joined; the client library wants a name all the same.
+READER_GROUP: Final = "penstock-consume"
+
+Bootstrap = Annotated[
+    str,
+    typer.Option(
+        "--bootstrap",
+        "-b",
+        envvar=BOOTSTRAP_VARIABLE,
+        metavar="HOST:PORT,...",
+        help="Broker to connect to: Penstock's, or any of an Apache Kafka cluster.",
+    ),
+]
+ClientSettings = Annotated[
+    list[str],
+    typer.Option(
+        "--client",
+        "-X",
+        metavar="NAME=VALUE",
+        help="Setting of the client library (librdkafka), such as security.protocol=SSL. "
+        "May be repeated.",
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+
+_ADVICE: Final = {
+    "UNKNOWN_TOPIC_OR_PART": "`penstock topics list` shows what there is; "
+    "`penstock topics create` makes one.",
+    "_UNKNOWN_TOPIC": "`penstock topics list` shows what there is; "
+    "`penstock topics create` makes one.",
+    "_UNKNOWN_PARTITION": "`penstock topics describe` shows which partitions there are.",
+    "TOPIC_ALREADY_EXISTS": "Change it with `penstock topics alter`, or pass --if-not-exists.",
+    "TOPIC_EXCEPTION": "A name has 1 to 249 letters, digits, dots, dashes and underscores.",
+    "INVALID_PARTITIONS": "The number of partitions can grow, never shrink.",
+    "MSG_SIZE_TOO_LARGE": "Raise max.message.bytes of the topic, and for the client pass "
+    "-X message.max.bytes=BYTES.",
+    "INVALID_RECORD": "A compacted topic takes only records with a key.",
+    "_TIMED_OUT": "The broker did not answer in time. Is it overloaded, or its disk full?",
+    "_MSG_TIMED_OUT": "The broker did not answer in time. Is it overloaded, or its disk full?",
+    "_TRANSPORT": "Is the broker running? `penstock up` starts one.",
+    "_ALL_BROKERS_DOWN": "Is the broker running? `penstock up` starts one.",
+    "_RESOLVE": "Check the name of the host.",
+}
+
+
+class BrokerError(PenstockError):
+    """The broker, or the way to it, refused what a command asked for."""
+
+    # Kafka's name of the error, where it is one of Kafka's.
+    kafka_name = ""
+
+
+def broker_error(error: KafkaError, doing: str = "") -> BrokerError:
+    """Our error for one of librdkafka's."""
+    text = error.str().removeprefix("Broker: ").removeprefix("Local: ")
+    ours = BrokerError(f"{doing}: {text}" if doing else text, advice=_ADVICE.get(error.name(), ""))
+    ours.kafka_name = error.name()
+    return ours
+
+
+@contextmanager
+def translated(doing: str = "") -> Iterator[None]:
+    """Turn librdkafka's exceptions into ours."""
+    from confluent_kafka import KafkaException
+
+    try:
+        yield
+    except KafkaException as error:
+        raise broker_error(error.args[0], doing) from None
+
+
+class Connection:
+    """Where the broker is, and clients of it as they are needed."""
+
+    def __init__(self, bootstrap: str, settings: Mapping[str, str]) -> None:
+        self.bootstrap = bootstrap
+        self._settings = dict(settings)
+
+    def _config(self, extra: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "bootstrap.servers": self.bootstrap,
+            "client.id": "penstock-cli",
+            # What goes wrong is reported by the command, once.
+            "log_level": 0,
+            **extra,
+            **self._settings,
+        }
+
+    def admin(self) -> AdminClient:
+        from confluent_kafka.admin import AdminClient
+
+        with _checked_settings():
+            return AdminClient(self._config({}))
+
+    def consumer(self, extra: Mapping[str, Any] | None = None) -> Consumer:
+        """A consumer for assigned partitions, which commits nothing."""
+        from confluent_kafka import Consumer
+
+        fixed = {
+            "group.id": READER_GROUP,
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "error",
+        }
+        with _checked_settings():
+            return Consumer(self._config({**fixed, **(extra or {})}))
+
+    def producer(self, extra: Mapping[str, Any]) -> Producer:
+        from confluent_kafka import Producer
+
+        with _checked_settings():
+            return Producer(self._config(extra))
+
+
+@contextmanager
+def _checked_settings() -> Iterator[None]:
+    """A wrong client setting is a wrong use of the command."""
+    from confluent_kafka import KafkaException
+
+    try:
+        yield
+    except KafkaException as error:
+        raise typer.BadParameter(error.args[0].str()) from None
+
+
+def connect(bootstrap: str, client: list[str]) -> Connection:
+    """A connection to a broker that is there; BrokerError if nothing listens."""
+    settings = parse_pairs(client, what="client setting")
+    reasons = []
+    for server in filter(None, (part.strip() for part in bootstrap.split(","))):
+        host, port = parse_address(server.rpartition("://")[2], default_port=DEFAULT_PORT)
+        try:
+            socket.create_connection((host, port), CONNECT_TIMEOUT_S).close()
+        except OSError as error:
+            reasons.append(f"{server}: {error.strerror or error}".lower())
+        else:
+            return Connection(bootstrap, settings)
+    if not reasons:
+        raise typer.BadParameter("--bootstrap names no broker")
+    raise BrokerError(
+        f"no broker answers at {'; '.join(reasons)}",
+        advice="Start one with `penstock up`, or name another with --bootstrap or "
+        f"{BOOTSTRAP_VARIABLE}.",
+    )
+
+
+def result_of(future: Future[T], doing: str) -> T:
+    """What an admin call came to."""
+    with translated(doing):
+        return future.result(REQUEST_TIMEOUT_S + 5)
+
+
+def complete_topics(incomplete: str) -> list[str]:
+    """Names of topics for the shell's completion; none if the broker does not answer at once."""
+    try:
+        connection = connect(os.environ.get(BOOTSTRAP_VARIABLE, DEFAULT_BOOTSTRAP), [])
+        topics = connection.admin().list_topics(timeout=COMPLETION_TIMEOUT_S).topics
+    except Exception:  # the shell has no use for a reason
+        return []
+    return sorted(name for name in topics if name.startswith(incomplete))
+
+
+def complete_settings(incomplete: str) -> list[str]:
+    """Names of topic settings for the shell's completion."""
+    from penstock.log.config import SETTINGS
+
+    return [f"{name}=" for name in SETTINGS if name.startswith(incomplete)]

@@ -1,0 +1,244 @@
+"""`penstock up`: run a broker in this process until it is told to stop."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from penstock.cli import output
+from penstock.cli.topics import PROMISES
+from penstock.cli.values import parse_address, parse_pairs
+from penstock.errors import DataDirectoryError
+
+if TYPE_CHECKING:
+    from penstock.broker.main import Broker
+
+DEFAULT_DATA: Final = Path("penstock-data")
+DEFAULT_LISTEN: Final = "127.0.0.1:9092"
+
+
+class DurabilityChoice(StrEnum):
+    """When a record counts as acknowledged."""
+
+    DISK = "disk"
+    OS = "os"
+    MEMORY = "memory"
+
+
+class LogLevel(StrEnum):
+    """How much the broker tells of what it does."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+DataOption = Annotated[
+    Path,
+    typer.Option(
+        "--data",
+        "-d",
+        envvar="PENSTOCK_DATA",
+        metavar="DIR",
+        file_okay=False,
+        help="Where the log is kept; made if it is not there.",
+    ),
+]
+ListenOption = Annotated[
+    str,
+    typer.Option(
+        "--listen",
+        "-l",
+        envvar="PENSTOCK_LISTEN",
+        metavar="HOST:PORT",
+        help="Address to listen on; port 0 takes any free one.",
+    ),
+]
+AdvertiseOption = Annotated[
+    str | None,
+    typer.Option(
+        "--advertise",
+        metavar="HOST:PORT",
+        help="Address that clients are told to "
+        "use, where it differs: behind a proxy, or when listening on 0.0.0.0.",
+    ),
+]
+DurabilityOption = Annotated[
+    DurabilityChoice,
+    typer.Option(
+        "--durability",
+        help="Of topics that do not say otherwise: disk (after "
+        "fsync), os (survives a crash of the process), memory (nothing survives).",
+    ),
+]
+ArchiveOption = Annotated[
+    str | None,
+    typer.Option(
+        "--archive",
+        metavar="URL",
+        help="Where closed segments of topics with "
+        "remote.storage.enable=true go: a directory, or s3://BUCKET/PREFIX.",
+    ),
+]
+ConfigOption = Annotated[
+    list[str],
+    typer.Option(
+        "--config",
+        "-c",
+        metavar="NAME=VALUE",
+        help="A setting of topics that do "
+        "not say otherwise, such as retention.ms=86400000. May be repeated.",
+    ),
+]
+PartitionsOption = Annotated[
+    int,
+    typer.Option(
+        "--partitions", min=1, metavar="N", help="Partitions of topics that do not say otherwise."
+    ),
+]
+AutoCreateOption = Annotated[
+    bool,
+    typer.Option(
+        "--auto-create/--no-auto-create", help="Make a topic when a client first writes to it."
+    ),
+]
+QuietOption = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Print only the address, when ready.")
+]
+LogLevelOption = Annotated[
+    LogLevel, typer.Option("--log-level", help="How much to tell of what happens.")
+]
+LogJsonOption = Annotated[bool, typer.Option("--log-json", help="Log lines as JSON, for programs.")]
+
+
+def up(
+    data: DataOption = DEFAULT_DATA,
+    listen: ListenOption = DEFAULT_LISTEN,
+    advertise: AdvertiseOption = None,
+    durability: DurabilityOption = DurabilityChoice.DISK,
+    archive: ArchiveOption = None,
+    config: ConfigOption = [],  # noqa: B006
+    partitions: PartitionsOption = 1,
+    auto_create: AutoCreateOption = True,
+    quiet: QuietOption = False,
+    log_level: LogLevelOption = LogLevel.WARNING,
+    log_json: LogJsonOption = False,
+) -> None:
+    """Start a broker, and run it until Ctrl-C or SIGTERM.
+
+    Any Kafka client can then use the address it prints. Everything it knows is in the data
+    directory: start it there again and all is as it was, also after a crash. One broker at a
+    time can use a directory.
+
+    \b
+    Examples:
+      penstock up
+      penstock up --data /var/lib/penstock --listen 127.0.0.1:9092
+      penstock up --durability os -c retention.ms=86400000 --partitions 4
+      penstock up --listen 0.0.0.0:9092 --advertise broker.example:9092
+    """
+    started = time.monotonic()
+    _set_up_logging(log_level, as_json=log_json)
+    host, port = parse_address(listen)
+    advertised = parse_address(advertise) if advertise is not None else (None, None)
+    settings = parse_pairs(config)
+    if "durability" in settings:
+        raise typer.BadParameter("use --durability")
+    _check_data(data)
+    from penstock.broker.main import BrokerConfig, serve
+
+    broker_config = BrokerConfig(
+        data=str(data),
+        host=host,
+        port=port,
+        advertised_host=advertised[0],
+        advertised_port=advertised[1],
+        durability=durability.value,
+        archive=archive,
+        auto_create_topics=auto_create,
+        default_partitions=partitions,
+        topic_defaults=settings,
+    )
+    if not broker_config.is_loopback:
+        output.warn(
+            f"listening on {host}, where others can reach it: there is no authentication, so "
+            "whoever can connect can read, write and delete everything"
+        )
+
+    def ready(broker: Broker) -> None:
+        _greet(broker, data, durability, time.monotonic() - started, quiet=quiet)
+
+    serve(broker_config, ready)
+    if not quiet:
+        output.say("stopped cleanly; everything is on disk")
+
+
+def _check_data(data: Path) -> None:
+    """Say plainly why a directory cannot be used, before anything else is loaded."""
+    try:
+        data.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataDirectoryError(
+            f"the data directory {data} cannot be made: {error.strerror}",
+            advice="Choose another with --data, or make it writable for you.",
+        ) from None
+    if not os.access(data, os.W_OK | os.X_OK):
+        raise DataDirectoryError(
+            f"the data directory {data} is not writable",
+            advice="Choose another with --data, or make it writable for you.",
+        )
+
+
+def _greet(
+    broker: Broker, data: Path, durability: DurabilityChoice, took_s: float, *, quiet: bool
+) -> None:
+    host, port = broker.config.host, broker.port
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    if quiet:
+        print(address, flush=True)
+        return
+    option = "" if address == DEFAULT_LISTEN else f" --bootstrap {address}"
+    lines = [
+        f"Penstock is ready at {address} ({took_s:.2f} s)",
+        f"  data        {data.resolve()}",
+        f"  cluster     {broker.store.cluster_id}",
+        f"  durability  {durability.value}: {PROMISES[durability.value]}",
+        f"  try         echo hello | penstock produce greetings{option}",
+        f"              penstock consume greetings{option}",
+        "  stop        Ctrl-C",
+    ]
+    if not sys.stdout.isatty():
+        lines.pop()
+    print("\n".join(lines), flush=True)
+
+
+class _JsonFormatter(logging.Formatter):
+    """A log line as a JSON object."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        import orjson
+
+        fields: dict[str, Any] = {
+            "time": self.formatTime(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        return orjson.dumps(fields).decode()
+
+
+def _set_up_logging(level: LogLevel, *, as_json: bool) -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    plain = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+    handler.setFormatter(_JsonFormatter() if as_json else logging.Formatter(plain))
+    logging.basicConfig(level=level.value.upper(), handlers=[handler], force=True)

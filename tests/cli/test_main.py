@@ -1,0 +1,108 @@
+"""The command as a whole: help, version, completion, errors, and how soon it is there."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import typer
+
+from penstock import __version__
+from penstock.cli import main as module
+from penstock.cli.main import app
+from tests.cli.runner import run
+from tools.generate_cli_docs import TARGET, commands, render
+
+ROOT = typer.main.get_command(app)
+ALL = [(path, command) for path, command in commands(ROOT, ("penstock",)) if len(path) > 1]
+LEAVES = [(path, command) for path, command in ALL if not hasattr(command, "commands")]
+
+
+def test_the_version() -> None:
+    assert run("--version").ok().out == f"penstock {__version__}\n"
+
+
+def test_without_a_command_there_is_help() -> None:
+    ran = run()
+    assert "penstock up" in ran.out + ran.err
+
+
+@pytest.mark.parametrize(("path", "command"), ALL, ids=[" ".join(path) for path, _ in ALL])
+def test_every_command_has_help(path: tuple[str, ...], command: Any) -> None:
+    shown = " ".join(run(*path[1:], "--help").ok().out.split())
+    assert command.help.strip().splitlines()[0] in shown
+
+
+@pytest.mark.parametrize(("path", "command"), LEAVES, ids=[" ".join(path) for path, _ in LEAVES])
+def test_every_example_is_a_right_use(path: tuple[str, ...], command: Any) -> None:
+    examples = re.findall(r"penstock [^|<#\n]+", command.help.partition("Examples:")[2])
+    assert any(example.startswith(" ".join(path)) for example in examples)
+    for example in examples:
+        current: Any = ROOT
+        args = shlex.split(example)[1:]
+        while hasattr(current, "commands"):
+            current = current.commands[args.pop(0)]
+        current.make_context("penstock", args)
+
+
+def test_every_option_says_what_it_is_for() -> None:
+    silent = [
+        (" ".join(path), parameter.name)
+        for path, command in LEAVES
+        for parameter in command.params
+        if not parameter.help
+    ]
+    assert silent == []
+
+
+def test_the_reference_is_what_the_commands_say() -> None:
+    assert TARGET.read_text(encoding="utf-8") == render(), "run: python -m tools.generate_cli_docs"
+
+
+def test_ctrl_c_ends_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(**_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "app", interrupted)
+    ran = run("topics", "list")
+    assert (ran.status, ran.out, ran.err) == (130, "", "")
+
+
+@pytest.mark.parametrize("words", ["penstock to", "penstock topics de", "penstock consume --fo"])
+def test_the_shell_completes(words: str) -> None:
+    environment = {
+        **os.environ,
+        "_PENSTOCK_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split()) - 1),
+    }
+    code = "from penstock.cli.main import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
+    )
+    expected = {"to": "topics", "de": "delete", "--fo": "--follow"}[words.rpartition(" ")[2]]
+    assert expected in done.stdout.split()
+
+
+@pytest.mark.parametrize("args", [["--help"], ["up", "--help"], ["consume", "--help"]])
+def test_help_does_not_wait_for_heavy_libraries(args: list[str]) -> None:
+    """Time is measured elsewhere; what takes it is the loading of these."""
+    code = (
+        "import sys\n"
+        f"sys.argv = ['penstock', *{args!r}]\n"
+        "from penstock.cli.main import main\n"
+        "try:\n"
+        "    main()\n"
+        "except SystemExit:\n"
+        "    pass\n"
+        "print('LOADED', *sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.rpartition("LOADED")[2].split())
+    heavy = {"confluent_kafka", "rich", "asyncio", "penstock.broker", "penstock.log", "orjson"}
+    assert loaded & heavy == set()

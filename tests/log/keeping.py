@@ -1,0 +1,157 @@
+"""What the tests of retention, compaction and the archive share: small logs, filled and read."""
+
+from __future__ import annotations
+
+import json
+import random
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+from penstock.log.archive import ArchivedRead
+from penstock.log.cleaner import Cleaner
+from penstock.log.clock import Clock
+from penstock.log.compaction import Job, Result, compact
+from penstock.log.config import TopicConfig
+from penstock.log.disk import Disk
+from penstock.log.partition import Partition, PartitionId, Slice
+from penstock.log.store import LogStore
+from penstock.log.swap import Swap
+from penstock.records.batch import BatchHeader, headers
+from penstock.records.record import BatchOptions, Record, decode, encode
+from penstock.testing.clock import ManualClock
+from penstock.testing.faults import SimulatedDisk
+
+ID = PartitionId("topic", 0)
+TOPIC_ID = uuid.UUID(int=7)
+FOLDER = "/data/penstock"
+
+Pair = tuple[bytes | None, bytes | None]
+
+
+def open_store(
+    config: TopicConfig,
+    clock: Clock | None = None,
+    disk: Disk | None = None,
+    folder: Path | str = FOLDER,
+) -> LogStore:
+    """A store with one partition."""
+    store = LogStore(str(folder), disk or SimulatedDisk(), clock or ManualClock())
+    store.open()
+    store.load(ID, config, topic_id=TOPIC_ID)
+    return store
+
+
+def append(
+    partition: Partition,
+    pairs: Sequence[Pair],
+    *,
+    timestamp_ms: int | None = None,
+    options: BatchOptions | None = None,
+) -> int:
+    """One batch of keys and values; its base offset."""
+    now_ms = partition.clock.now_ms() if timestamp_ms is None else timestamp_ms
+    records = [Record(at, now_ms, key, value) for at, (key, value) in enumerate(pairs)]
+    return partition.append(encode(records, options))
+
+
+def fill(partition: Partition, batches: int, *, value_bytes: int = 100) -> None:
+    """Batches of one record each, synced; enough of them close segments."""
+    for _ in range(batches):
+        append(partition, [(b"key", random.Random(partition.log_end).randbytes(value_bytes))])
+    sync(partition)
+
+
+def sync(partition: Partition) -> None:
+    plan = partition.plan_sync()
+    plan.run()
+    partition.finish_sync(plan)
+    assert partition.failure is None, partition.failure
+
+
+def close_segment(partition: Partition) -> None:
+    """What is active is closed and on disk."""
+    partition.roll()
+    sync(partition)
+
+
+def stored(partition: Partition) -> list[Record]:
+    """Every record of the local log, below its start too."""
+    return [item for _, batch in partition.batches(0) for item in decode(batch)]
+
+
+def stored_headers(partition: Partition) -> list[BatchHeader]:
+    return [header for header, _ in partition.batches(0)]
+
+
+def load(found: Slice | ArchivedRead) -> bytes:
+    """The bytes of a read, from wherever they are."""
+    if isinstance(found, ArchivedRead):
+        return found.load()
+    return found.file.pread(found.length, found.position)
+
+
+def consume(partition: Partition, offset: int | None = None, max_bytes: int = 500) -> list[Record]:
+    """What a consumer gets who reads from the offset on, fetch by fetch."""
+    position = partition.log_start if offset is None else offset
+    records: list[Record] = []
+    while (found := partition.read(position, max_bytes)) is not None:
+        data = load(found)
+        assert data, f"nothing at {position}"
+        for at, header in headers(data):
+            batch = data[at : at + header.size]
+            records += [item for item in decode(batch) if item.offset >= position]
+            position = max(position, header.next_offset)
+    return records
+
+
+# ---- compaction ------------------------------------------------------------------------------
+
+HOUR_MS = 3_600_000
+COMPACTED = TopicConfig(
+    cleanup_policy=("compact",),
+    min_cleanable_dirty_ratio=0.0,
+    delete_retention_ms=HOUR_MS,
+    segment_bytes=4000,
+    index_interval_bytes=200,
+)
+
+
+def run_pass(
+    partition: Partition, cleaner: Cleaner | None = None, *, max_keys: int = 1000
+) -> Result | None:
+    """What housekeeping does, in one go."""
+    cleaner = cleaner or Cleaner(partition)
+    due = cleaner.due(partition.clock.now_ms(), max_keys)
+    if due is None:
+        return None
+    job = Job.from_json(json.loads(json.dumps(due.job.to_json())))
+    result = compact(partition.disk, partition.folder, job)
+    result = Result.from_json(json.loads(json.dumps(result.to_json())))
+    swap = Swap(partition, result.replacements)
+    assert swap.valid
+    swap.prepare()
+    swap.load_indexes()
+    if result.replacements:
+        swap.run()
+    swap.finish()
+    cleaner.finish(result)
+    cleaner.save()
+    return result
+
+
+def small_log(
+    pairs: list[Pair], config: TopicConfig = COMPACTED, disk: Disk | None = None
+) -> tuple[LogStore, Partition, ManualClock]:
+    """One record a batch, all of them in closed segments."""
+    clock = ManualClock()
+    store = open_store(config, clock, disk)
+    partition = store.partitions[ID]
+    for pair in pairs:
+        append(partition, [pair])
+    close_segment(partition)
+    return store, partition, clock
+
+
+def contents(partition: Partition) -> list[tuple[int, bytes | None, bytes | None]]:
+    return [(item.offset, item.key, item.value) for item in stored(partition)]
