@@ -38,7 +38,11 @@ class CorruptBatchError(LogError):
 
 
 class InvalidRecordError(LogError):
-    """A well-formed batch that this log does not take, such as one without keys."""
+    """A batch that this log does not take; `records` counts out the ones at fault, if known."""
+
+    def __init__(self, message: str, *, records: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.records = records
 
 
 class InvalidTimestampError(LogError):

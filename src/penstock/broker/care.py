@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _FIRST_RETRY_MS: Final = 1_000
-_LAST_RETRY_MS: Final = 5 * 60_000
+_LAST_RETRY_MS: Final = 60_000
 # The event loop is given back at least this often.
 _SLICE_S: Final = 0.002
 
@@ -152,8 +152,10 @@ class Workshop:
         await self.on_thread(lambda: self.store.write_checkpoint(rows))
 
     @contextmanager
-    def guard(self, doing: str, partition: Partition, backoff: Backoff) -> Iterator[None]:
-        """Keep a failure where it belongs."""
+    def guard(
+        self, doing: str, partition: Partition, backoff: Backoff, *, final: bool = True
+    ) -> Iterator[None]:
+        """Keep a failure where it belongs. Only the `final` step makes a success."""
         try:
             yield
         except Exception as error:
@@ -168,7 +170,8 @@ class Workshop:
                 backoff.delay_ms // 1000, exc_info=trace,
             )  # fmt: skip
         else:
-            backoff.succeeded()
+            if final:
+                backoff.succeeded()
 
     def close(self) -> None:
         self.stopping = True

@@ -32,7 +32,7 @@ class CompactionRounds:
         due: list[tuple[float, Care]] = []
         for care in await self._workshop.partitions():
             await self._workshop.breathe()
-            with self._workshop.guard("compacting", care.partition, care.compaction):
+            with self._workshop.guard("compacting", care.partition, care.compaction, final=False):
                 found = self._due(care)
                 if found is not None:
                     due.append((found.ratio, care))

@@ -125,11 +125,13 @@ class Housekeeping:
                 await self._repair(care)
             if partition.gone or partition.failure is not None:
                 continue
-            with self._workshop.guard("upkeep of", partition, care.upkeep):
-                await self._tend(care, slow=slow)
+            if care.upkeep.ready(now_ms):
+                with self._workshop.guard("upkeep of", partition, care.upkeep):
+                    await self._tend(care, slow=slow)
             # Also if that failed: on a full disk this is what makes room.
-            with self._workshop.guard("retention of", partition, care.retention):
-                removals += [(care, removal) for removal in self._excess(partition)]
+            if care.retention.ready(now_ms) and care.unfinished_swap is None:
+                with self._workshop.guard("retention of", partition, care.retention, final=False):
+                    removals += [(care, removal) for removal in self._excess(partition)]
         for _, removal in removals:
             removal.begin()
         if await self._checkpointed():

@@ -15,6 +15,7 @@ import struct
 import sys
 from array import array
 from bisect import bisect_left, bisect_right
+from itertools import pairwise
 from typing import Final
 
 OFFSET_ENTRY_SIZE: Final = 8
@@ -123,4 +124,4 @@ class TimeIndex:
 
 
 def _rises(values: array[int]) -> bool:
-    return all(a < b for a, b in zip(values, values[1:], strict=False))
+    return all(a < b for a, b in pairwise(values))

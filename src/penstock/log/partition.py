@@ -41,11 +41,11 @@ from crc32c import crc32c
 from penstock.errors import (
     CorruptBatchError,
     InvalidRecordError,
-    InvalidTimestampError,
     OffsetOutOfRangeError,
     RecordTooLargeError,
     StorageError,
 )
+from penstock.log import intake, timesearch
 from penstock.log.archive import NOTHING_ARCHIVED, ArchivedLog, ArchivedRead
 from penstock.log.clock import Clock
 from penstock.log.config import TopicConfig
@@ -61,7 +61,7 @@ from penstock.log.sync import (
     finish_closed,
     mark_failed_sync,
 )
-from penstock.records import record
+from penstock.log.timesearch import TimestampedOffset
 from penstock.records.batch import (
     APPEND_TIME,
     CONTROL,
@@ -73,7 +73,6 @@ from penstock.records.batch import (
     NO_PRODUCER_ID,
     TRANSACTIONAL,
     BatchHeader,
-    batch_size,
     clear_append_time,
     next_sequence,
     stamp_append_time,
@@ -88,9 +87,6 @@ _CODEC_MASK = 0x07
 _MIN_RECORD_BYTES = 7
 # A count that no producer reaches: offsets must not be used up by a claim in a header.
 _MAX_RECORDS = 1 << 20
-# How much a compressed batch may unfold to where the log itself must look into it.
-_MAX_UNFOLDED_BYTES = 32 << 20
-_MAGIC_AT = 16
 # What a producer that is not in a transaction leaves at zero.
 _UNUSUAL = CONTROL | TRANSACTIONAL | APPEND_TIME
 _ANY_AGE_MS = 0x7FFFFFFFFFFFFFFF
@@ -126,14 +122,6 @@ class Staged(NamedTuple):
     next_offset: int
     duplicate: bool
     append_time_ms: int
-
-
-class TimestampedOffset(NamedTuple):
-    """An answer to a lookup by time."""
-
-    offset: int
-    timestamp_ms: int
-    leader_epoch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,11 +253,11 @@ class Partition:
             self._refuse()
         size = len(view)
         if size < HEADER_SIZE:
-            _explain_shape(view)
+            intake.explain_shape(view)
         (_, length, _, magic, crc, attributes, last_delta, base_ts, max_ts, producer_id,
          producer_epoch, sequence, count) = _unpack_header(view)  # fmt: skip
         if magic != MAGIC or length + LENGTH_BASE != size:
-            _explain_shape(view)
+            intake.explain_shape(view)
         if crc32c(view[CRC_START:]) != crc:
             raise CorruptBatchError("the checksum of the record batch is wrong")
         if size > self.config.max_message_bytes:
@@ -277,7 +265,7 @@ class Partition:
                 f"a batch of {size} bytes exceeds max.message.bytes={self.config.max_message_bytes}"
             )
         if count < 1 or last_delta != count - 1 or attributes & _UNUSUAL:
-            _explain_counts(count, last_delta, attributes)
+            intake.explain_counts(count, last_delta, attributes)
             # Left is a batch that claims to be stamped by a log: this one has not done it yet.
             clear_append_time(view, 0, size)
         if count * _MIN_RECORD_BYTES > size and (
@@ -307,11 +295,13 @@ class Partition:
             <= max_ts
             <= now_ms + config.message_timestamp_after_max_ms
         ):
-            self._explain_timestamp(max_ts, now_ms)
+            intake.explain_timestamp(max_ts, now_ms)
         elif config.message_timestamp_before_max_ms < _ANY_AGE_MS:
-            _require_recent(view, count, base_ts, now_ms - config.message_timestamp_before_max_ms)
+            intake.require_recent(
+                view, count, base_ts, now_ms - config.message_timestamp_before_max_ms
+            )
         if config.compacted:
-            _require_keys(view, count)
+            intake.require_keys(view, count)
         base = self._staged_end
         last = base + last_delta
         active = self.active
@@ -338,16 +328,6 @@ class Partition:
         assert error is not None
         # The error is raised many times: it must not collect a traceback each time.
         raise error.with_traceback(None)
-
-
-
-    def _explain_timestamp(self, max_ts: int, now_ms: int) -> None:
-        # -1: the producer has no time. Kafka takes such records, and so do we.
-        if max_ts != -1:
-            raise InvalidTimestampError(
-                f"timestamp {max_ts} lies {max_ts - now_ms} ms from now, outside of "
-                "message.timestamp.before.max.ms and message.timestamp.after.max.ms"
-            )
 
     def _roll_if_due(self, size: int, last_offset: int, max_ts: int) -> None:
         """Close the active segment if the batch must not go there."""
@@ -388,7 +368,9 @@ class Partition:
             raise
         position = segment.size
         for batch in staged:
-            segment.account(batch.view, position, batch.size, batch.last_offset, batch.max_timestamp_ms)
+            segment.account(
+                batch.view, position, batch.size, batch.last_offset, batch.max_timestamp_ms
+            )
             position += batch.size
         self.log_end = self._staged_end
         self._forget_staged()
@@ -607,7 +589,7 @@ class Partition:
             at = max(bisect_right(segments, offset, key=_base_offset) - 1, 0)
         while at < len(segments):
             segment = segments[at]
-            stop = self._readable_size(segment, end)
+            stop = self.readable_size(segment, end)
             found = segment.find(offset)
             if found is not None and found[0] < stop:
                 position, header = found
@@ -623,7 +605,8 @@ class Partition:
             at += 1
         return None
 
-    def _readable_size(self, segment: Segment, end: int) -> int:
+    def readable_size(self, segment: Segment, end: int) -> int:
+        """How many bytes of the segment lie before the offset `end`."""
         visible = self._visible_segment
         assert visible is not None
         if end < self.visible:
@@ -647,50 +630,13 @@ class Partition:
         at = self.segments.index(segment)
         return self.segments[at + 1].base_offset
 
-    # ---- lookups by time -----------------------------------------------------------------
-
     def offset_for_time(self, timestamp_ms: int) -> TimestampedOffset | None:
         """The first visible record at or after the timestamp."""
-        for segment in self.segments:
-            found = segment.find_by_time(timestamp_ms)
-            while found is not None:
-                position, header = found
-                for item in _timed_records(segment.batch_at(position, header), header):
-                    if item.offset >= self.visible:
-                        return None
-                    if item.timestamp_ms >= timestamp_ms and item.offset >= self.log_start:
-                        return TimestampedOffset(
-                            item.offset, item.timestamp_ms, header.leader_epoch
-                        )
-                found = next(
-                    (
-                        (at, head)
-                        for at, head in segment.scan(position + header.size)
-                        if head.max_timestamp >= timestamp_ms
-                    ),
-                    None,
-                )
-        return None
+        return timesearch.offset_for_time(self, timestamp_ms)
 
     def max_timestamp(self) -> TimestampedOffset | None:
         """The first record with the largest timestamp of all that are visible."""
-        best: Segment | None = None
-        for segment in self.segments:
-            if segment.size and (best is None or segment.max_timestamp_ms > best.max_timestamp_ms):
-                best = segment
-        if best is None or best.max_timestamp_ms < 0:
-            return None
-        if best.max_timestamp_offset < self.visible:
-            return self.offset_for_time(best.max_timestamp_ms)
-        return self._max_timestamp_of_visible()
-
-    def _max_timestamp_of_visible(self) -> TimestampedOffset | None:
-        """The slow way, while the largest timestamp is not synced yet."""
-        newest = -1
-        for segment in self.segments:
-            for _, header in segment.scan(0, self._readable_size(segment, self.visible)):
-                newest = max(newest, header.max_timestamp)
-        return self.offset_for_time(newest) if newest >= 0 else None
+        return timesearch.max_timestamp(self)
 
     # ---- shrinking -----------------------------------------------------------------------
 
@@ -717,62 +663,3 @@ class Partition:
 
 def _base_offset(segment: Segment) -> int:
     return segment.base_offset
-
-
-def _explain_shape(view: memoryview) -> None:
-    """Raise what Kafka answers to bytes that are not exactly one batch."""
-    size = len(view)
-    stated = batch_size(view) if size >= LENGTH_BASE else size + 1
-    magic = view[_MAGIC_AT] if size > _MAGIC_AT else MAGIC
-    if magic < MAGIC:
-        raise InvalidRecordError(f"record format {magic} is not supported, only {MAGIC} is")
-    if stated > size:
-        raise InvalidRecordError(f"{size} bytes are not a whole record batch")
-    if magic != MAGIC or stated < HEADER_SIZE:
-        raise CorruptBatchError(f"{stated} bytes of format {magic} are no record batch")
-    raise InvalidRecordError("a produce request carries one batch per partition")
-
-
-def _timed_records(batch: bytes, header: BatchHeader) -> Iterator[record.Record]:
-    """The records of a batch, for their times.
-
-    Producers may have put anything under a right checksum: where it cannot be read, the batch
-    as a whole counts as a record, so that it hides nothing that comes after it.
-    """
-    try:
-        for item in record.decode(batch, _MAX_UNFOLDED_BYTES):
-            if not header.base_offset <= item.offset <= header.last_offset:
-                raise CorruptBatchError("a record claims an offset outside of its batch")
-            yield item._replace(timestamp_ms=min(item.timestamp_ms, header.max_timestamp))
-    except CorruptBatchError:
-        yield record.Record(header.base_offset, header.max_timestamp, None, None)
-
-
-def _explain_counts(count: int, last_delta: int, attributes: int) -> None:
-    if attributes & CONTROL:
-        raise InvalidRecordError("control batches are written by the broker only")
-    if attributes & TRANSACTIONAL:
-        raise InvalidRecordError("the batch belongs to a transaction that is not open")
-    if count < 1 or last_delta != count - 1:
-        raise InvalidRecordError(f"{count} records with a last offset delta of {last_delta}")
-
-
-def _require_recent(view: memoryview, count: int, base_ts: int, oldest_ms: int) -> None:
-    """Of a batch whose newest record is recent enough, all must be."""
-    spans = record.spans(record.payload(view, _MAX_UNFOLDED_BYTES), count)
-    stamps = [base_ts + span.timestamp_delta for span in spans]
-    old = tuple(at for at, stamp in enumerate(stamps) if stamp < oldest_ms and stamp != -1)
-    if old:
-        raise InvalidTimestampError(
-            f"timestamp {stamps[old[0]]} is older than message.timestamp.before.max.ms allows"
-        )
-
-
-def _require_keys(view: memoryview, count: int) -> None:
-    """A compacted topic keeps the latest record per key: a record without one has no place."""
-    spans = record.spans(record.payload(view, _MAX_UNFOLDED_BYTES), count)
-    keyless = tuple(at for at, span in enumerate(spans) if span.key is None)
-    if keyless:
-        raise InvalidRecordError(
-            "a compacted topic takes only records with a key", records=keyless
-        )

@@ -26,7 +26,6 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Final
 
 from penstock.errors import StorageError
@@ -36,7 +35,6 @@ from penstock.log.config import TopicConfig
 from penstock.log.disk import Disk, make_dirs_durably
 from penstock.log.partition import Partition, PartitionId
 from penstock.log.producers import (
-    ProducerStates,
     load_snapshot,
     replay_producers,
     snapshot_offsets,
@@ -168,18 +166,21 @@ def _open_after_crash(partition: Partition, bases: list[int], recovery_point: in
     finished = max([recovery_point - 1, *snapshots])
     doubtful = max((at for at, base in enumerate(bases) if base <= finished), default=0)
     segments = [open_segment(disk, folder, base) for base in bases[:doubtful]]
+    producers = load_snapshot(disk, folder, bases[doubtful])
+    partition.producers = producers or replay_producers(disk, folder, segments)
+    closed: list[ClosedSegment] = []
     log_end = bases[doubtful]
-    for at, base in enumerate(bases[doubtful:]):
-        following = bases[doubtful + at + 1 :]
+    for at, base in enumerate(bases[doubtful:], doubtful):
         if not _continues(partition, base, log_end):
             # What came before is cut or lost, so nothing here was ever acknowledged.
-            _discard(partition, [base, *following])
+            _discard(partition, bases[at:])
             break
-        segment, log_end = _check_segment(partition, base, following)
+        if at > doubtful:
+            closed.append(ClosedSegment(segments[-1], base, partition.producers.to_bytes()))
+        segment, log_end = _check_segment(partition, base, bases[at + 1 :])
         segments.append(segment)
         if max(log_end, partition.log_start) < safe_to:
             _refuse(partition, log_end, safe_to)
-            partition.producers = replay_producers(disk, folder, segments)
             partition.adopt(segments, log_end)
             return
         _cut_torn_tail(partition, segment, log_end)
@@ -187,7 +188,8 @@ def _open_after_crash(partition: Partition, bases: list[int], recovery_point: in
     _complete_epochs(partition, segments[doubtful:], log_end)
     # Not even the names are certain: the last process may have been killed before it synced them.
     disk.sync_dir(folder)
-    partition.producers = _finish_segments(partition, segments, doubtful)
+    for item in closed:
+        finish_closed(disk, folder, item)
     partition.adopt(segments, log_end)
 
 
@@ -199,7 +201,7 @@ def _continues(partition: Partition, offset: int, log_end: int) -> bool:
 def _check_segment(
     partition: Partition, base: int, following: list[int]
 ) -> tuple[Segment, int]:
-    """The segment as far as it is whole, and where its records end.
+    """The segment as far as it is whole, and where its records end; producers are taken in.
 
     A batch's offset and epoch are not under its checksum: torn, they must not pass. Only in a
     segment that was closed may records be missing, taken away by compaction.
@@ -218,6 +220,7 @@ def _check_segment(
         if not in_place or not of_its_time or header.leader_epoch < epoch:
             break
         segment.observe(at, header)
+        partition.producers.observe(header)
         log_end, epoch = header.next_offset, header.leader_epoch
     return segment, log_end
 
@@ -252,24 +255,6 @@ def _sync_segments(partition: Partition, segments: list[Segment]) -> None:
         mark_failed_sync(disk, folder)
         raise
     clear_failed_sync(disk, folder)
-
-
-def _finish_segments(
-    partition: Partition, segments: list[Segment], doubtful: int
-) -> ProducerStates:
-    """Give closed segments the indexes and snapshots that they lack; returns the producers."""
-    disk, folder = partition.disk, partition.folder
-    states = load_snapshot(disk, folder, segments[doubtful].base_offset)
-    if states is None:
-        states = replay_producers(disk, folder, segments[:doubtful])
-    for segment, following in pairwise([*segments[doubtful:], None]):
-        assert segment is not None
-        for _, header in segment.scan(0):
-            states.observe(header)
-        if following is not None:
-            closed = ClosedSegment(segment, following.base_offset, states.to_bytes())
-            finish_closed(disk, folder, closed)
-    return states
 
 
 def _refuse(partition: Partition, log_end: int, safe_to: int) -> None:

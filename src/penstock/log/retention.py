@@ -61,8 +61,12 @@ class Removal:
 
     def erase(self) -> None:
         """On any thread."""
+        partition = self.partition
         for segment in self.segments:
             segment.remove()
+            if partition.archived.segments:
+                # In order: a reader looks for local segments without a hole between them.
+                partition.disk.sync_dir(partition.folder)
 
 
 def roll_if_expired(partition: Partition, now_ms: int) -> bool:

@@ -212,7 +212,8 @@ class Segment:
         if len(data) % TIME_ENTRY_SIZE or (self.size and not data):
             self.rebuild_indexes()
         elif data:
-            self.max_timestamp_ms, relative = TIME_ENTRY.unpack_from(data, len(data) - TIME_ENTRY_SIZE)
+            last = len(data) - TIME_ENTRY_SIZE
+            self.max_timestamp_ms, relative = TIME_ENTRY.unpack_from(data, last)
             self.max_timestamp_offset = self.base_offset + relative
 
     def rebuild_indexes(self) -> None:

@@ -41,7 +41,7 @@ from penstock.log.archive import (
 )
 from penstock.log.checkpoint import unseal
 from penstock.log.disk import Disk, File, read_whole, write_atomically
-from penstock.log.partition import Partition, TimestampedOffset
+from penstock.log.partition import Partition
 from penstock.log.producers import snapshot_path
 from penstock.log.segment import (
     DERIVED_SUFFIXES,
@@ -51,6 +51,7 @@ from penstock.log.segment import (
     Segment,
     open_segment,
 )
+from penstock.log.timesearch import TimestampedOffset
 from penstock.records import record
 
 PARTITION_METADATA: Final = "partition.metadata"

@@ -148,6 +148,17 @@ def stamp_append_time(buffer: bytearray | memoryview, at: int, size: int, now_ms
     (attributes,) = _ATTRIBUTES.unpack_from(buffer, at + 21)
     _ATTRIBUTES.pack_into(buffer, at + 21, attributes | APPEND_TIME)
     _TIMESTAMP.pack_into(buffer, at + 35, now_ms)
+    _reseal(buffer, at, size)
+
+
+def clear_append_time(buffer: bytearray | memoryview, at: int, size: int) -> None:
+    """Let the records' own timestamps count again, and give the batch its new checksum."""
+    (attributes,) = _ATTRIBUTES.unpack_from(buffer, at + 21)
+    _ATTRIBUTES.pack_into(buffer, at + 21, attributes & ~APPEND_TIME)
+    _reseal(buffer, at, size)
+
+
+def _reseal(buffer: bytearray | memoryview, at: int, size: int) -> None:
     checksum = crc32c(memoryview(buffer)[at + CRC_START : at + size])
     _CRC.pack_into(buffer, at + 17, checksum)
 

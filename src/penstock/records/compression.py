@@ -6,6 +6,7 @@ Decompression is bounded: a batch that claims to unfold into more than `limit` b
 
 from __future__ import annotations
 
+import mmap
 import struct
 import zlib
 from typing import Final
@@ -41,7 +42,10 @@ def compress(codec: int, data: bytes) -> bytes:
         case 2:
             return _snappy_compress(data)
         case 3:
-            return bytes(cramjam.lz4.compress(data))
+            # Kafka's Java reader refuses frames whose blocks refer to earlier ones.
+            lz4 = cramjam.lz4.Compressor(block_linked=False)
+            lz4.compress(data)
+            return bytes(lz4.finish())
         case 4:
             return bytes(cramjam.zstd.compress(data))
     raise CorruptBatchError(f"unknown compression codec {codec}")
@@ -73,16 +77,16 @@ def _bounded(decompress_into: object, data: bytes | memoryview, limit: int) -> m
     assert callable(decompress_into)
     size = min(limit, max(64 * 1024, len(data) * 6))
     while True:
-        target = bytearray(size)
+        # Large ones from the system, which gives pages only as they are written: damaged data
+        # ends early and must not cost the limit.
+        target = bytearray(size) if size <= 1 << 20 else mmap.mmap(-1, size)
         try:
             written = decompress_into(data, target)
         except cramjam.DecompressionError:
             if size >= limit:
                 raise
         else:
-            # A full buffer may be a cut one.
-            if written < size or size >= limit:
-                return memoryview(target)[:written]
+            return memoryview(target)[:written]
         size = min(limit, size * 4)
 
 

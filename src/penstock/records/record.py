@@ -77,10 +77,12 @@ def read_varint(data: Buffer, at: int) -> tuple[int, int]:
             at += 1
             raw |= (byte & 0x7F) << shift
             if byte < 0x80:
+                if raw >> 64:
+                    raise CorruptBatchError("a number has more than 64 bits")
                 return (raw >> 1) ^ -(raw & 1), at
             shift += 7
             if shift > 63:
-                raise CorruptBatchError("a varint is longer than ten bytes")
+                raise CorruptBatchError("a number is longer than ten bytes")
     except IndexError:
         raise CorruptBatchError("a record ends in the middle of a number") from None
 
@@ -96,9 +98,18 @@ def write_varint(out: bytearray, value: int) -> None:
 
 def payload(batch: Buffer, limit: int = compression.DEFAULT_LIMIT_BYTES) -> bytes | memoryview:
     """The decompressed records of a whole batch."""
-    header = read_header(batch)
+    header = _whole(batch)
     body = memoryview(batch)[HEADER_SIZE : header.size]
     return compression.decompress(header.codec, body, limit)
+
+
+def _whole(batch: Buffer) -> BatchHeader:
+    if len(batch) < HEADER_SIZE:
+        raise CorruptBatchError(f"{len(batch)} bytes are too few for a batch header")
+    header = read_header(batch)
+    if not HEADER_SIZE <= header.size <= len(batch):
+        raise CorruptBatchError(f"a batch of {header.size} bytes in {len(batch)}")
+    return header
 
 
 def spans(data: Buffer, record_count: int) -> Iterator[RecordSpan]:
@@ -114,6 +125,8 @@ def spans(data: Buffer, record_count: int) -> Iterator[RecordSpan]:
         offset_delta, at = read_varint(data, at)
         key, at = _nullable_bytes(data, at, end)
         value_length, at = read_varint(data, at)
+        if at + max(value_length, 0) > end:
+            raise CorruptBatchError("a record's fields are longer than the record")
         yield RecordSpan(start, end, offset_delta, timestamp_delta, key, value_length >= 0)
         at = end
     if at != end_of_data:
@@ -122,12 +135,16 @@ def spans(data: Buffer, record_count: int) -> Iterator[RecordSpan]:
 
 def decode(batch: Buffer, limit: int = compression.DEFAULT_LIMIT_BYTES) -> Iterator[Record]:
     """The records of a whole batch. Control batches come out too; see `is_control`."""
-    header = read_header(batch)
+    header = _whole(batch)
     data = payload(batch, limit)
     for span in spans(data, header.record_count):
         timestamp = header.max_timestamp
         if not header.has_append_time:
             timestamp = header.base_timestamp + span.timestamp_delta
+        if not 0 <= span.offset_delta <= header.last_offset_delta or abs(timestamp) >> 63:
+            raise CorruptBatchError(
+                f"a record claims offset delta {span.offset_delta} and timestamp {timestamp}"
+            )
         value, headers = _after_key(data, span)
         yield Record(header.base_offset + span.offset_delta, timestamp, span.key, value, headers)
 

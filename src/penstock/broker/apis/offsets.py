@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Final
 from penstock.broker.apis.context import RequestContext
 from penstock.broker.apis.fetch import check_epoch
 from penstock.errors import LogError
-from penstock.log.partition import Partition, TimestampedOffset
+from penstock.log.partition import Partition
+from penstock.log.timesearch import TimestampedOffset
 from penstock.wire.errors import ErrorCode
 from penstock.wire.messages.describe_producers import (
     DescribeProducersRequest,

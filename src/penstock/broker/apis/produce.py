@@ -241,18 +241,26 @@ def _stage(
         writes.append(write)
 
 
+def _flush(
+    partition: Partition, staged: list[PendingWrite | SingleWrite]
+) -> list[PendingWrite | SingleWrite]:
+    """Write what is staged; those that are in the log. The others have been told why not."""
+    try:
+        partition.flush()
+    except StorageError as error:
+        log.warning("%s: %s", partition.id, error)
+        for write in staged:
+            if write.next_offset > partition.log_end:
+                write.fail(error)
+        # What a roll in the midst of the round wrote before the failure is there all the same.
+        return [write for write in staged if write.next_offset <= partition.log_end]
+    return staged
+
+
 def finish_round(broker: Broker, round_: ProduceRound) -> None:
     """Write every partition once; answer, or wait for the sync."""
-    for partition, writes in round_.writes.items():
-        try:
-            partition.flush()
-        except StorageError as error:
-            log.warning("%s: %s", partition.id, error)
-            for write in writes:
-                if write.next_offset > partition.log_end:
-                    write.fail(error)
-            # What a roll in the midst of the round wrote before the failure is in the log.
-            writes = [write for write in writes if write.next_offset <= partition.log_end]
+    for partition, staged in round_.writes.items():
+        writes = _flush(partition, staged)
         if partition.syncs:
             visible, waiters = partition.visible, broker.sync_waiters
             for write in writes:

@@ -1,0 +1,81 @@
+"""A hundred thousand frames that no decent client sends, while a decent client is served.
+
+Each of them ends in an answer or a closed connection. No exception escapes, nothing is left of
+them in the broker, memory does not grow, and the decent client notices nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from penstock.broker.config import Limits
+from penstock.testing.broker import Broker
+from tests.broker import requests as rq
+from tests.broker.raw import RawClient
+from tests.broker.robustness.fuzzer import FuzzProcess, Work
+from tests.broker.robustness.watch import Witness, memory_bytes, no_errors, wait_for_quiet
+
+FRAMES = 92_000
+STREAMS = 10_000
+GROWTH_MAX_BYTES = 64 << 20
+TOPICS = (
+    rq.create("fuzz", 3, segment_bytes="100000"),
+    rq.create("fuzz-compacted", 1, cleanup_policy="compact"),
+    rq.create("fuzz-stamped", 1, message_timestamp_type="LogAppendTime", durability="disk"),
+    rq.create("fuzz-memory", 2, durability="memory", retention_bytes="1000000"),
+)
+
+
+@pytest.fixture
+def broker() -> Iterator[Broker]:
+    limits = Limits(max_topics=40, max_partitions=300, max_fetch_sessions=50)
+    # In memory where that can be: a hundred thousand frames make some thousand syncs.
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as data:
+        with Broker(data, limits=limits, housekeeping_interval_ms=200) as broker:
+            yield broker
+
+
+def fuzz_work(broker: Broker, seed: int, frames: int, streams: int) -> Work:
+    """What to do to a broker; its topics are made for it."""
+    with RawClient(broker.bootstrap) as client:
+        for request in TOPICS:
+            (made,) = client.call(request).topics
+            assert not made.error_code, made
+    topics = broker.call(
+        lambda server: {t.name: str(t.id) for t in server.catalog.topics.values()}
+    )
+    topics.pop("witness", None)
+    host, port = broker.bootstrap.split(":")
+    return Work(host, int(port), seed, topics, int(time.time() * 1000), frames, streams)
+
+
+def check_outcomes(outcomes: Counter[str], wanted: int) -> None:
+    assert set(outcomes) <= {"answered", "closed", "waiting"}, outcomes
+    assert outcomes["waiting"] < wanted // 100, outcomes
+    assert outcomes["answered"] > wanted // 10, outcomes
+    assert outcomes["closed"] > wanted // 10, outcomes
+    assert outcomes.total() >= wanted, outcomes
+
+
+@pytest.mark.timeout(300)
+def test_no_frame_disturbs_the_broker_or_another_client(broker: Broker, seed: int) -> None:
+    with Witness(broker) as witness, no_errors(broker):
+        work = fuzz_work(broker, seed, 2_000, 500)
+        # What is loaded and cached on first use is not growth.
+        check_outcomes(FuzzProcess(work).outcomes(), 2_500)
+        before = memory_bytes()
+        outcomes = FuzzProcess(replace(work, frames=FRAMES, streams=STREAMS)).outcomes()
+        grown = memory_bytes() - before
+    print(f"{outcomes}, {witness.rounds} rounds of the witness, {grown >> 20} MiB more memory")
+    check_outcomes(outcomes, FRAMES + STREAMS)
+    assert witness.rounds > 50
+    wait_for_quiet(broker)
+    assert grown < GROWTH_MAX_BYTES
+    assert broker.call(lambda server: len(server.fetch_sessions)) <= 50

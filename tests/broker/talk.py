@@ -1,0 +1,124 @@
+"""One broker under questions: what the scenarios of `scenarios_*` are given.
+
+A `Talk` is about a broker of either kind. It makes topics and waits until they are served, knows
+their ids and epochs, and turns answers into plain values that can be compared. Topic names are
+made from the scenario's, so that one broker serves all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import monotonic
+from typing import Any, Final
+from uuid import UUID
+
+from penstock.wire import Message
+from penstock.wire.errors import ErrorCode
+from tests.broker.raw import ConnectionEnded, RawClient
+from tests.broker.requests import (
+    create,
+    fetch,
+    metadata,
+    new_name,
+    new_producer,
+    one,
+    produce,
+)
+
+READY_TIMEOUT_S: Final = 30.0
+BY_NAME_VERSION: Final = 12
+
+Scenario = Callable[["Talk"], Any]
+SCENARIOS: Final[dict[str, Scenario]] = {}
+
+
+def scenario(function: Scenario) -> Scenario:
+    """Register a scenario; what it returns must be the same on every broker."""
+    assert function.__name__ not in SCENARIOS
+    SCENARIOS[function.__name__] = function
+    return function
+
+
+def error_name(code: int) -> str:
+    return ErrorCode(code).name
+
+
+class Talk:
+    """A conversation with one broker."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self.bootstrap = bootstrap
+        self.client = RawClient(bootstrap)
+        self.ids: dict[str, UUID] = {}
+
+    def close(self) -> None:
+        self.client.close()
+
+    def call(self, request: Message, version: int | None = None) -> Any:
+        return self.client.call(request, version)
+
+    # ---- topics ----------------------------------------------------------------------------
+
+    def topic(self, partitions: int = 1, *, name: str | None = None, **configs: str) -> str:
+        """A topic that is there and served."""
+        name = name or new_name()
+        result = self.call(create(name, partitions, **configs)).topics[0]
+        assert not result.error_code, (error_name(result.error_code), result.error_message)
+        self.ids[name] = result.topic_id
+        self.wait_served(name, partitions)
+        return name
+
+    def wait_served(self, name: str, partitions: int = 1) -> None:
+        """A topic that was just made may not have its leader yet."""
+        deadline = monotonic() + READY_TIMEOUT_S
+        wanted = dict.fromkeys(range(partitions), 0)
+        while monotonic() < deadline:
+            answer = self.call(fetch(name, wanted), BY_NAME_VERSION)
+            told = self.call(metadata(name)).topics[0]
+            if (
+                all(not part.error_code for part in answer.responses[0].partitions)
+                and not told.error_code
+                and len(told.partitions) == partitions
+                and all(part.leader_id >= 0 for part in told.partitions)
+            ):
+                return
+        raise TimeoutError(f"topic {name} is not served")
+
+    def leader_epoch(self, name: str) -> int:
+        return int(self.call(metadata(name)).topics[0].partitions[0].leader_epoch)
+
+    # ---- records ---------------------------------------------------------------------------
+
+    def produced(self, request: Message, version: int = BY_NAME_VERSION) -> tuple[str, int]:
+        """What a produce of one batch is answered: the error's name and the base offset."""
+        result = one(self.call(request, version))
+        return error_name(result.error_code), result.base_offset
+
+    def fill(self, topic: str, *batches: bytes) -> None:
+        """Write batches, and wait until they can be read."""
+        self.fill_partition(topic, 0, *batches)
+
+    def fill_partition(self, topic: str, number: int, *batches: bytes) -> None:
+        end = 0
+        for item in batches:
+            error, end = self.produced(produce(topic, {number: item}))
+            assert error == "NONE", error
+        # Kafka raises its high watermark a moment after it has answered.
+        self.call(fetch(topic, {number: end}, max_wait_ms=10_000), BY_NAME_VERSION)
+
+    def producer_id(self) -> int:
+        deadline = monotonic() + READY_TIMEOUT_S
+        # Kafka asks its controller for the first ones, and says so in the meantime.
+        while (answer := self.call(new_producer())).error_code:
+            assert monotonic() < deadline, error_name(answer.error_code)
+        return int(answer.producer_id)
+
+    # ---- other connections -----------------------------------------------------------------
+
+    def outcome_of(self, send: Callable[[RawClient], Any]) -> Any:
+        """What comes of something done on a connection of its own; `closed` if it is cut."""
+        with RawClient(self.bootstrap) as client:
+            try:
+                return send(client)
+            except (ConnectionEnded, BrokenPipeError):
+                return "closed"

@@ -1,0 +1,37 @@
+"""The same questions to Penstock and to a real Apache Kafka: the answers must be the same.
+
+The scenarios are in `scenarios_*`; each returns error names, offsets and other plain values. What
+differs on purpose is not a scenario: it is tested on its own elsewhere and told in
+docs/protocol.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from penstock.testing.apache_kafka import ApacheKafka
+from penstock.testing.broker import Broker
+from tests.broker import scenarios_fetch, scenarios_produce, scenarios_topics
+from tests.broker.talk import SCENARIOS, Talk
+
+assert scenarios_fetch
+assert scenarios_produce
+assert scenarios_topics
+
+
+@pytest.fixture(scope="module")
+def penstock() -> Iterator[Broker]:
+    """With the durability that is the default outside of tests."""
+    with Broker(durability="disk") as broker:
+        yield broker
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_both_answer_the_same(name: str, penstock: Broker, apache_kafka: ApacheKafka) -> None:
+    with closing(Talk(apache_kafka.bootstrap)) as talk:
+        expected = SCENARIOS[name](talk)
+    with closing(Talk(penstock.bootstrap)) as talk:
+        assert SCENARIOS[name](talk) == expected
