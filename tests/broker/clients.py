@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 import subprocess
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
@@ -17,12 +18,17 @@ from typing import Any, Final, Protocol
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka import TopicPartition as AsyncPartition
 from confluent_kafka import Consumer, Message, Producer, TopicPartition
-from kafka import KafkaConsumer, KafkaProducer
-from kafka import TopicPartition as PythonPartition
-
 from penstock.testing.java_client import JavaClient, NewRecord
 
+with warnings.catch_warnings():
+    # It reads its schemas by a function that Python 3.11 calls deprecated.
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from kafka import KafkaConsumer, KafkaProducer
+    from kafka import TopicPartition as PythonPartition
+
 TIMEOUT_S: Final = 20.0
+# A client that is closed waits for the answer to its last fetch.
+WAIT_MS: Final = 20
 Header = tuple[str, bytes | None]
 BEGINNING: Final = -2
 
@@ -61,6 +67,7 @@ class Client(Protocol):
     """What every client can do here; partition 0 is meant throughout."""
 
     sets_timestamps: bool
+    sends_null_headers: bool
 
     def produce(self, topic: str, items: Sequence[Item], how: How) -> None:
         """Send all, and wait until all are acknowledged."""
@@ -79,6 +86,7 @@ class ConfluentClient:
     """confluent-kafka."""
 
     sets_timestamps = True
+    sends_null_headers = True
 
     def __init__(self, bootstrap: str) -> None:
         self._config = {"bootstrap.servers": bootstrap}
@@ -129,7 +137,7 @@ class ConfluentClient:
     def _consume(self, place: Any, count: int) -> list[Got]:
         consumer = Consumer(
             {**self._config, "group.id": "unused", "enable.auto.commit": False,
-             "auto.offset.reset": "error"}
+             "auto.offset.reset": "error", "fetch.wait.max.ms": WAIT_MS}
         )  # fmt: skip
         try:
             consumer.assign([place(consumer)])
@@ -152,6 +160,7 @@ class KcatClient:
     """kcat, a program of its own."""
 
     sets_timestamps = False
+    sends_null_headers = True
 
     def __init__(self, bootstrap: str) -> None:
         self._bootstrap = bootstrap
@@ -225,6 +234,7 @@ class PythonClient:
     """kafka-python."""
 
     sets_timestamps = True
+    sends_null_headers = False
 
     def __init__(self, bootstrap: str) -> None:
         self._bootstrap = bootstrap
@@ -272,6 +282,7 @@ class PythonClient:
             bootstrap_servers=self._bootstrap,
             consumer_timeout_ms=int(TIMEOUT_S * 1000),
             enable_auto_commit=False,
+            fetch_max_wait_ms=WAIT_MS,
         )
         try:
             consumer.assign([place])
@@ -280,7 +291,7 @@ class PythonClient:
                 consumer.seek_to_beginning(place)
             else:
                 consumer.seek(place, offset)
-            found = [message for message, _ in zip(consumer, range(count), strict=False)]
+            found = [message for _, message in zip(range(count), consumer, strict=False)]
         finally:
             consumer.close()
         assert len(found) == count, f"{len(found)} of {count} records came"
@@ -291,6 +302,7 @@ class AsyncClient:
     """aiokafka."""
 
     sets_timestamps = True
+    sends_null_headers = True
 
     def __init__(self, bootstrap: str) -> None:
         self._bootstrap = bootstrap
@@ -331,7 +343,9 @@ class AsyncClient:
         self, topic: str, count: int, start: int, since: int | None = None
     ) -> list[Got]:
         place = AsyncPartition(topic, 0)
-        async with AIOKafkaConsumer(bootstrap_servers=self._bootstrap) as consumer:
+        async with AIOKafkaConsumer(
+            bootstrap_servers=self._bootstrap, fetch_max_wait_ms=WAIT_MS
+        ) as consumer:
             consumer.assign([place])
             if since is not None:
                 start = (await consumer.offsets_for_times({place: since}))[place].offset
@@ -347,6 +361,7 @@ class JvmClient:
     """Apache Kafka's Java client."""
 
     sets_timestamps = True
+    sends_null_headers = True
 
     def __init__(self, java: JavaClient) -> None:
         self.java = java
@@ -366,7 +381,8 @@ class JvmClient:
 
     def consume(self, topic: str, count: int, start: int = BEGINNING) -> list[Got]:
         starts: Any = (0,) if start == BEGINNING else {0: start}
-        found = self.java.consume(topic, starts, max_records=count, timeout_s=TIMEOUT_S)
+        config = {"fetch.max.wait.ms": str(WAIT_MS)}
+        found = self.java.consume(topic, starts, config, max_records=count, timeout_s=TIMEOUT_S)
         return [Got(r.offset, r.timestamp_ms, r.key, r.value, r.headers) for r in found]
 
     def consume_since(self, topic: str, count: int, timestamp_ms: int) -> list[Got]:

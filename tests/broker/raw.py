@@ -45,7 +45,7 @@ class RawClient:
         self._client_id = client_id
         self._next_correlation_id = 1
         # What was asked and not yet answered: API, version, correlation id.
-        self._asked: deque[tuple[int, int, int]] = deque()
+        self.asked: deque[tuple[int, int, int]] = deque()
 
     def __enter__(self) -> Self:
         return self
@@ -68,7 +68,7 @@ class RawClient:
         version = latest(request) if version is None else version
         correlation_id = self._next_correlation_id
         self._next_correlation_id += 1
-        self._asked.append((request.API_KEY, version, correlation_id))
+        self.asked.append((request.API_KEY, version, correlation_id))
         header = request_header(request.API_KEY, version, correlation_id, self._client_id)
         return header + encoder(type(request), version)(request)
 
@@ -85,12 +85,12 @@ class RawClient:
     def send_unanswered(self, request: Message, version: int | None = None) -> None:
         """A request that gets no answer, such as a produce with acks=0."""
         frame = self.frame(request, version)
-        self._asked.pop()
+        self.asked.pop()
         self.send_frame(frame)
 
     def receive(self) -> Any:
         """The answer to the oldest request that has none yet."""
-        key, version, correlation_id = self._asked.popleft()
+        key, version, correlation_id = self.asked.popleft()
         return decode_answer(key, version, correlation_id, self.receive_frame())
 
     def call(self, request: Message, version: int | None = None) -> Any:

@@ -159,11 +159,24 @@ def test_small_segments_are_merged() -> None:
     assert len(partition.closed) == 8
     result = run_pass(partition)
     assert result is not None
-    assert [item.base_offset for item in result.replacements] == [0]
+    assert [item.outputs for item in result.replacements] == [(0,)]
     assert len(partition.closed) == 1
     assert stored(partition) == before
     names = set(partition.disk.names(partition.folder))
     assert {name for name in names if name.startswith("00000000000000000003")} == set()
+
+
+def test_what_has_shrunk_is_merged_at_once_and_outputs_are_filled() -> None:
+    pairs: list[Pair] = [(b"%d" % (at % 3 * at), b"x" * 100) for at in range(400)]
+    _, partition, _ = small_log(pairs)
+    before = len(partition.closed)
+    run_pass(partition)
+    sizes = [segment.size for segment in partition.closed]
+    assert before > 15
+    assert all(3800 < size <= 4000 for size in sizes[:-1])
+    latest = {key: at for at, (key, _) in enumerate(pairs)}
+    assert [item.offset for item in stored(partition)] == sorted(latest.values())
+    assert consume(partition) == stored(partition)
 
 
 def test_what_would_not_change_is_not_written() -> None:

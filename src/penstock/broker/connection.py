@@ -143,6 +143,7 @@ class Connection(asyncio.BufferedProtocol):
         broker, view = self._broker, self._view
         start, end = self._start, self._end
         broker.now_ms = broker.clock.now_ms()
+        slots, most_slots, ready_bytes = self._slots, self._limits.max_inflight_requests, 0
         self._in_read = True
         try:
             while end - start >= 4 and not self._paused:
@@ -157,7 +158,9 @@ class Connection(asyncio.BufferedProtocol):
                 broker.dispatch(self, frame)
                 if self.closed:
                     return
-                if len(self._slots) >= self._limits.max_inflight_requests:
+                if slots and slots[-1].ready:
+                    ready_bytes += slots[-1].size
+                if len(slots) >= most_slots or ready_bytes > self._limits.max_unsent_bytes:
                     self._pause()
         except WireError as error:
             self.close(f"malformed request: {error}")

@@ -34,7 +34,6 @@ from penstock.log.clock import Clock, SystemClock
 from penstock.log.disk import Disk
 from penstock.log.partition import Partition, PartitionId
 from penstock.log.store import LogStore
-from penstock.log.timesearch import TimestampedOffset
 from penstock.wire import Message, api, decode_request_header, decoder, encoder, response_header
 from penstock.wire.errors import ErrorCode
 from penstock.wire.messages.api_versions import ApiVersionsResponse
@@ -115,6 +114,7 @@ class Broker:
             )
         except OSError as error:
             # Nothing has happened yet: the next start need not recover from this one.
+            await self.committer.close()
             self.store.close()
             raise ConfigError(
                 f"cannot listen on {self.config.host}:{self.config.port}: {error.strerror}",
@@ -312,12 +312,6 @@ class Broker:
         if partitions is None or not 0 <= number < len(partitions):
             return None
         return partitions[number]
-
-    def offset_for_time(
-        self, partition: Partition, timestamp_ms: int
-    ) -> TimestampedOffset | Awaitable[TimestampedOffset | None] | None:
-        """The first record at or after a time; what is archived is looked at elsewhere."""
-        return partition.offset_for_time(timestamp_ms)
 
     def _load_partitions(self, topic: Topic) -> None:
         self._by_name[topic.name] = [self._load(topic, at) for at in range(topic.partitions)]

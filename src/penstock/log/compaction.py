@@ -14,7 +14,7 @@ dirty part anew without the records that a newer one has replaced:
 - The keys of one pass are bounded in number, as is what is kept of a long one. A pass that
   reaches the bound ends there and is clean up to there; the next goes on.
 - Outputs are filled up to `segment.bytes`, so that what has shrunk is merged. An input that would
-  come out as it went in stays as it is.
+  come out as it went in stays as it is, unless it fits behind its neighbour.
 
 `compact` is a function over files: it reads closed segments, which nobody changes, and writes
 `.cleaned` files beside them, all synced. It opens what it reads itself, needs no partition and no
@@ -114,7 +114,7 @@ class Result:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Result:
-        pairs = [Replacement(base, tuple(old)) for base, old in data["replacements"]]
+        pairs = [Replacement(tuple(new), tuple(old)) for new, old in data["replacements"]]
         return cls(**{**data, "replacements": pairs})
 
 
@@ -134,7 +134,7 @@ def compact(
         if item.base_offset >= run.end:
             break
         run.rewrite(item)
-    run.close_output()
+    run.close_group()
     disk.sync_dir(folder)
     return run.result
 
@@ -259,15 +259,13 @@ def _batches(file: File, size: int) -> Iterator[tuple[BatchHeader, memoryview]]:
 class _Output(Segment):
     """A segment under construction, beside the log."""
 
-    __slots__ = ("changed", "pending", "pending_bytes", "replaced")
+    __slots__ = ("pending", "pending_bytes")
 
     def __init__(self, disk: Disk, folder: str, base_offset: int) -> None:
         file = _open_log(disk, folder, base_offset, CLEANED)
         super().__init__(disk, folder, base_offset, file)
-        self.changed = False
         self.pending: list[Buffer] = []
         self.pending_bytes = 0
-        self.replaced: list[int] = []
 
     def path(self, suffix: str) -> str:
         return super().path(suffix) + CLEANED
@@ -314,6 +312,10 @@ class _Pass:
         self._newest: dict[bytes | None, int] = {}
         self._producer_ends = frozenset(job.producer_ends)
         self._output: _Output | None = None
+        # The inputs and outputs since the last place where one began with the other.
+        self._inputs: list[int] = []
+        self._outputs: list[int] = []
+        self._changed = False
         # Records at or above this offset were not looked at and stay.
         self.end = job.clean_until
         self.result = Result(clean_until=job.clean_until)
@@ -361,8 +363,7 @@ class _Pass:
     # ---- then: write what stays
 
     def rewrite(self, item: Input) -> None:
-        output = self._output_for(item)
-        output.replaced.append(item.base_offset)
+        self._begin(item)
         result = self.result
         file = self._open(item)
         try:
@@ -370,45 +371,63 @@ class _Pass:
                 kept = self._filter(header, batch)
                 result.records_read += header.record_count
                 result.bytes_read += header.size
-                if kept is None:
-                    output.changed = True
-                    continue
-                if kept is batch:
-                    result.records_kept += header.record_count
-                    output.add(kept, header.last_offset, header.max_timestamp)
-                else:
-                    output.changed = True
-                    changed = read_header(kept)
+                if kept is not None:
+                    changed = header if kept is batch else read_header(kept)
                     result.records_kept += changed.record_count
-                    output.add(kept, changed.last_offset, changed.max_timestamp)
+                    self._add(kept, changed)
+                self._changed = self._changed or kept is not batch
                 self._breathe()
         finally:
             file.close()
 
-    def _output_for(self, item: Input) -> _Output:
-        """The current output if the segment is sure to fit there, otherwise a new one."""
+    def _begin(self, item: Input) -> None:
+        """Go on in the current output, or end it and begin a new one with the segment."""
         output = self._output
         if output is not None:
             fits = output.size + item.size <= self._job.segment_bytes
-            if fits and output.fits(item.end_offset - 1):
-                output.changed = True
-                return output
-            self.close_output()
-        self._output = output = _Output(self._disk, self._folder, item.base_offset)
+            rewritten = self._changed and item.end_offset > self._job.clean_until
+            if output.fits(item.end_offset - 1) and (fits or rewritten):
+                self._inputs.append(item.base_offset)
+                self._changed = True
+                return
+            self.close_group()
+        self._inputs.append(item.base_offset)
+        self._open_output(item.base_offset)
+
+    def _open_output(self, base_offset: int) -> _Output:
+        self._output = output = _Output(self._disk, self._folder, base_offset)
         output.index_interval_bytes = self._job.index_interval_bytes
+        self._outputs.append(base_offset)
         return output
 
-    def close_output(self) -> None:
-        output, self._output = self._output, None
-        if output is None:
+    def _add(self, batch: Buffer, header: BatchHeader) -> None:
+        output = self._output
+        assert output is not None
+        # A group of one input is not cut: it may yet come out unchanged.
+        full = output.size + len(batch) > self._job.segment_bytes and len(self._inputs) > 1
+        if full and output.size:
+            self._close_output()
+            output = self._open_output(header.base_offset)
+        output.add(batch, header.last_offset, header.max_timestamp)
+
+    def _close_output(self) -> None:
+        assert self._output is not None
+        self._output.complete()
+        self.result.bytes_written += self._output.size
+        self._output = None
+
+    def close_group(self) -> None:
+        """End the outputs of the inputs so far; if nothing has changed, forget them."""
+        if self._output is None:
             return
-        if not output.changed:
-            output.discard()
-            return
-        output.complete()
-        self.result.bytes_written += output.size
-        replacement = Replacement(output.base_offset, tuple(output.replaced))
-        self.result.replacements.append(replacement)
+        if self._changed:
+            self._close_output()
+            replacement = Replacement(tuple(self._outputs), tuple(self._inputs))
+            self.result.replacements.append(replacement)
+        else:
+            self._output.discard()
+            self._output = None
+        self._inputs, self._outputs, self._changed = [], [], False
 
     def _filter(self, header: BatchHeader, batch: memoryview) -> Buffer | None:
         """What becomes of a batch: itself, a smaller one, an empty one, or nothing (None)."""

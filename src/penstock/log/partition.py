@@ -180,6 +180,8 @@ class Partition:
         self._sync_running = False
         # Why batches that were staged are not in the log, until their `flush` has said it.
         self._unflushed: StorageError | None = None
+        # Whether a failed write was taken back from the active segment, which is not synced yet.
+        self._untidy = False
         # What the recovery point was when damage below it was found.
         self._damaged_below = 0
 
@@ -356,6 +358,10 @@ class Partition:
                 error, self._unflushed = self._unflushed, None
                 raise error.with_traceback(None)
             return
+        if self.failure is not None:
+            # It failed since they were staged.
+            self._take_back(self.failure)
+            self._refuse()
         segment = self.active
         try:
             if self.reserve is not None and self._staged_end > self.reserve.limit:
@@ -382,11 +388,12 @@ class Partition:
             self.producers.restore(producer_id, before)
         self._forget_staged()
         self._staged_end = self.log_end
+        self._untidy = True
         try:
             self.active.file.truncate(self.active.size)
         except StorageError:
             # What the write left behind cannot be removed now; `repair` will.
-            self.failure = error
+            self._fail(error)
 
     def _forget_staged(self) -> None:
         self._staged = []
@@ -403,6 +410,8 @@ class Partition:
         """Close the active segment and open the next at `log_end`."""
         if not self.active.size:
             return
+        if self._untidy:
+            self._tidy_up()
         following = create_segment(self.disk, self.folder, self.log_end)
         following.index_interval_bytes = self.config.index_interval_bytes
         closed = self.active
@@ -413,6 +422,16 @@ class Partition:
         self.segments = [*self.segments, following]
         if self._visible_segment is closed and self._visible_position == closed.size:
             self._show(self.visible, following, 0)
+
+    def _tidy_up(self) -> None:
+        """Remains of a failed write must not come back, after a crash, in a closed segment."""
+        try:
+            self.active.file.sync()
+        except StorageError as error:
+            mark_failed_sync(self.disk, self.folder)
+            self._fail(error)
+            raise
+        self._untidy = False
 
     def roll_if_old(self, now_ms: int) -> None:
         """Roll by time also when nothing is written."""
@@ -520,6 +539,7 @@ class Partition:
             finish_closed(self.disk, self.folder, last)
         clear_failed_sync(self.disk, self.folder)
         self.segments, self.producers, self._closed_unsynced = segments, producers, []
+        self._untidy = False
         lost = self.log_end - offset
         self._synced = (self.log_end, self.active, self.active.size)
         self._show(self.log_end, self.active, self.active.size)

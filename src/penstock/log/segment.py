@@ -198,7 +198,8 @@ class Segment:
         stored = [read_whole(self.disk, path) for path in paths]
         known = self.stored_digest()
         # A changed entry would send readers to the wrong place without anyone noticing.
-        if known is not None and known[2:] != (crc32c(stored[0]), crc32c(stored[1])):
+        sums = (self.size, crc32c(stored[0]), crc32c(stored[1]))
+        if known is not None and (known[0], *known[2:]) != sums:
             return
         index = OffsetIndex.from_bytes(stored[0], self.size)
         time_index = TimeIndex.from_bytes(stored[1])
@@ -209,7 +210,10 @@ class Segment:
         """The segment's largest timestamp: the last entry of its stored time index."""
         path = self.path(TIME_INDEX_SUFFIX)
         data = read_whole(self.disk, path) if self.disk.exists(path) else b""
-        if len(data) % TIME_ENTRY_SIZE or (self.size and not data):
+        known = self.stored_digest()
+        # Retention goes by this: a changed digit must not remove records before their time.
+        doubtful = known is not None and (known[0], known[3]) != (self.size, crc32c(data))
+        if doubtful or len(data) % TIME_ENTRY_SIZE or (self.size and not data):
             self.rebuild_indexes()
         elif data:
             last = len(data) - TIME_ENTRY_SIZE

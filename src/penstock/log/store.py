@@ -90,6 +90,7 @@ class LogStore:
             self._read_identity()
             self._recovery_points = self._read_offsets(RECOVERY_POINTS)
             self._log_starts = self._read_offsets(LOG_STARTS)
+            self._written = self.checkpoint_rows()
             self._remove_deleted()
             marker = self._path(CLEAN_MARKER)
             self.was_clean = self.disk.exists(marker)

@@ -1,8 +1,8 @@
 """Compacted segments take the place of those they were made from, at once or not at all.
 
     1. the outputs lie complete and synced beside the log, their names ending in `.cleaned`;
-    2. the plan, which says which segments each output replaces, is written and synced: from
-       here on the swap will happen;
+    2. the plan, which says what comes and what goes, is written and synced: from here on the
+       swap will happen;
     3. outputs are renamed to their final names, the other replaced segments are removed;
     4. the folder is synced, then the plan is removed, and the folder synced again.
 
@@ -37,16 +37,26 @@ CLEANED: Final = ".cleaned"
 PLAN_FILE: Final = "compaction-swap"
 
 
-class Replacement(NamedTuple):
-    """One output: the segments whose records it holds now, the first of which names it."""
+_PUT: Final = "put"
+_REMOVE: Final = "remove"
 
-    base_offset: int
+
+class Replacement(NamedTuple):
+    """Neighbouring segments, and what was made of them, all by base offset.
+
+    There is at least one output, and the first begins where the first that is replaced did.
+    """
+
+    outputs: tuple[int, ...]
     replaced: tuple[int, ...]
 
 
 def commit_swap(disk: Disk, folder: str, replacements: list[Replacement]) -> None:
     """Replace; durable on return. After a StorageError `finish_swap` must be tried again."""
-    rows = [(item.base_offset, old) for item in replacements for old in item.replaced]
+    rows: list[tuple[int, str]] = []
+    for item in replacements:
+        rows += [(base, _PUT) for base in item.outputs]
+        rows += [(base, _REMOVE) for base in item.replaced if base not in item.outputs]
     write_checkpoint(disk, os.path.join(folder, PLAN_FILE), rows)
     finish_swap(disk, folder)
 
@@ -62,11 +72,11 @@ def finish_swap(disk: Disk, folder: str) -> None:
             f"{plan} is damaged: segments may be half replaced",
             advice="Restore the partition's folder from a copy.",
         )
-    for base, old in sorted({(int(base), int(old)) for base, old in rows}):
-        if base == old:
-            _put_in_place(disk, folder, base)
+    for base, role in rows:
+        if role == _PUT:
+            _put_in_place(disk, folder, int(base))
         else:
-            _remove_replaced(disk, folder, old)
+            _remove_replaced(disk, folder, int(base))
     disk.sync_dir(folder)
     disk.remove(plan)
     disk.sync_dir(folder)
@@ -124,8 +134,9 @@ class Swap:
         partition = self._partition
         commit_swap(partition.disk, partition.folder, self._replacements)
         self._new = [
-            open_segment(partition.disk, partition.folder, item.base_offset)
+            open_segment(partition.disk, partition.folder, base)
             for item in self._replacements
+            for base in item.outputs
         ]
 
     def finish(self) -> None:

@@ -52,6 +52,9 @@ class SyncPlan:
                 self.active.file.sync()
         except StorageError as error:
             self.error = error
+        except Exception as error:
+            # Whatever it was, nothing may count as synced.
+            self.error = StorageError(f"syncing {self.folder}: {error!r}")
 
 
 def mark_failed_sync(disk: Disk, folder: str) -> None:

@@ -57,17 +57,24 @@ def max_timestamp(partition: Partition) -> TimestampedOffset | None:
             best = segment
     if best is None or best.max_timestamp_ms < 0:
         return None
-    if best.max_timestamp_offset < partition.visible:
-        return offset_for_time(partition, best.max_timestamp_ms)
-    return _max_timestamp_of_visible(partition)
+    found = None
+    if partition.log_start <= best.max_timestamp_offset < partition.visible:
+        found = offset_for_time(partition, best.max_timestamp_ms)
+    return found or _max_timestamp_by_scan(partition)
 
 
-def _max_timestamp_of_visible(partition: Partition) -> TimestampedOffset | None:
-    """The slow way, while the largest timestamp is not synced yet."""
-    newest = -1
+def _max_timestamp_by_scan(partition: Partition) -> TimestampedOffset | None:
+    """The slow way, while the largest timestamp is not synced yet or below the log's start."""
+    start, newest = partition.log_start, -1
     for segment in partition.segments:
-        for _, header in segment.scan(0, partition.readable_size(segment, partition.visible)):
-            newest = max(newest, header.max_timestamp)
+        stop = partition.readable_size(segment, partition.visible)
+        for at, header in segment.scan(0, stop):
+            if header.base_offset >= start:
+                newest = max(newest, header.max_timestamp)
+            elif header.last_offset >= start:
+                items = _timed_records(segment.batch_at(at, header), header)
+                times = [item.timestamp_ms for item in items if item.offset >= start]
+                newest = max([newest, *times])
     return offset_for_time(partition, newest) if newest >= 0 else None
 
 

@@ -22,7 +22,6 @@ on every operation raises it. `after_crash` gives the disk that the next process
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import random
@@ -94,16 +93,28 @@ class _Fault:
     path_part: str
 
 
-@dataclass(slots=True)
 class _Outcome:
-    """What is in store for one operation."""
+    """What is in store for one operation, which holds the disk meanwhile."""
 
-    last: bool
-    error: StorageError | None
+    __slots__ = ("_disk", "error", "last")
+
+    def __init__(self, disk: SimulatedDisk, last: bool, error: StorageError | None) -> None:
+        self._disk = disk
+        self.last = last
+        self.error = error
 
     def stop(self) -> None:
-        if self.error is not None and not self.last:
+        if self.error is not None:
             raise self.error
+
+    def __enter__(self) -> _Outcome:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._disk._mutex.release()
+        if self.last:
+            self._disk.crashed = True
+            raise SimulatedCrash
 
 
 @dataclass(slots=True)
@@ -130,7 +141,8 @@ class SimulatedFile:
         return -1
 
     def pread(self, length: int, position: int) -> bytes:
-        with self._disk._operation("read", self.path, self._closed):
+        with self._disk._operation("read", self.path, self._closed) as outcome:
+            outcome.stop()
             return bytes(self._node.content[position : position + length])
 
     def pwritev(self, buffers: Sequence[Buffer], position: int) -> None:
@@ -245,27 +257,24 @@ class SimulatedDisk:
         disk._state = self._after
         return disk
 
-    @contextlib.contextmanager
-    def _operation(self, kind: Operation, path: str, closed: bool = False) -> Iterator[_Outcome]:
+    def _operation(self, kind: Operation, path: str, closed: bool = False) -> _Outcome:
         """Every operation goes through here: it may fail, or be the last one."""
-        with self._mutex:
-            if self.crashed:
-                raise SimulatedCrash
-            if closed:
-                raise storage_error(OSError(errno.EBADF, os.strerror(errno.EBADF)), path)
-            last = False
-            if kind != "read":
-                self.operations += 1
-                last = self._crash_at is not None and self.operations >= self._crash_at
-            outcome = _Outcome(last, self._due_fault(kind, path))
-            # In half of the crashes the operation is still done, though nobody learns of it.
-            if last and kind != "write" and self._rng.random() < 0.5:
-                self.crashed = True
-                raise SimulatedCrash
-            yield outcome
-            if last:
-                self.crashed = True
-                raise SimulatedCrash
+        if self.crashed:
+            raise SimulatedCrash
+        if closed:
+            raise _error(errno.EBADF, path)
+        self._mutex.acquire()
+        last = False
+        if kind != "read":
+            self.operations += 1
+            last = self._crash_at is not None and self.operations >= self._crash_at
+        # In half of the crashes the operation is still done, though nobody learns of it.
+        if last and kind != "write" and self._rng.random() < 0.5:
+            self.crashed = True
+            self._mutex.release()
+            raise SimulatedCrash
+        error = self._due_fault(kind, path) if self._faults and not last else None
+        return _Outcome(self, last, error)
 
     def _due_fault(self, kind: Operation, path: str) -> StorageError | None:
         for fault in self._faults:

@@ -6,8 +6,6 @@ them in the broker, memory does not grow, and the decent client notices nothing.
 
 from __future__ import annotations
 
-import os
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -20,7 +18,13 @@ from penstock.testing.broker import Broker
 from tests.broker import requests as rq
 from tests.broker.raw import RawClient
 from tests.broker.robustness.fuzzer import FuzzProcess, Work
-from tests.broker.robustness.watch import Witness, memory_bytes, no_errors, wait_for_quiet
+from tests.broker.robustness.watch import (
+    Witness,
+    memory_bytes,
+    no_errors,
+    quick_broker,
+    wait_for_quiet,
+)
 
 FRAMES = 92_000
 STREAMS = 10_000
@@ -36,10 +40,8 @@ TOPICS = (
 @pytest.fixture
 def broker() -> Iterator[Broker]:
     limits = Limits(max_topics=40, max_partitions=300, max_fetch_sessions=50)
-    # In memory where that can be: a hundred thousand frames make some thousand syncs.
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as data:
-        with Broker(data, limits=limits, housekeeping_interval_ms=200) as broker:
-            yield broker
+    with quick_broker(limits=limits, housekeeping_interval_ms=200) as broker:
+        yield broker
 
 
 def fuzz_work(broker: Broker, seed: int, frames: int, streams: int) -> Work:
@@ -48,9 +50,7 @@ def fuzz_work(broker: Broker, seed: int, frames: int, streams: int) -> Work:
         for request in TOPICS:
             (made,) = client.call(request).topics
             assert not made.error_code, made
-    topics = broker.call(
-        lambda server: {t.name: str(t.id) for t in server.catalog.topics.values()}
-    )
+    topics = broker.call(lambda server: {t.name: str(t.id) for t in server.catalog.topics.values()})
     topics.pop("witness", None)
     host, port = broker.bootstrap.split(":")
     return Work(host, int(port), seed, topics, int(time.time() * 1000), frames, streams)

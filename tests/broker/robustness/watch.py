@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +23,17 @@ from tests.broker import requests as rq
 from tests.broker.raw import RawClient
 
 _PATIENCE_S: Final = 30.0
+
+
+@contextmanager
+def quick_broker(**settings: Any) -> Iterator[Broker]:
+    """A broker that waits for no disk: what is tested with it is not durability."""
+    place = "/dev/shm" if os.path.isdir("/dev/shm") else None
+    with (
+        tempfile.TemporaryDirectory(prefix="penstock-test-", dir=place) as data,
+        Broker(data, **settings) as broker,
+    ):
+        yield broker
 
 
 def eventually(condition: Callable[[], bool], what: str, patience_s: float = _PATIENCE_S) -> None:
@@ -41,7 +54,9 @@ class _Errors(logging.Handler):
         self.lines: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        trace = f"\n{logging.Formatter().formatException(record.exc_info)}" if record.exc_info else ""
+        trace = (
+            f"\n{logging.Formatter().formatException(record.exc_info)}" if record.exc_info else ""
+        )
         self.lines.append(f"{record.name}: {record.getMessage()}{trace}")
 
 
@@ -136,7 +151,9 @@ class Witness:
             history.acknowledged(self._place, answer.base_offset + at, None, value)
         end = history.end(self._place)
         assert end == next_offset + len(values)
-        fetched = rq.one(client.call(rq.fetch(topic, 0 if self.rounds % 50 == 0 else next_offset), 11))
+        fetched = rq.one(
+            client.call(rq.fetch(topic, 0 if self.rounds % 50 == 0 else next_offset), 11)
+        )
         records = rq.records_of(fetched.records)
         if self.rounds % 50 == 0:
             while records[-1].offset < end - 1:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Final
 
 from penstock.broker.apis.context import RequestContext
@@ -92,18 +93,39 @@ def api_versions(
     )
 
 
-async def metadata(
+def metadata(
     broker: Broker, request: MetadataRequest, context: RequestContext
-) -> MetadataResponse:
-    """Brokers and topics; topics that are not there are made if that is allowed."""
-    wanted = request.topics
+) -> MetadataResponse | Awaitable[MetadataResponse]:
+    """Brokers and topics; topics that are not there are made if that is allowed.
+
+    Answered at once where nothing is to be made: then the bound on unsent bytes holds.
+    """
+    wanted, known = request.topics, broker.catalog.topics
     if wanted is None or (context.version == 0 and not wanted):
-        topics = [_topic_metadata(broker, topic) for topic in broker.catalog.topics.values()]
-    else:
-        create = request.allow_auto_topic_creation and broker.config.auto_create_topics
-        topics = [
-            await _asked_topic(broker, item, context.version, create=create) for item in wanted
-        ]
+        return _metadata(broker, [_topic_metadata(broker, topic) for topic in known.values()])
+    may_create = request.allow_auto_topic_creation and broker.config.auto_create_topics
+    if may_create and any(item.name is not None and item.name not in known for item in wanted):
+        return _metadata_of_new(broker, wanted, context.version)
+    return _metadata(broker, [_asked_topic(broker, item, context.version) for item in wanted])
+
+
+async def _metadata_of_new(
+    broker: Broker, wanted: list[MetadataRequestTopic], version: int
+) -> MetadataResponse:
+    topics: list[MetadataResponseTopic] = []
+    for item in wanted:
+        if item.name is not None and item.name not in broker.catalog.topics:
+            try:
+                await broker.create_topic_if_absent(item.name)
+            except (ApiError, LogError) as error:
+                code, _ = error_of(error)
+                topics.append(MetadataResponseTopic(error_code=code, name=item.name))
+                continue
+        topics.append(_asked_topic(broker, item, version))
+    return _metadata(broker, topics)
+
+
+def _metadata(broker: Broker, topics: list[MetadataResponseTopic]) -> MetadataResponse:
     host, port = broker.advertised
     return MetadataResponse(
         brokers=[MetadataResponseBroker(node_id=NODE_ID, host=host, port=port)],
@@ -114,8 +136,8 @@ async def metadata(
     )
 
 
-async def _asked_topic(
-    broker: Broker, item: MetadataRequestTopic, version: int, *, create: bool
+def _asked_topic(
+    broker: Broker, item: MetadataRequestTopic, version: int
 ) -> MetadataResponseTopic:
     if item.name is None:
         if version < NULL_NAMES_FROM_VERSION:
@@ -129,17 +151,11 @@ async def _asked_topic(
                 error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=None, topic_id=item.topic_id
             )
         return _topic_metadata(broker, found)
-    topic = broker.catalog.topics.get(item.name)
     try:
-        if topic is None:
-            check_name(item.name)
-            if not create:
-                raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "there is no such topic")
-            topic = await broker.create_topic_if_absent(item.name)
-    except (ApiError, LogError) as error:
-        code, _ = error_of(error)
-        return MetadataResponseTopic(error_code=code, name=item.name, topic_id=ZERO_UUID)
-    return _topic_metadata(broker, topic)
+        check_name(item.name)
+        return _topic_metadata(broker, broker.catalog.topic(item.name))
+    except ApiError as error:
+        return MetadataResponseTopic(error_code=error.code, name=item.name, topic_id=ZERO_UUID)
 
 
 def _topic_metadata(broker: Broker, topic: Topic) -> MetadataResponseTopic:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import TYPE_CHECKING, Final
 
 from penstock.broker.apis.context import RequestContext
 from penstock.broker.apis.fetch import check_epoch
 from penstock.errors import LogError
 from penstock.log.partition import Partition
+from penstock.log.tiering import max_lookup, time_lookup
 from penstock.log.timesearch import TimestampedOffset
 from penstock.wire.errors import ErrorCode
 from penstock.wire.messages.describe_producers import (
@@ -103,9 +103,16 @@ async def _lookup(
         first_local = partition.segments[0].base_offset
         return first_local - 1 if partition.log_start < first_local else -1
     if timestamp_ms == MAX_TIMESTAMP:
-        return partition.max_timestamp()
-    found = broker.offset_for_time(partition, timestamp_ms)
-    return await found if inspect.isawaitable(found) else found
+        archived = max_lookup(partition)
+        if archived is None:
+            return partition.max_timestamp()
+        return await broker.loop.run_in_executor(None, archived.load)
+    archived = time_lookup(partition, timestamp_ms)
+    if archived is not None:
+        found = await broker.loop.run_in_executor(None, archived.load)
+        if found is not None:
+            return found
+    return partition.offset_for_time(timestamp_ms)
 
 
 def offset_for_leader_epoch(

@@ -154,7 +154,9 @@ def set_error(result: PartitionProduceResponse, error: LogError) -> None:
 def handle(broker: Broker, frame: memoryview, at: int, context: RequestContext) -> None:
     """Stage a request's batches; `finish_round` writes and answers."""
     version = context.version
-    request, _ = decoder(ProduceRequest, version)(frame, at)
+    request, end = decoder(ProduceRequest, version)(frame, at)
+    # Its place in the frame is found from the end, so nothing may follow the request.
+    recognisable = request.acks and end == len(frame)
     slot = context.connection.open_slot() if request.acks else None
     pending = PendingProduce(context, slot, request.acks)
     refusal = _refusal(request)
@@ -182,7 +184,7 @@ def handle(broker: Broker, frame: memoryview, at: int, context: RequestContext) 
                 )
                 continue
             _stage(broker, partition, item.records, pending, result)
-            records_at = records_start(frame, request, version) if request.acks else None
+            records_at = records_start(frame, request, version) if recognisable else None
             if records_at is not None:
                 context.connection.targets.learn(frame, records_at, request, partition)
     if not pending.waiting:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 # The key covers the request from its client id on; before it are API, version, correlation id.
 KEY_START: Final = 8
 FLEXIBLE_FROM_VERSION: Final = 9
-LOG_START_FROM_VERSION: Final = 5
+
 ANY_CODEC_FROM_VERSION: Final = 7
 # Beyond this many a connection's targets are forgotten and learned anew.
 MAX_TARGETS: Final = 2_000
@@ -43,8 +43,8 @@ MAX_KEY_BYTES: Final = 1_000
 
 _INT32: Final = struct.Struct(">i")
 _LENGTH_AND_CORRELATION: Final = struct.Struct(">ii")
+# Base offset, append time and start of the log.
 _NUMBERS: Final = struct.Struct(">qqq")
-_NUMBERS_BEFORE_5: Final = struct.Struct(">qq")
 _MARK: Final = 0x5EA1_C0DE_5EA1_C0DE
 
 
@@ -52,7 +52,7 @@ class Target:
     """Where the requests with one beginning go, and what their answers look like."""
 
     __slots__ = (
-        "acks", "frame_tail", "head", "numbers", "partition", "response_size", "tail",
+        "acks", "frame_tail", "head", "partition", "response_size", "tail",
         "topic_index", "version",
     )  # fmt: skip
 
@@ -64,14 +64,12 @@ class Target:
         self.frame_tail = 3 if version >= FLEXIBLE_FROM_VERSION else 0
         topic = request.topic_data[0]
         self.topic_index = (topic.name, topic.topic_id, topic.partition_data[0].index)
-        with_start = version >= LOG_START_FROM_VERSION
-        self.numbers = _NUMBERS if with_start else _NUMBERS_BEFORE_5
         marked = self.encode(PartitionProduceResponse(base_offset=_MARK))
         at = marked.index(struct.pack(">q", _MARK))
         correlation_size = 4
         self.head = response_header(0, version, 0)[correlation_size:] + marked[:at]
-        self.tail = marked[at + self.numbers.size :]
-        self.response_size = correlation_size + len(self.head) + self.numbers.size + len(self.tail)
+        self.tail = marked[at + _NUMBERS.size :]
+        self.response_size = correlation_size + len(self.head) + _NUMBERS.size + len(self.tail)
 
     def encode(self, result: PartitionProduceResponse) -> bytes:
         """The response with one result, without its header."""
@@ -82,10 +80,7 @@ class Target:
     def success(self, correlation_id: int, base_offset: int, append_time_ms: int) -> bytes:
         """The whole frame of an answer."""
         start = _LENGTH_AND_CORRELATION.pack(self.response_size, correlation_id)
-        if self.numbers is _NUMBERS:
-            numbers = _NUMBERS.pack(base_offset, append_time_ms, self.partition.log_start)
-        else:
-            numbers = _NUMBERS_BEFORE_5.pack(base_offset, append_time_ms)
+        numbers = _NUMBERS.pack(base_offset, append_time_ms, self.partition.log_start)
         return start + self.head + numbers + self.tail
 
 
@@ -183,9 +178,12 @@ def records_start(frame: memoryview, request: ProduceRequest, version: int) -> i
         # These must be looked at for a codec that they may not use.
         return None
     if version >= FLEXIBLE_FROM_VERSION:
-        if frame[-3] or frame[-2] or frame[-1]:
+        length = encode_uvarint(len(records) + 1)
+        at = len(frame) - 3 - len(records) - len(length)
+        if frame[-3] or frame[-2] or frame[-1] or frame[at : at + len(length)] != length:
+            # There are tags, or the length is written in an unusual way.
             return None
-        return len(frame) - 3 - len(records) - len(encode_uvarint(len(records) + 1))
+        return at
     return len(frame) - len(records) - 4
 
 

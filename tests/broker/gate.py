@@ -1,0 +1,72 @@
+"""A disk whose syncs wait at a gate, so that a test decides when records are safe."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from penstock.log.disk import OsDisk, OsFile
+
+TIMEOUT_S: Final = 20.0
+
+
+class GatedFile(OsFile):
+    """A file that asks the gate before it syncs."""
+
+    __slots__ = ("_gate",)
+
+    def __init__(self, fd: int, path: str, gate: GatedDisk) -> None:
+        super().__init__(fd, path)
+        self._gate = gate
+
+    def sync(self) -> None:
+        self._gate.pass_through(self.path)
+        super().sync()
+
+
+class GatedDisk(OsDisk):
+    """The real disk, but syncs of the logs of some topics wait while their gate is closed."""
+
+    def __init__(self) -> None:
+        self._open = threading.Event()
+        self._open.set()
+        self._arrived = threading.Condition()
+        self._waiting = 0
+        self._prefix = ""
+        self.syncs = 0
+
+    @contextmanager
+    def closed(self, topic: str) -> Iterator[None]:
+        """While this lasts, nothing that is written to the topic becomes safe."""
+        self._prefix = f"{topic}-"
+        self._open.clear()
+        try:
+            yield
+        finally:
+            self._open.set()
+
+    def wait_for_sync(self) -> None:
+        """Until a sync stands at the closed gate."""
+        with self._arrived:
+            assert self._arrived.wait_for(lambda: self._waiting, TIMEOUT_S)
+
+    def open(self, path: str, *, create: bool = False) -> OsFile:
+        plain = super().open(path, create=create)
+        gated = GatedFile(os.dup(plain.fileno()), path, self)
+        plain.close()
+        return gated
+
+    def pass_through(self, path: str) -> None:
+        folder = os.path.basename(os.path.dirname(path))
+        if not path.endswith(".log") or not folder.startswith(self._prefix or "\0"):
+            return
+        with self._arrived:
+            self._waiting += 1
+            self.syncs += 1
+            self._arrived.notify_all()
+        assert self._open.wait(TIMEOUT_S)
+        with self._arrived:
+            self._waiting -= 1
