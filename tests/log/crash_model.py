@@ -329,6 +329,7 @@ class Machine:
         self.tolerate(partition.repair)
         if partition.failure is not None:
             return
+        self.disk.failed_syncs.clear()
         # What was cut off is gone for good, and its offsets with it.
         assert partition.log_end == end
         keep = len(read_all(partition, partition.log_start))
@@ -421,7 +422,7 @@ class Machine:
         """Stop in some way, start again, perhaps in several attempts, and check everything."""
         lost_power = False
         while True:
-            power_loss = self.rng.random() < 0.6
+            power_loss = self.rng.random() < 0.6 or self.nobody_was_warned()
             lost_power |= power_loss
             self.crashes += 1
             self.disk.crash(self.rng, power_loss=power_loss)
@@ -447,6 +448,20 @@ class Machine:
             end = promise.after_power_loss if lost_power else promise.after_kill
             check_partition(self, id_, end)
             self.adopt(id_)
+
+    def nobody_was_warned(self) -> bool:
+        """Whether a sync failed and the process ended before it could say so.
+
+        Then the next process reads from the page cache what is on no disk, and cannot know it:
+        nothing can be promised, and nothing is. A power loss takes the page cache along.
+        """
+        unwarned = [
+            path
+            for path in self.disk.failed_syncs
+            if path.endswith(".log")
+            and not self.disk.holds(f"{path.rsplit('/', 1)[0]}/sync-failed")
+        ]
+        return bool(unwarned)
 
     def adopt(self, id_: PartitionId) -> None:
         """Go on with what recovery found."""

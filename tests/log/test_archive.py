@@ -161,9 +161,10 @@ def drop_local(partition: Partition) -> int:
     if removal is None:
         return 0
     removal.begin()
+    count = len(removal.segments)
     removal.detach()
     removal.erase()
-    return len(removal.segments)
+    return count
 
 
 def filled(
@@ -433,6 +434,18 @@ def test_a_damaged_manifest_is_not_guessed_at(directory: Archive) -> None:
     store.close()
     with pytest.raises(StorageError, match="damaged"):
         open_store(CONFIG, ManualClock(), disk)
+
+
+def test_no_changed_byte_of_a_manifest_passes(directory: Archive) -> None:
+    store, partition, _ = filled()
+    archive_all(store, partition, directory)
+    data = bytearray(partition.archived.manifest.to_bytes())
+    assert Manifest.from_bytes(bytes(data)) == partition.archived.manifest
+    for at in range(len(data)):
+        data[at] ^= 1
+        assert Manifest.from_bytes(bytes(data)) is None
+        data[at] ^= 1
+    assert Manifest.from_bytes(bytes(data[:-1])) is None
 
 
 def test_the_cache_of_indexes_is_bounded(directory: Archive) -> None:

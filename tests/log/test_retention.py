@@ -42,9 +42,10 @@ def keep_within_bounds(store: LogStore, partition: Partition) -> int:
     removal.begin()
     store.checkpoint()
     assert removal.valid
+    count = len(removal.segments)
     removal.detach()
     removal.erase()
-    return len(removal.segments)
+    return count
 
 
 def test_old_segments_go_whole() -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 import os
 from functools import partial
-from typing import Final
 
 from penstock.broker.care import Backoff, Care, Workshop
 from penstock.errors import PenstockError
@@ -21,6 +20,7 @@ from penstock.log.archive import Archive, ArchivedLog, ArchiveReader, Manifest
 from penstock.log.checkpoint import read_checkpoint, write_checkpoint
 from penstock.log.partition import Partition
 from penstock.log.tiering import (
+    REMOVALS_FILE,
     archive_folder,
     next_upload,
     publish,
@@ -30,8 +30,6 @@ from penstock.log.tiering import (
 )
 
 log = logging.getLogger(__name__)
-
-REMOVALS_FILE: Final = "archive-removals"
 
 
 class ArchiveRounds:

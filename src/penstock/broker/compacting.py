@@ -90,6 +90,7 @@ async def finish_swap(workshop: Workshop, care: Care, result: Result | None = No
         await workshop.on_thread(swap.run)
         swap.finish()
         care.unfinished_swap = None
+        await workshop.on_thread(swap.let_go)
     if result is not None and care.cleaner is not None:
         care.cleaner.finish(result)
         await workshop.on_thread(care.cleaner.save)

@@ -43,6 +43,8 @@ log = logging.getLogger(__name__)
 
 _FIRST_BUFFER_BYTES: Final = 256 * 1024
 _SENDFILE_FROM_BYTES: Final = 256 * 1024
+# So much is put together for one write, and no more is read from files before it is sent.
+_WRITE_BYTES: Final = 1 << 20
 _LENGTH: Final = struct.Struct(">i")
 _GONE: Final = (errno.EPIPE, errno.ECONNRESET)
 # Elsewhere than on Linux sendfile has other arguments; reading and writing serves as well.
@@ -276,19 +278,27 @@ class Connection(asyncio.BufferedProtocol):
         assert self._transport is not None
         outgoing = self._outgoing
         short: list[bytes | bytearray | memoryview] = []
+        short_bytes = 0
         while outgoing:
+            if short_bytes >= _WRITE_BYTES:
+                self._transport.write(b"".join(short))
+                short, short_bytes = [], 0
+                if self._transport_full:
+                    # The rest stays in its files until the reader has taken this.
+                    return
             part = outgoing[0]
             if isinstance(part, Slice):
                 if self._can_sendfile(part):
                     if not self._send_file(short, part):
                         return
-                    short = []
+                    short, short_bytes = [], 0
                     continue
                 data = self._read(part)
                 if data is None:
                     return
                 part = data
             short.append(part)
+            short_bytes += len(part)
             outgoing.popleft()
         self._outgoing_bytes = 0
         if short:

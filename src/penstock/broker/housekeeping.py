@@ -194,13 +194,13 @@ class Housekeeping:
     async def _remove(self, removal: Removal) -> None:
         if not removal.segments or not removal.valid:
             return
+        self.counters.segments_removed += len(removal.segments)
+        self.counters.bytes_removed += sum(segment.size for segment in removal.segments)
         removal.detach()
         if removal.partition.config.durability == "memory":
             removal.erase()
         else:
             await self._workshop.on_thread(removal.erase)
-        self.counters.segments_removed += len(removal.segments)
-        self.counters.bytes_removed += sum(segment.size for segment in removal.segments)
 
     # ---- repair --------------------------------------------------------------------------
 

@@ -53,8 +53,8 @@ async def _serve(
         loop.add_signal_handler(number, stop.set)
     await broker.start()
     # What was built at the start stays: the collector need not look at it again and again.
-    gc.collect()
     gc.freeze()
+    gc.enable()
     gc.set_threshold(50_000, 20, 20)
     try:
         on_ready(broker)

@@ -347,7 +347,9 @@ class Broker:
                 made.append(PartitionId(name, number))
                 # What a deleted topic of the same name may have left.
                 self.store.delete(made[-1])
-                self._load(topic, number)
+                partition = self._load(topic, number)
+                # Now, so that the first write need not wait for the disk.
+                partition.epochs.assign(partition.leader_epoch, partition.log_end)
                 await asyncio.sleep(0)
 
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
@@ -153,6 +154,8 @@ def up(
     if "durability" in settings:
         raise typer.BadParameter("use --durability")
     _check_data(data)
+    # What is made while starting stays; the broker turns the collector on again.
+    gc.disable()
     from penstock.broker.main import BrokerConfig, serve
 
     broker_config = BrokerConfig(

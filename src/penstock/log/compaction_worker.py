@@ -7,15 +7,19 @@ the lowest priority, and writes one line to its standard output: `{"result": …
 with what went wrong. It touches the segments of that folder and nothing else.
 
 The input stays open while it works. When it closes, the parent has stopped or was killed, and
-the child ends at once: what it has written so far is thrown away at the next start.
+the child ends at once: what it has written so far is thrown away at the next start. It begins
+only once it holds the folder against others and its parent is still there, so the child of a
+broker that was killed never meddles with what the next one does.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import sys
 import threading
+from select import select
 from typing import IO, Any
 
 from penstock.errors import PenstockError
@@ -30,12 +34,27 @@ def main() -> int:
     if not line:
         return 1
     os.nice(_LOWEST_PRIORITY)
+    request = json.loads(line)
+    if not _alone(request["folder"]) or select([sys.stdin.buffer], [], [], 0)[0]:
+        return 1
     watcher = threading.Thread(target=_end_with_parent, args=(sys.stdin.buffer,), daemon=True)
     watcher.start()
-    request = json.loads(line)
     sys.stdout.write(json.dumps(answer(request)) + "\n")
     sys.stdout.flush()
     return 0
+
+
+def _alone(folder: str) -> bool:
+    """Whether no other child works here; from now on none does until this one has ended.
+
+    A broker that was killed may be back before its child has noticed.
+    """
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:

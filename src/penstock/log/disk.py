@@ -19,6 +19,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Protocol
 
 from penstock.errors import DiskFullError, StorageError
@@ -133,6 +134,8 @@ class OsFile:
             raise storage_error(error, f"truncating {self.path}") from error
 
     def sync(self) -> None:
+        if self._fd < 0:
+            raise StorageError(f"syncing {self.path}: the file is closed")
         try:
             _sync_descriptor(self._fd)
         except OSError as error:
@@ -238,17 +241,19 @@ def read_whole(disk: Disk, path: str) -> bytes:
 
 def make_dirs_durably(disk: Disk, folder: str) -> None:
     """Make a folder and those above it, with names that survive a power loss."""
-    above = os.path.dirname(folder)
-    if above != folder and not disk.exists(above):
-        make_dirs_durably(disk, above)
-    made = not disk.exists(folder)
+    chain = [folder]
+    while (above := os.path.dirname(chain[-1])) != chain[-1]:
+        chain.append(above)
+    there = set(filter(disk.exists, chain))
     disk.make_dirs(folder)
-    try:
-        disk.sync_dir(above)
-    except StorageError:
-        # A folder that was there before may lie under one that is not ours to open.
-        if made:
-            raise
+    # All of them: a process that made some may have been killed before it synced them.
+    for path, above in pairwise(chain):
+        try:
+            disk.sync_dir(above)
+        except StorageError:
+            # A folder that was there before may lie under one that is not ours to open.
+            if path not in there:
+                raise
 
 
 def write_atomically(disk: Disk, path: str, data: bytes) -> None:

@@ -625,6 +625,13 @@ class Partition:
             at += 1
         return None
 
+    def is_last(self, found: Slice) -> bool:
+        """Whether nothing that is visible follows what was read."""
+        segment = self._visible_segment
+        assert segment is not None
+        at_end = found.position + found.length >= self._visible_position
+        return found.file is segment.file and at_end
+
     def readable_size(self, segment: Segment, end: int) -> int:
         """How many bytes of the segment lie before the offset `end`."""
         visible = self._visible_segment

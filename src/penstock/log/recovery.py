@@ -32,7 +32,7 @@ from penstock.errors import StorageError
 from penstock.log.archive import load_archived
 from penstock.log.clock import Clock
 from penstock.log.config import TopicConfig
-from penstock.log.disk import Disk, make_dirs_durably
+from penstock.log.disk import Disk
 from penstock.log.partition import Partition, PartitionId
 from penstock.log.producers import (
     load_snapshot,
@@ -77,7 +77,8 @@ def open_partition(
 ) -> Partition:
     """The partition in `folder`, which is made if it is not there."""
     if not disk.exists(folder):
-        make_dirs_durably(disk, folder)
+        disk.make_dirs(folder)
+        disk.sync_dir(os.path.dirname(folder))
     partition = Partition(id_, disk, folder, config, clock)
     partition.leader_epoch = known.leader_epoch
     partition.log_start = known.log_start

@@ -60,10 +60,10 @@ class Removal:
         self.partition.replace_segments(self.segments)
 
     def erase(self) -> None:
-        """On any thread."""
+        """On any thread, which also closes the files: only then is their space freed, slowly."""
         partition = self.partition
-        for segment in self.segments:
-            segment.remove()
+        while self.segments:
+            self.segments.pop(0).remove()
             if partition.archived.segments:
                 # In order: a reader looks for local segments without a hole between them.
                 partition.disk.sync_dir(partition.folder)

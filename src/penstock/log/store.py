@@ -226,7 +226,8 @@ class LogStore:
     def _load_in_memory(
         self, id_: PartitionId, config: TopicConfig, folder: str, leader_epoch: int
     ) -> Partition:
-        make_dirs_durably(self.disk, folder)
+        self.disk.make_dirs(folder)
+        self.disk.sync_dir(self.folder)
         reserve = OffsetReserve(self.disk, folder)
         known = Known(True, log_start=reserve.limit, leader_epoch=leader_epoch)
         partition = open_partition(id_, self._memory, folder, config, self.clock, known)

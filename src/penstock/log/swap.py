@@ -105,9 +105,9 @@ def remove_cleaned(disk: Disk, folder: str) -> None:
 class Swap:
     """A swap in a partition that is being read and written.
 
-    Making one, `load_indexes` and `finish` belong to the partition's thread; `prepare` and
-    `run` touch only what does not change meanwhile, and may run on any, as long as nobody else
-    removes, replaces or releases closed segments of the partition.
+    Making one, `load_indexes` and `finish` belong to the partition's thread. `prepare`, `run`
+    and `let_go` touch only what does not change meanwhile, and may run on any, as long as nobody
+    else removes, replaces or releases closed segments of the partition.
     """
 
     def __init__(self, partition: Partition, replacements: list[Replacement]) -> None:
@@ -142,3 +142,7 @@ class Swap:
     def finish(self) -> None:
         """From here on reads go to the new segments."""
         self._partition.replace_segments(self._old, self._new)
+
+    def let_go(self) -> None:
+        """Close the old files, on any thread: only then is their space freed, slowly."""
+        self._old.clear()

@@ -55,6 +55,8 @@ from penstock.log.timesearch import TimestampedOffset
 from penstock.records import record
 
 PARTITION_METADATA: Final = "partition.metadata"
+# In the data directory: folders of the archive that belong to deleted partitions.
+REMOVALS_FILE: Final = "archive-removals"
 _COPY_BYTES: Final = 4 << 20
 
 

@@ -1,6 +1,7 @@
 """The five codecs of the Kafka protocol, as clients write them.
 
-Only those who open batches come here; on the way through the broker batches stay compressed.
+Only those who open batches come here; on the way through the broker batches stay compressed. So
+the library behind it is imported where it is used: a broker starts without it.
 Decompression is bounded: a batch that claims to unfold into more than `limit` bytes is refused.
 """
 
@@ -10,8 +11,6 @@ import mmap
 import struct
 import zlib
 from typing import Final
-
-import cramjam
 
 from penstock.errors import CorruptBatchError
 
@@ -34,6 +33,8 @@ _XERIAL_BLOCK_BYTES: Final = 32 * 1024
 
 def compress(codec: int, data: bytes) -> bytes:
     """`data` under `codec`, in the framing that every Kafka client reads."""
+    import cramjam
+
     match codec:
         case 0:
             return data
@@ -57,6 +58,8 @@ def decompress(
     """What `data` unfolds to; CorruptBatchError if it is damaged or larger than `limit`."""
     if codec == NONE:
         return data
+    import cramjam
+
     try:
         if codec == GZIP:
             return _gunzip(data, limit)
@@ -74,6 +77,8 @@ def decompress(
 
 def _bounded(decompress_into: object, data: bytes | memoryview, limit: int) -> memoryview:
     """Try growing buffers up to the limit: the formats need not state the unfolded size."""
+    import cramjam
+
     assert callable(decompress_into)
     size = min(limit, max(64 * 1024, len(data) * 6))
     while True:
@@ -101,6 +106,8 @@ def _gunzip(data: bytes | memoryview, limit: int) -> bytes:
 
 
 def _snappy_compress(data: bytes) -> bytes:
+    import cramjam
+
     parts = [_XERIAL_HEADER]
     for at in range(0, len(data), _XERIAL_BLOCK_BYTES):
         block = bytes(cramjam.snappy.compress_raw(data[at : at + _XERIAL_BLOCK_BYTES]))
@@ -125,6 +132,8 @@ def _snappy_decompress(data: bytes, limit: int) -> bytes:
 
 
 def _snappy_block(data: bytes, limit: int) -> bytes:
+    import cramjam
+
     # A raw block opens with its unfolded size as a varint.
     size = shift = 0
     for at in range(min(5, len(data))):

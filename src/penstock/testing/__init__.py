@@ -17,14 +17,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from penstock.testing.broker import Broker
     from penstock.testing.clock import ManualClock
-    from penstock.testing.faults import SimulatedDisk
+    from penstock.testing.faults import SimulatedCrash, SimulatedDisk
     from penstock.testing.tcp_proxy import TcpProxy
 
-__all__ = ["Broker", "ManualClock", "SimulatedDisk", "TcpProxy"]
+__all__ = ["Broker", "ManualClock", "SimulatedCrash", "SimulatedDisk", "TcpProxy"]
 
 _MODULES = {
     "Broker": "broker",
     "ManualClock": "clock",
+    "SimulatedCrash": "faults",
     "SimulatedDisk": "faults",
     "TcpProxy": "tcp_proxy",
 }

@@ -161,7 +161,7 @@ class SimulatedFile:
 
     def sync(self) -> None:
         with self._disk._operation("sync", self.path, self._closed) as outcome:
-            self._disk._sync(self._node, outcome)
+            self._disk._sync(self._node, self.path, outcome)
 
     def close(self) -> None:
         if not self._closed:
@@ -186,6 +186,8 @@ class SimulatedDisk:
         self.forgets_failed_pages = forgets_failed_pages
         # Operations that change something, so far; `crash_at` counts these.
         self.operations = 0
+        # The files whose syncs failed, in order: what was lost there cannot be seen by reading.
+        self.failed_syncs: list[str] = []
         self.crashed = False
         self._rng = random.Random(seed)
         self._state = _State()
@@ -328,11 +330,12 @@ class SimulatedDisk:
         self._state.used_bytes += size - len(node.content)
         _set_size(node.content, size)
 
-    def _sync(self, node: _Node, outcome: _Outcome) -> None:
+    def _sync(self, node: _Node, path: str, outcome: _Outcome) -> None:
         if outcome.error is None:
             for change in node.pending:
                 _apply(node.durable, change)
         else:
+            self.failed_syncs.append(path)
             node.durable = _content_after_failed_sync(node, self._rng)
             if self.forgets_failed_pages:
                 size = len(node.content)
@@ -358,6 +361,10 @@ class SimulatedDisk:
     def exists(self, path: str) -> bool:
         if self.crashed:
             raise SimulatedCrash
+        return self.holds(path)
+
+    def holds(self, path: str) -> bool:
+        """Whether a name is there; for whoever looks on from outside, also after a crash."""
         try:
             folder, name = self._locate(path)
         except StorageError:

@@ -82,8 +82,6 @@ class _PartitionHistory:
     # The largest known offset of each key.
     latest: dict[bytes | None, int] = field(default_factory=dict)
     acknowledged: int = 0
-    # Below this everything has been given out in an earlier life of the broker.
-    floor: int = 0
     problems: list[Problem] = field(default_factory=list)
 
     def learn(self, offset: int, key: bytes | None, digest: bytes) -> None:
@@ -131,9 +129,6 @@ class History:
             before = part.known.get(offset)
             if before is not None and before != digest:
                 problem = Problem("reused", place, offset, f"acknowledged now for {value!r:.60}")
-                part.problems.append(problem)
-            elif before is None and offset < part.floor:
-                problem = Problem("reused", place, offset, f"below {part.floor}, given out before")
                 part.problems.append(problem)
             part.learn(offset, key, digest)
             part.acknowledged += 1
@@ -184,17 +179,7 @@ class History:
         if problems:
             raise HistoryError(problems)
 
-    # ---- the broker's lives --------------------------------------------------------------
-
-    def restarted(self) -> None:
-        """The broker was started anew: what it gives out now must lie above all that is known.
-
-        Call it after everything was read and checked. A retry of what was already written may
-        still be answered with its old offset.
-        """
-        with self._lock:
-            for part in self._partitions.values():
-                part.floor = max(part.known, default=-1) + 1
+    # ---- the whole -----------------------------------------------------------------------
 
     def forget(self, topic: str) -> None:
         """The topic was deleted: none of its records may be seen again."""

@@ -74,6 +74,8 @@ _KINDS: Final = {
 }
 # What the tool prints beside the contents of files that are in order.
 _REMARK: Final = re.compile(r"Log starting offset: \d+$|.* is empty\.$|.* passed sanity check\.$")
+# Said of every log that does not begin at offset 0, Kafka's own included.
+_FIRST_OFFSET: Final = re.compile(r"Non-consecutive offsets in .* -1 is followed by \d+")
 _CONTENTS: Final = re.compile(r"(\| )?\w+: ")
 _PAIR: Final = re.compile(r"(\w+): (.*?)(?= \w+: |$)")
 _PAYLOAD: Final = re.compile(r" key: (?P<key>.*?) payload: (?P<payload>.*)$")
@@ -103,7 +105,7 @@ def parse_dump(text: str) -> tuple[list[DumpedLine], tuple[str, ...]]:
             findings[-1] = f"{findings[-1]} {line.strip()}"
         else:
             findings.append(line)
-    return lines, tuple(findings)
+    return lines, tuple(finding for finding in findings if not _FIRST_OFFSET.fullmatch(finding))
 
 
 def _parse_line(file: Path, line: str) -> DumpedLine:

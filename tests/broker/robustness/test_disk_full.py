@@ -129,7 +129,6 @@ def test_nothing_is_lost_when_power_fails_while_full() -> None:
         with RawClient(again.bootstrap) as client:
             writer.verify(client)
             writer.client = client
-            writer.history.restarted()
             assert writer.write() == 0
             writer.verify()
 
@@ -232,7 +231,6 @@ def test_a_real_full_disk(small_disk: Path) -> None:
             writer.verify()
         broker.crash()
         broker.start()
-        writer.history.restarted()
         with RawClient(broker.bootstrap) as client:
             writer.client = client
             writer.verify()

@@ -50,6 +50,8 @@ class PendingFetch:
         self.request = request
         self.session = session
         self.min_bytes = min(request.min_bytes, request.max_bytes)
+        # Whether there is no reason to wait, however little was found.
+        self.urgent = False
         self.watched: list[Partition] = []
         self.timer: asyncio.TimerHandle | None = None
         self.done = False
@@ -94,18 +96,19 @@ class PendingFetch:
         """What can be read now: results, their bytes, and whether to answer at once."""
         budget = min(self.request.max_bytes, self.broker.config.limits.max_fetch_bytes)
         results: list[tuple[FetchedPartition, PartitionData]] = []
-        size, urgent = 0, False
+        size, self.urgent = 0, False
         for item in self.session.partitions.values():
             data = self._read(item, budget - size, first=size == 0)
             results.append((item, data))
-            urgent = urgent or data.error_code != ErrorCode.NONE
             records: Any = data.records
             if isinstance(records, ArchivedRead):
-                urgent = True
+                self.urgent = True
                 size += item.max_bytes
             elif records is not None:
                 size += len(records)
-        return results, size, urgent
+            if data.error_code:
+                self.urgent = True
+        return results, size, self.urgent
 
     def _read(self, item: FetchedPartition, budget: int, *, first: bool) -> PartitionData:
         partition = self.broker.partition(item.topic, item.number)
@@ -133,6 +136,7 @@ class PendingFetch:
             data.aborted_transactions = []
         allowed = min(item.max_bytes, budget)
         if allowed <= 0 and not first:
+            self.urgent = self.urgent or item.offset < partition.visible
             return data
         try:
             found = partition.read(item.offset, max(allowed, 0), whole_first=first)
@@ -144,8 +148,12 @@ class PendingFetch:
             log.error("reading %s at %d: %s", partition.id, item.offset, error)
             data.error_code = ErrorCode.KAFKA_STORAGE_ERROR
             return data
+        # More than fits is there, so nothing is gained by waiting.
         if found is not None:
             data.records = cast("Any", found)
+            self.urgent = self.urgent or (isinstance(found, Slice) and not partition.is_last(found))
+        elif item.offset < partition.visible:
+            self.urgent = True
         return data
 
     # ---- answering -----------------------------------------------------------------------

@@ -1,0 +1,128 @@
+"""Kills a broker under load, starts it again and looks whether it has kept its word."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from penstock.testing.history import History, Place
+from penstock.testing.process import BrokerProcess
+from penstock.wire.messages.metadata import MetadataRequest
+from tests.broker import requests as rq
+from tests.broker.raw import RawClient
+from tests.broker.robustness.disks import verify
+from tests.broker.robustness.load import (
+    IdempotentProducer,
+    PlainProducer,
+    StubbornProducer,
+    TopicChurn,
+    Worker,
+)
+from tests.broker.robustness.watch import eventually
+
+TOPICS: Final[dict[str, dict[str, str]]] = {
+    # Small segments: kills fall into rolls, retention and compaction all the time.
+    "on-disk": {"durability": "disk", "segment_bytes": "40000"},
+    "in-cache": {"durability": "os", "segment_bytes": "40000"},
+    "short": {"durability": "disk", "segment_bytes": "20000", "retention_bytes": "60000"},
+    "compacted": {
+        "durability": "os", "segment_bytes": "20000", "cleanup_policy": "compact",
+        "min_cleanable_dirty_ratio": "0.01",
+    },
+}  # fmt: skip
+COMPACTED: Final = frozenset({"compacted"})
+
+
+@dataclass
+class Report:
+    """What happened, for those who read the output."""
+
+    lives: int = 0
+    acknowledged: int = 0
+    read: int = 0
+    topics_made: int = 0
+    topics_deleted: int = 0
+    start_s: list[float] = field(default_factory=list)
+
+
+class KillTest:
+    """A broker process, its load, and the history of both."""
+
+    def __init__(self, data: Path, seed: int, **settings: Any) -> None:
+        self.rng = random.Random(seed)
+        self.history = History()
+        self.report = Report()
+        self.broker = BrokerProcess(data, housekeeping_interval_ms=50, **settings)
+        self._seed = seed
+        self._workers: list[Worker] = []
+        self._churn: TopicChurn | None = None
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """The broker with its topics, and the load on it; both are gone afterwards."""
+        with self.broker:
+            with RawClient(self.broker.bootstrap) as client:
+                for name, settings in TOPICS.items():
+                    (made,) = client.call(rq.create(name, 2, **settings)).topics  # type: ignore[arg-type]
+                    assert not made.error_code, made
+            self._make_workers()
+            for worker in self._workers:
+                worker.start()
+            try:
+                yield
+            finally:
+                for worker in self._workers:
+                    worker.stopping.set()
+                for worker in self._workers:
+                    worker.stop()
+
+    def _make_workers(self) -> None:
+        address, history, seed = self.broker.bootstrap, self.history, self._seed
+        places = [Place(name, number) for name in TOPICS for number in range(2)]
+        lasting = [place for place in places if place.topic in {"on-disk", "in-cache"}]
+        self._churn = TopicChurn(address, history, (seed, "churn"))
+        self._workers = [
+            IdempotentProducer(address, history, (seed, "idempotent"), lasting),
+            PlainProducer(address, history, (seed, "all"), places, -1),
+            PlainProducer(address, history, (seed, "one"), [p for p in places if "cache" in p.topic], 1),
+            StubbornProducer(address, history, (seed, "stubborn"), Place("on-disk", 0)),
+            self._churn,
+        ]  # fmt: skip
+
+    def kill_once(self) -> None:
+        """Wait for some acknowledgements, kill, start, read everything and compare."""
+        target = self.history.acknowledged_count + self.rng.randint(20, 400)
+        eventually(lambda: self._has_come_to(target), "the load goes on", 120)
+        self.broker.kill()
+        self.broker.start()
+        self.verify()
+        self.report.lives += 1
+
+    def _has_come_to(self, acknowledged: int) -> bool:
+        for worker in self._workers:
+            worker.check()
+        return self.history.acknowledged_count >= acknowledged
+
+    def verify(self) -> None:
+        """Everything that was acknowledged is there, where it was and as it was."""
+        assert self._churn is not None
+        with RawClient(self.broker.bootstrap) as client:
+            self.check_topics(client)
+            self.report.read = verify(client, self.history, compacted=COMPACTED)
+        self.report.acknowledged = self.history.acknowledged_count
+        self.report.topics_made, self.report.topics_deleted = self._churn.made, self._churn.deleted
+
+    def check_topics(self, client: RawClient) -> None:
+        """Topics whose making or deletion was answered are there, or not."""
+        assert self._churn is not None
+        before = dict(self._churn.states)
+        there = {topic.name for topic in client.call(MetadataRequest(topics=None)).topics}
+        for name, state in self._churn.states.items():
+            if state == before[name] == "there":
+                assert name in there, f"{name} is gone"
+            if state == before[name] == "gone":
+                assert name not in there, f"{name} is back"

@@ -1,0 +1,29 @@
+"""Waiting for what a broker in this process will do, by looking and never by sleeping."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import monotonic
+from typing import Any
+
+from penstock.broker.server import Broker as Server
+from penstock.testing.broker import Broker
+
+TIMEOUT_S = 20.0
+
+
+def wait_until(broker: Broker, condition: Callable[[Server], Any]) -> None:
+    """Until the condition holds on the broker's own thread."""
+    deadline = monotonic() + TIMEOUT_S
+    while not broker.call(condition):
+        assert monotonic() < deadline, "it did not happen in time"
+
+
+def waiting_fetches(server: Server) -> int:
+    """How many fetches wait for records."""
+    readers = server.read_waiters._waiting.values()
+    return len({reader for partition in readers for reader in partition})
+
+
+def wait_for_fetches(broker: Broker, count: int) -> None:
+    wait_until(broker, lambda server: waiting_fetches(server) == count)
