@@ -8,6 +8,7 @@ from contextlib import ExitStack
 import pytest
 
 from penstock.testing.broker import Broker
+from tests.broker.disks import HastyDisk
 from tests.broker.raw import RawClient
 from tests.broker.requests import create, new_name
 
@@ -18,16 +19,14 @@ NEVER_MS = 3_600_000
 @pytest.fixture(scope="module")
 def shared() -> Iterator[Broker]:
     """One broker for the tests of a module, with topics of their own."""
-    with Broker(housekeeping_interval_ms=NEVER_MS) as broker:
+    with Broker(disk=HastyDisk(), housekeeping_interval_ms=NEVER_MS) as broker:
         yield broker
-        # Hundreds of topics are not brought to disk one by one only to be removed.
-        broker.crash()
 
 
 @pytest.fixture
 def broker() -> Iterator[Broker]:
     """A broker of the test's own."""
-    with Broker(housekeeping_interval_ms=NEVER_MS) as own:
+    with Broker(disk=HastyDisk(), housekeeping_interval_ms=NEVER_MS) as own:
         yield own
 
 

@@ -330,7 +330,7 @@ def test_what_a_deleted_topic_had_in_the_archive_goes() -> None:
     setting.rounds(2)
     folder = setting["archived"].archived.manifest.folder
     kept = setting["other"].archived.manifest.folder
-    setting.housekeeping.note_deletion(setting["archived"])
+    asyncio.run(setting.housekeeping.let_go(setting["archived"]))
     setting.store.delete(PartitionId("archived", 0))
     # The broker stops before the objects are gone, and knows it at the next start.
     setting.store.close()

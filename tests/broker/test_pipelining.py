@@ -15,7 +15,7 @@ from penstock.testing.broker import Broker
 from penstock.wire import Message
 from penstock.wire.messages.api_versions import ApiVersionsRequest
 from tests.broker.conftest import NEVER_MS
-from tests.broker.gate import GatedDisk
+from tests.broker.disks import GatedDisk
 from tests.broker.raw import RawClient
 from tests.broker.requests import (
     LATEST,

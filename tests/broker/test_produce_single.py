@@ -22,6 +22,7 @@ from penstock.testing.clock import START_MS, ManualClock
 from penstock.wire import Message, decode_response_header, decoder, encoder, request_header
 from penstock.wire.messages.produce import ProduceRequest, ProduceResponse
 from penstock.wire.primitive import encode_compact_string, encode_uvarint
+from tests.broker.disks import HastyDisk
 from tests.broker.raw import RawClient
 from tests.broker.requests import (
     SET,
@@ -120,14 +121,12 @@ def _exchange(client: RawClient, frames: list[bytes]) -> list[bytes]:
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Pair]:
     with (
-        Broker(clock=ManualClock()) as one,
-        Broker(clock=ManualClock()) as other,
+        Broker(clock=ManualClock(), disk=HastyDisk()) as one,
+        Broker(clock=ManualClock(), disk=HastyDisk()) as other,
     ):
         sides = Pair(Side(one, Counting()), Side(other, Forgetful()))
         yield sides
         sides.both(lambda side: side.client.close())
-        one.crash()
-        other.crash()
 
 
 # ---- requests --------------------------------------------------------------------------------

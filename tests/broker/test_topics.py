@@ -15,7 +15,7 @@ from penstock.wire.messages.create_topics import CreatableTopicConfig
 from penstock.wire.messages.find_coordinator import FindCoordinatorRequest
 from penstock.wire.messages.metadata import MetadataRequest, MetadataRequestTopic
 from tests.broker.conftest import NEVER_MS
-from tests.broker.gate import GatedDisk
+from tests.broker.disks import GatedDisk
 from tests.broker.raw import RawClient
 from tests.broker.requests import (
     LATEST,

@@ -89,6 +89,8 @@ class ArchiveRounds:
         partition = care.partition
         if not care.reconciled:
             async with care.lock:
+                if partition.gone:
+                    return
                 await self._workshop.whole(self._reconcile(archive, care))
         folder = partition.archived.manifest.folder
         while partition.config.remote_storage_enable and not partition.gone:
@@ -103,8 +105,8 @@ class ArchiveRounds:
                 await self._workshop.whole(self._publish(archive, partition, manifest))
             self._workshop.counters.segments_archived += 1
             self._workshop.counters.bytes_archived += segment.size
-        if partition.archived.segments and not partition.gone:
-            async with care.lock:
+        async with care.lock:
+            if partition.archived.segments and not partition.gone:
                 await self._workshop.whole(self._expire(archive, partition))
 
     async def _reconcile(self, archive: Archive, care: Care) -> None:
@@ -121,6 +123,9 @@ class ArchiveRounds:
         care.reconciled = True
 
     async def _publish(self, archive: Archive, partition: Partition, manifest: Manifest) -> None:
+        if partition.gone:
+            # Its folder may be another topic's by now.
+            return
         await self._workshop.on_thread(
             partial(publish, archive, partition.disk, partition.folder, manifest)
         )

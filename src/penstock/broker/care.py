@@ -110,9 +110,18 @@ class Workshop:
             known = self._cares[partition.id] = Care(partition)
         return known
 
+    def forget(self, partition: Partition) -> None:
+        """Let go of one partition, with the files that it holds open."""
+        if partition.id in self._cares and self._cares[partition.id].partition is partition:
+            del self._cares[partition.id]
+
     def forget_gone(self) -> list[Care]:
         """Let go of partitions that were deleted; what was known of them."""
-        gone = [care for care in self._cares.values() if care.partition.gone]
+        gone = [
+            care
+            for care in self._cares.values()
+            if care.partition.gone and not care.lock.locked()
+        ]
         for care in gone:
             del self._cares[care.partition.id]
         return gone

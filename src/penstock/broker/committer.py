@@ -8,12 +8,15 @@ covered by the next, so the busier the disk the more records each sync carries.
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
 from penstock.log.partition import Partition
 from penstock.log.sync import SyncPlan
+
+log = logging.getLogger(__name__)
 
 _Job = tuple[Partition, SyncPlan]
 
@@ -26,6 +29,7 @@ class Committer:
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._loop = asyncio.get_running_loop()
         self._finished: list[_Job] = []
+        self._settling: dict[Partition, list[asyncio.Event]] = {}
         self._lock = threading.Lock()
         self._running = 0
         self._idle = asyncio.Event()
@@ -43,6 +47,13 @@ class Committer:
             self._running += 1
             self._idle.clear()
             self._jobs.put((partition, partition.plan_sync()))
+
+    async def settled(self, partition: Partition) -> None:
+        """Wait until no sync of this partition is under way; for one that is `gone`."""
+        if partition.sync_running:
+            settled = asyncio.Event()
+            self._settling.setdefault(partition, []).append(settled)
+            await settled.wait()
 
     async def drain(self) -> None:
         """Wait until no sync is under way."""
@@ -69,8 +80,14 @@ class Committer:
             finished, self._finished = self._finished, []
         for partition, plan in finished:
             self._running -= 1
-            partition.finish_sync(plan)
-            self.request(partition)
-            self._on_synced(partition)
+            try:
+                partition.finish_sync(plan)
+                self.request(partition)
+                self._on_synced(partition)
+            except Exception:
+                # A bug; the other partitions must not wait for ever because of it.
+                log.exception("after a sync of %s", partition.id)
+            for settled in self._settling.pop(partition, ()):
+                settled.set()
         if not self._running:
             self._idle.set()

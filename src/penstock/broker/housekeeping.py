@@ -92,9 +92,19 @@ class Housekeeping:
         await self._compaction.round()
         await self._archiving.round()
 
-    def note_deletion(self, partition: Partition) -> None:
-        """To be called before a topic's partition is deleted: its archived part goes too."""
-        self._archiving.note_deletion(partition)
+    async def let_go(self, partition: Partition) -> None:
+        """Wait until nothing is under way for a partition that is `gone`; nothing begins after.
+
+        Whoever works on a partition names its files by their paths, which a new topic of the
+        same name would have too.
+        """
+        async with self._workshop.care(partition).lock:
+            self._workshop.forget(partition)
+        try:
+            self._archiving.note_deletion(partition)
+        except StorageError as error:
+            # What it has in the archive stays there.
+            log.error("the archived part of %s is left behind: %s", partition.id, error)
 
     async def _repeat(self, round_: Round) -> None:
         while True:

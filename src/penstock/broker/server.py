@@ -27,7 +27,7 @@ from penstock.broker.fetch_sessions import FetchSessions
 from penstock.broker.housekeeping import Housekeeping
 from penstock.broker.metadata_log import MetadataLog
 from penstock.broker.slot import Slot
-from penstock.broker.waiting import ReadWaiters, SyncWaiters
+from penstock.broker.waiting import NameLocks, ReadWaiters, SyncWaiters
 from penstock.errors import ConfigError, StorageError, WireError
 from penstock.log.archive import open_archive
 from penstock.log.clock import Clock, SystemClock
@@ -44,6 +44,7 @@ _API_VERSIONS = 18
 _PRODUCE = b"\0\0"
 _CORRELATION = struct.Struct(">i")
 _SWEEP_INTERVAL_S = 10.0
+_DELETION_PATIENCE_S = 1.0
 _STOP_PATIENCE_S = 2.0
 
 
@@ -74,6 +75,9 @@ class Broker:
         self.connections: set[Connection] = set()
         self._by_name: dict[str, list[Partition]] = {}
         self._metadata = MetadataLog(self.store, self.catalog, self.sync_waiters)
+        self._names = NameLocks()
+        # Deleted topics whose files are not gone yet: their names wait for it.
+        self._cleaning: dict[str, asyncio.Task[None]] = {}
         self._producer_ids = range(0)
         self._producer_id_lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -187,9 +191,13 @@ class Broker:
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run something in the background that the broker waits for when it stops."""
+        self._task(work).add_done_callback(log_failure)
+
+    def _task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     # ---- connections ---------------------------------------------------------------------
 
@@ -328,9 +336,12 @@ class Broker:
 
     async def create_topic(self, name: str, partitions: int, settings: Mapping[str, str]) -> Topic:
         """Make a topic; ApiError or StorageError if it cannot be, and then nothing is made."""
-        await self._with_new_partitions(
-            lambda: self.catalog.create_topic(name, partitions, settings)
-        )
+        async with self._names.alone(name):
+            if name in self._cleaning:
+                await asyncio.wait([self._cleaning[name]])
+            await self._with_new_partitions(
+                lambda: self.catalog.create_topic(name, partitions, settings)
+            )
         topic = self.catalog.topics[name]
         log.info("created topic %s with %d partitions", name, topic.partitions)
         return topic
@@ -355,22 +366,29 @@ class Broker:
         try:
             await self._metadata.commit(command, make)
         except BaseException:
-            for id_ in made:
-                self._remove(id_)
+            self.store.erase(self._detach(made))
             raise
         self._by_name.setdefault(name, []).extend(self.store.partitions[id_] for id_ in made)
 
-    def _remove(self, id_: PartitionId) -> None:
-        """Delete a partition that the catalog does not know, as far as the disk allows."""
-        partition = self.store.partitions.get(id_)
+    def _detach(self, ids: list[PartitionId]) -> list[str]:
+        """Let go of partitions that the catalog does not know; their folders, out of the way."""
+        gone = [self.store.partitions[id_] for id_ in ids if id_ in self.store.partitions]
         try:
-            self.store.delete(id_)
+            doomed = self.store.detach(ids)
         except StorageError as error:
             # What is left goes at the next start, or when a topic of this name is made.
-            log.error("the files of %s could not be removed: %s", id_, error)
-        if partition is not None:
-            partition.gone = True
-            self._on_synced(partition)
+            log.error("files of %s could not be removed: %s", ids[0].topic, error)
+            doomed = []
+        for partition in gone:
+            self._leave(partition)
+        return doomed
+
+    def _leave(self, partition: Partition) -> None:
+        """The partition is gone: tell those who wait for it, and forget the ways to it."""
+        partition.gone = True
+        self._on_synced(partition)
+        for connection in self.connections:
+            connection.targets.forget(partition)
 
     async def create_topic_if_absent(self, name: str) -> Topic:
         """Auto-creation: another client may have been quicker."""
@@ -382,17 +400,35 @@ class Broker:
             return self.catalog.topics[name]
 
     async def delete_topic(self, topic: Topic) -> None:
-        await self._metadata.commit(lambda: self.catalog.delete_topic(topic))
-        for partition in self._by_name.pop(topic.name, []):
-            assert self._housekeeping is not None
-            self._housekeeping.note_deletion(partition)
-            self._remove(partition.id)
+        """Delete a topic; its files are gone on return, unless the disk or the archive hangs."""
+        async with self._names.alone(topic.name):
+            await self._metadata.commit(lambda: self.catalog.delete_topic(topic))
+            partitions = self._by_name.pop(topic.name, [])
+            for partition in partitions:
+                self._leave(partition)
+            cleaning = self._task(self._clean_up(topic.name, partitions))
+            self._cleaning[topic.name] = cleaning
+        cleaning.add_done_callback(log_failure)
+        await asyncio.wait([cleaning], timeout=_DELETION_PATIENCE_S)
         log.info("deleted topic %s", topic.name)
 
+    async def _clean_up(self, name: str, partitions: list[Partition]) -> None:
+        """Remove a deleted topic's files once nobody works on them any more."""
+        assert self._housekeeping is not None
+        try:
+            for partition in partitions:
+                await self.committer.settled(partition)
+                await self._housekeeping.let_go(partition)
+            doomed = self._detach([partition.id for partition in partitions])
+            await self.loop.run_in_executor(None, self.store.erase, doomed)
+        finally:
+            del self._cleaning[name]
+
     async def add_partitions(self, name: str, count: int) -> None:
-        await self._with_new_partitions(
-            lambda: self.catalog.add_partitions(self.catalog.topic(name), count)
-        )
+        async with self._names.alone(name):
+            await self._with_new_partitions(
+                lambda: self.catalog.add_partitions(self.catalog.topic(name), count)
+            )
 
     async def change_settings(
         self, name: str, change: Callable[[Mapping[str, str]], Mapping[str, str]]
@@ -401,7 +437,13 @@ class Broker:
 
         def command() -> list[KeyValue]:
             topic = self.catalog.topic(name)
-            return self.catalog.change_settings(topic, change(topic.settings))
+            records = self.catalog.change_settings(topic, change(topic.settings))
+            archived = any(partition.archived.segments for partition in self._by_name[name])
+            if archived and self.catalog.topic_in(records[0]).config.compacted:
+                raise ApiError(
+                    ErrorCode.INVALID_CONFIG, "an archived topic cannot be compacted any more"
+                )
+            return records
 
         await self._metadata.commit(command)
         for partition in self._by_name[name]:
@@ -417,6 +459,12 @@ class Broker:
                 self._producer_ids = range(end - PRODUCER_ID_BLOCK, end)
             first, self._producer_ids = self._producer_ids[0], self._producer_ids[1:]
             return first
+
+
+def log_failure(task: asyncio.Task[None]) -> None:
+    """Nobody awaits a task in the background: say what went wrong with it."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("in the background: %r", error, exc_info=error)
 
 
 def raise_file_limit() -> None:

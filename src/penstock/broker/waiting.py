@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 from penstock.broker.committer import Committer
 from penstock.errors import StorageError
@@ -61,11 +62,36 @@ class SyncWaiters:
             return
         outcome: asyncio.Future[StorageError | None]
         outcome = asyncio.get_running_loop().create_future()
-        self.add(partition, partition.log_end, outcome.set_result)
+
+        def done(error: StorageError | None) -> None:
+            # Whoever waited may have been cancelled meanwhile.
+            if not outcome.done():
+                outcome.set_result(error)
+
+        self.add(partition, partition.log_end, done)
         self.request_sync(partition)
         error = await outcome
         if error is not None:
             raise error
+
+
+class NameLocks:
+    """One at a time for each name: a topic is not made while one of its name is deleted."""
+
+    def __init__(self) -> None:
+        self._locks: dict[str, tuple[asyncio.Lock, list[None]]] = {}
+
+    @asynccontextmanager
+    async def alone(self, name: str) -> AsyncIterator[None]:
+        lock, users = self._locks.setdefault(name, (asyncio.Lock(), []))
+        users.append(None)
+        try:
+            async with lock:
+                yield
+        finally:
+            users.pop()
+            if not users:
+                del self._locks[name]
 
 
 class ReadWaiters:

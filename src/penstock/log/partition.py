@@ -449,6 +449,11 @@ class Partition:
         assert self._synced is not None
         return bool(self._closed_unsynced) or (self.syncs and self._synced[0] < self.log_end)
 
+    @property
+    def sync_running(self) -> bool:
+        """Whether a plan was made and is not finished yet."""
+        return self._sync_running
+
     def plan_sync(self, *, active_too: bool | None = None) -> SyncPlan:
         """What a sync must do now; `finish_sync` must follow its run."""
         self._sync_running = True

@@ -99,8 +99,11 @@ def expired(partition: Partition, now_ms: int) -> Removal | None:
 def local_excess(partition: Partition, now_ms: int) -> Removal | None:
     """The local copies that go because the archive has them, by `local.retention.*`."""
     config = partition.config
-    archived = {segment.base_offset for segment in partition.archived.segments}
-    local = list(takewhile(lambda s: not s.size or s.base_offset in archived, partition.closed))
+    # By size too: a segment that was compacted after it was archived is another one.
+    archived = {(segment.base_offset, segment.size) for segment in partition.archived.segments}
+    local = list(
+        takewhile(lambda s: not s.size or (s.base_offset, s.size) in archived, partition.closed)
+    )
     age_ms = config.retention_ms if config.local_retention_ms == -2 else config.local_retention_ms
     limit = (
         config.retention_bytes

@@ -18,7 +18,7 @@ import logging
 import os
 import threading
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from penstock.errors import DataDirectoryError, DiskFullError, StorageError
@@ -72,6 +72,8 @@ class LogStore:
         self._checkpoint_lock = threading.Lock()
         self._rows_made = 0
         self._written = CheckpointRows(0, [], [])
+        # Deleted partitions that the checkpoints on disk still name.
+        self._stale: set[PartitionId] = set()
 
     # ---- the directory -------------------------------------------------------------------
 
@@ -294,25 +296,47 @@ class LogStore:
 
     def delete(self, id_: PartitionId) -> None:
         """Forget a partition and remove its files; readers that hold one open go on."""
-        partition = self.partitions.pop(id_, None)
-        point, start = self._recovery_points.pop(id_, None), self._log_starts.pop(id_, None)
-        if point is not None or start is not None:
-            # They must not be taken for those of a new topic of the same name.
-            try:
-                self.checkpoint()
-            except DiskFullError as error:
-                # Deleting is what makes room. Whoever makes a topic deletes its name first.
-                log.warning("no checkpoint: %s", error)
-        folder = self._path(str(id_))
-        self._memory.remove_tree(folder)
-        if self.disk.exists(folder):
-            # A new topic of the same name may come at once: move it out of the way first.
-            doomed = self._path(f"{str(id_)[:_DOOMED_LENGTH]}.{uuid.uuid4().hex}{DELETED_SUFFIX}")
-            self.disk.rename(folder, doomed)
+        self.erase(self.detach([id_]))
+
+    def detach(self, ids: Sequence[PartitionId]) -> list[str]:
+        """Forget partitions and move their folders out of the way; `erase` takes the answer.
+
+        A new topic of the same name may come as soon as this is done.
+        """
+        doomed: list[str] = []
+        for id_ in ids:
+            partition = self.partitions.pop(id_, None)
+            point, start = self._recovery_points.pop(id_, None), self._log_starts.pop(id_, None)
+            if partition is not None:
+                partition.gone = True
+            if partition is not None or point is not None or start is not None:
+                self._stale.add(id_)
+            self._memory.remove_tree(self._path(str(id_)))
+        try:
+            self._forget_stale(ids)
+        except DiskFullError as error:
+            # Deleting is what makes room. `load` does it before a name is used again.
+            log.warning("no checkpoint: %s", error)
+        for id_ in ids:
+            folder = self._path(str(id_))
+            if self.disk.exists(folder):
+                name = f"{str(id_)[:_DOOMED_LENGTH]}.{uuid.uuid4().hex}{DELETED_SUFFIX}"
+                doomed.append(self._path(name))
+                self.disk.rename(folder, doomed[-1])
+        if doomed:
             self.disk.sync_dir(self.folder)
-            self.disk.remove_tree(doomed)
-        if partition is not None:
-            partition.gone = True
+        return doomed
+
+    def _forget_stale(self, ids: Iterable[PartitionId]) -> None:
+        """What the checkpoints say of deleted partitions must not be taken for new ones."""
+        if self._stale.intersection(ids):
+            self.checkpoint(force=True)
+            self._stale.clear()
+
+    def erase(self, doomed: Iterable[str]) -> None:
+        """Remove what `detach` moved away; on any thread."""
+        for folder in doomed:
+            self.disk.remove_tree(folder)
 
 
 def _close_partition(partition: Partition) -> bool:

@@ -152,7 +152,7 @@ class PendingFetch:
         if found is not None:
             data.records = cast("Any", found)
             self.urgent = self.urgent or (isinstance(found, Slice) and not partition.is_last(found))
-        elif item.offset < partition.visible:
+        elif not first and item.offset < partition.visible:
             self.urgent = True
         return data
 

@@ -100,8 +100,8 @@ async def _lookup(
     if timestamp_ms == EARLIEST_LOCAL:
         return max(partition.log_start, partition.segments[0].base_offset)
     if timestamp_ms == LATEST_TIERED:
-        first_local = partition.segments[0].base_offset
-        return first_local - 1 if partition.log_start < first_local else -1
+        tiered = partition.archived.segments
+        return tiered[-1].last_offset if tiered else -1
     if timestamp_ms == MAX_TIMESTAMP:
         archived = max_lookup(partition)
         if archived is None:

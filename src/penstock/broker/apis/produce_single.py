@@ -143,6 +143,15 @@ class Targets:
         self._by_length.setdefault(records_at, {})[key] = target
         self._count += 1
 
+
+
+    def forget(self, partition: Partition) -> None:
+        """The partition is gone: do not keep it, and its open files, for its producer's sake."""
+        for by_key in self._by_length.values():
+            for key in [key for key, target in by_key.items() if target.partition is partition]:
+                del by_key[key]
+                self._count -= 1
+
     def find(self, frame: memoryview) -> tuple[Target, memoryview] | None:
         """The target of a frame and its records; None if the frame goes the ordinary way."""
         size = len(frame)

@@ -1,4 +1,4 @@
-"""A disk whose syncs wait at a gate, so that a test decides when records are safe."""
+"""Two disks for tests: one whose syncs wait at a gate, one that does not sync at all."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ class GatedFile(OsFile):
 
 
 class GatedDisk(OsDisk):
-    """The real disk, but syncs of the logs of some topics wait while their gate is closed."""
+    """The real disk, but syncs of the logs of a topic wait while its gate is closed."""
 
     def __init__(self) -> None:
         self._open = threading.Event()
         self._open.set()
         self._arrived = threading.Condition()
         self._waiting = 0
-        self._prefix = ""
+        self._prefix = "\0"
+        # How often the logs of that topic were synced.
         self.syncs = 0
 
     @contextmanager
@@ -61,7 +62,7 @@ class GatedDisk(OsDisk):
 
     def pass_through(self, path: str) -> None:
         folder = os.path.basename(os.path.dirname(path))
-        if not path.endswith(".log") or not folder.startswith(self._prefix or "\0"):
+        if not path.endswith(".log") or not folder.startswith(self._prefix):
             return
         with self._arrived:
             self._waiting += 1
@@ -70,3 +71,25 @@ class GatedDisk(OsDisk):
         assert self._open.wait(TIMEOUT_S)
         with self._arrived:
             self._waiting -= 1
+
+
+class HastyFile(OsFile):
+    """A file that leaves its bytes to the operating system."""
+
+    __slots__ = ()
+
+    def sync(self) -> None:
+        """Nothing: no machine loses its power here."""
+
+
+class HastyDisk(OsDisk):
+    """The real disk without its waits, where durability is not what is tested."""
+
+    def open(self, path: str, *, create: bool = False) -> OsFile:
+        plain = super().open(path, create=create)
+        hasty = HastyFile(os.dup(plain.fileno()), path)
+        plain.close()
+        return hasty
+
+    def sync_dir(self, folder: str) -> None:
+        """Nothing, likewise."""
