@@ -26,6 +26,7 @@ _LIMITS = {
     "max_fetch_bytes": "The most that one fetch answers, but for a first larger batch.",
     "max_fetch_sessions": "Fetch sessions; the longest unused makes room.",
     "max_idle_ms": "A connection that is silent for longer is closed.",
+    "max_request_ms": "A request that takes longer to arrive closes its connection.",
     "max_topics": "Topics that the broker holds.",
     "max_partitions": "Partitions that the broker holds.",
 }

@@ -18,6 +18,7 @@ from typing import Any, Final, Protocol
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka import TopicPartition as AsyncPartition
 from confluent_kafka import Consumer, Message, Producer, TopicPartition
+
 from penstock.testing.java_client import JavaClient, NewRecord
 
 with warnings.catch_warnings():

@@ -47,7 +47,11 @@ class GatedDisk(OsDisk):
         try:
             yield
         finally:
-            self._open.set()
+            self.let_pass()
+
+    def let_pass(self) -> None:
+        """Open the gate."""
+        self._open.set()
 
     def wait_for_sync(self) -> None:
         """Until a sync stands at the closed gate."""

@@ -6,7 +6,6 @@ from typing import Any
 
 from penstock.wire import encoder, request_header
 from penstock.wire.messages.api_versions import ApiVersionsRequest
-
 from tests.broker.raw import RawClient
 from tests.broker.requests import (
     batch,
@@ -58,10 +57,10 @@ def fetching_by_id(talk: Talk) -> Any:
     topic = talk.topic()
     talk.fill(topic, batch(b"a"))
     id_ = talk.ids[topic]
-    return [
-        fetched(talk, fetch(id_), version) for version in (13, 14, 15, 16, 17, 18)
-    ], fetched(talk, fetch(type(id_)(int=id_.int ^ 1)), 13), fetched(
-        talk, fetch(type(id_)(int=0)), 13
+    return (
+        [fetched(talk, fetch(id_), version) for version in (13, 14, 15, 16, 17, 18)],
+        fetched(talk, fetch(type(id_)(int=id_.int ^ 1)), 13),
+        fetched(talk, fetch(type(id_)(int=0)), 13),
     )
 
 
@@ -269,6 +268,3 @@ def apis_and_versions_that_are_not_there(talk: Talk) -> Any:
         return talk.outcome_of(send)
 
     return [ask(key, version) for key, version in ((1, 19), (1, 3), (2, 0), (3, 14), (999, 0))]
-
-
-

@@ -86,9 +86,6 @@ def a_batch_cut_short(talk: Talk) -> Any:
     return [error for error, _ in one_by_one(talk, topic, *(whole[:n] for n in (5, 20, 61, 70)))]
 
 
-
-
-
 @scenario
 def two_batches_for_one_partition(talk: Talk) -> Any:
     topic = talk.topic()
@@ -133,9 +130,6 @@ def a_control_batch_from_a_client(talk: Talk) -> Any:
 def batches_up_to_the_limit(talk: Talk) -> Any:
     topic = talk.topic(max_message_bytes="1000")
     return one_by_one(talk, topic, batch_of_size(1000), batch_of_size(1001), batch_of_size(999))
-
-
-
 
 
 # ---- where they go ---------------------------------------------------------------------------

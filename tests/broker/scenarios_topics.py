@@ -402,7 +402,6 @@ def settings_that_are_refused(talk: Talk) -> Any:
         altered(talk, topic, (DELETE, "no.such.setting", None)),
         altered(talk, topic, (SET, "retention.ms", None)),
         altered(talk, topic, (APPEND, "retention.ms", "1")),
-
         altered(talk, topic, (SET, "cleanup.policy", "shred")),
         altered(talk, topic, (SET, "retention.ms", "1"), (SET, "retention.ms", "2")),
         altered(talk, topic, (SET, "retention.ms", "1"), (SET, "segment.bytes", "no")),

@@ -165,9 +165,7 @@ def test_several_partitions_are_waited_for_at_once(
         assert {p.partition_index for p in parts if p.records} == {3}
 
 
-def test_topics_are_waited_for_at_once(
-    shared: Broker, client: RawClient, connect: Connect
-) -> None:
+def test_topics_are_waited_for_at_once(shared: Broker, client: RawClient, connect: Connect) -> None:
     names = [new_name() for _ in range(3)]
     for name in names:
         client.call(create(name))
@@ -315,7 +313,13 @@ def test_the_whole_answer_is_bounded(client: RawClient) -> None:
     for number in range(4):
         for _ in range(5):
             client.call(produce(topic, {number: batch_of_size(1000)}), 12)
-    for limit, expected in ((1, [1]), (2500, [2]), (5000, [5]), (7500, [5, 2]), (12_000, [5, 5, 2])):
+    for limit, expected in (
+        (1, [1]),
+        (2500, [2]),
+        (5000, [5]),
+        (7500, [5, 2]),
+        (12_000, [5, 5, 2]),
+    ):
         answer = client.call(fetch(topic, dict.fromkeys(range(4), 0), max_bytes=limit), 12)
         counts = [len(values_of(p.records)) for p in answer.responses[0].partitions]
         assert counts == expected + [0] * (4 - len(expected))

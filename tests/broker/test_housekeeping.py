@@ -19,8 +19,9 @@ from penstock.log.archive import Archive, ArchivedRead, DirectoryArchive
 from penstock.log.compaction import Job, Result, compact
 from penstock.log.config import TopicConfig
 from penstock.log.disk import Disk, OsDisk
-from penstock.log.partition import Partition, PartitionId, Slice
+from penstock.log.partition import Partition, PartitionId
 from penstock.log.segment import Segment
+from penstock.log.slice import Slice
 from penstock.log.store import LogStore
 from penstock.testing.clock import ManualClock
 from penstock.testing.faults import SimulatedCrash, SimulatedDisk
@@ -261,7 +262,7 @@ def test_silent_producers_and_unused_indexes_are_forgotten() -> None:
     assert consume(partition)[0].offset == 0
 
 
-def test_topics_in_memory_are_compacted_on_a_thread() -> None:
+def test_what_a_child_could_not_open_is_compacted_on_a_thread() -> None:
     config = TopicConfig(
         cleanup_policy=("compact",),
         min_cleanable_dirty_ratio=0.1,

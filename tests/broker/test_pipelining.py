@@ -10,7 +10,7 @@ import pytest
 
 from penstock.broker.connection import Connection
 from penstock.broker.server import Broker as Server
-from penstock.log.partition import Slice
+from penstock.log.slice import Slice
 from penstock.testing.broker import Broker
 from penstock.wire import Message
 from penstock.wire.messages.api_versions import ApiVersionsRequest

@@ -10,6 +10,7 @@ from penstock.broker.catalog import Catalog
 from penstock.broker.config import BrokerConfig
 from penstock.broker.fetch_sessions import FetchSessions, SessionError
 from penstock.testing.broker import Broker
+from penstock.testing.clock import ManualClock
 from penstock.wire.errors import ErrorCode
 from tests.broker.raw import RawClient
 from tests.broker.requests import (
@@ -38,15 +39,19 @@ def error_of(client: RawClient, session: tuple[int, int]) -> ErrorCode:
     return ErrorCode(client.call(fetch(None, session=session), 12).error_code)
 
 
-def test_the_longest_unused_session_makes_room() -> None:
-    broker = Broker()
+def test_a_session_that_is_not_used_makes_room() -> None:
+    clock = ManualClock()
+    broker = Broker(clock=clock)
     broker.config = replace(
         broker.config, limits=replace(broker.config.limits, max_fetch_sessions=2)
     )
     with broker, RawClient(broker.bootstrap) as client:
         client.call(create("t"))
         first, second = begin(client, "t"), begin(client, "t")
+        assert client.call(fetch("t", session=(0, 0)), 12).session_id == 0
+        clock.advance(119_000)
         assert error_of(client, (first, 1)) == ErrorCode.NONE
+        clock.advance(2_000)
         third = begin(client, "t")
         assert error_of(client, (second, 1)) == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
         assert error_of(client, (first, 2)) == ErrorCode.NONE

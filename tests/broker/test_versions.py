@@ -129,9 +129,7 @@ ASKED: dict[int, tuple[Ask, Check]] = {
     3: (lambda s, v: metadata(s.topic), _metadata),
     10: (lambda s, v: FindCoordinatorRequest(key="g", coordinator_keys=["g"]), _coordinator),
     18: (
-        lambda s, v: ApiVersionsRequest(
-            client_software_name="test", client_software_version="1.0"
-        ),
+        lambda s, v: ApiVersionsRequest(client_software_name="test", client_software_version="1.0"),
         lambda s, a: {k.api_key for k in a.api_keys} == set(ENDPOINTS),
     ),
     19: (lambda s, v: create(new_name(), 2), lambda s, a: len(a.topics) == 1),
@@ -190,9 +188,7 @@ def test_every_api_is_asked_here() -> None:
 
 
 @pytest.mark.parametrize(("key", "version"), ALL, ids=lambda value: str(value))
-def test_every_version_is_answered(
-    key: int, version: int, client: RawClient, topic: str
-) -> None:
+def test_every_version_is_answered(key: int, version: int, client: RawClient, topic: str) -> None:
     subject = Subject(client, topic)
     ask, check = ASKED[key]
     request = ask(subject, version)

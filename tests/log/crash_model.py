@@ -28,8 +28,9 @@ import pytest
 
 from penstock.errors import OutOfOrderSequenceError, ProducerFencedError, StorageError
 from penstock.log.config import TopicConfig
-from penstock.log.partition import Partition, PartitionId, Slice
+from penstock.log.partition import Partition, PartitionId
 from penstock.log.segment import Segment
+from penstock.log.slice import Slice
 from penstock.log.store import LogStore
 from penstock.log.sync import SyncPlan
 from penstock.records.batch import (

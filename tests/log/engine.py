@@ -6,7 +6,8 @@ import uuid
 from collections.abc import Iterable
 
 from penstock.log.config import TopicConfig
-from penstock.log.partition import Partition, PartitionId, Slice
+from penstock.log.partition import Partition, PartitionId
+from penstock.log.slice import Slice
 from penstock.log.store import LogStore
 from penstock.records.batch import headers
 from penstock.records.record import BatchOptions, Record, decode, encode

@@ -14,7 +14,8 @@ from penstock.log.clock import Clock
 from penstock.log.compaction import Job, Result, compact
 from penstock.log.config import TopicConfig
 from penstock.log.disk import Disk
-from penstock.log.partition import Partition, PartitionId, Slice
+from penstock.log.partition import Partition, PartitionId
+from penstock.log.slice import Slice
 from penstock.log.store import LogStore
 from penstock.log.swap import Swap
 from penstock.records.batch import BatchHeader, headers

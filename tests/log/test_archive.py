@@ -25,7 +25,8 @@ from penstock.log.archive import (
     read_object,
 )
 from penstock.log.config import TopicConfig
-from penstock.log.partition import Partition, Slice
+from penstock.log.partition import Partition
+from penstock.log.slice import Slice
 from penstock.log.store import LogStore
 from penstock.records.record import Record
 from penstock.testing.clock import START_MS, ManualClock

@@ -12,7 +12,7 @@ from penstock.errors import CorruptBatchError
 from penstock.log.cleaner import CHECKPOINT_FILE, Cleaner, roll_for_compaction
 from penstock.log.compaction import DELETE_HORIZON, compact, parse
 from penstock.log.config import TopicConfig
-from penstock.log.partition import Slice
+from penstock.log.slice import Slice
 from penstock.log.swap import PLAN_FILE, Swap
 from penstock.records import compression, record
 from penstock.records.batch import read_header

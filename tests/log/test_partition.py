@@ -16,7 +16,8 @@ from penstock.errors import (
     RecordTooLargeError,
 )
 from penstock.log.config import HOUR_MS, Durability, TopicConfig
-from penstock.log.partition import Partition, Slice
+from penstock.log.partition import Partition
+from penstock.log.slice import Slice
 from penstock.records.batch import headers
 from penstock.records.record import BatchOptions, Record, encode
 from penstock.testing.clock import START_MS

@@ -365,11 +365,26 @@ def test_a_partition_that_lost_all_its_files(clean: bool) -> None:
     engine.store.checkpoint()
     if clean:
         engine.store.close()
-    engine.disk.remove_tree(PARTITION_FOLDER)
+    for name in engine.disk.names(PARTITION_FOLDER):
+        engine.disk.remove(engine.path(name))
     partition = engine.open() if clean else engine.kill()
     assert partition.damaged
     # Even then no offset is given out twice.
     assert partition.log_end == 3
+
+
+@pytest.mark.parametrize("clean", [False, True])
+def test_a_partition_whose_folder_was_taken_away_begins_anew(clean: bool) -> None:
+    engine = Engine()
+    engine.write("a", "b", "c")
+    engine.store.checkpoint()
+    if clean:
+        engine.store.close()
+    engine.disk.remove_tree(PARTITION_FOLDER)
+    partition = engine.open() if clean else engine.kill()
+    assert partition.failure is None
+    assert (partition.log_start, partition.log_end) == (3, 3)
+    assert partition.append(batch("d")) == 3
 
 
 def test_the_last_segment_is_missing() -> None:

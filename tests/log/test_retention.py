@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from penstock.errors import OffsetOutOfRangeError, StorageError
 from penstock.log import retention
 from penstock.log.config import TopicConfig
-from penstock.log.partition import Partition, Slice
+from penstock.log.partition import Partition
+from penstock.log.slice import Slice
 from penstock.log.store import LogStore
 from penstock.testing.clock import START_MS, ManualClock
 from penstock.testing.faults import SimulatedCrash, SimulatedDisk

@@ -118,9 +118,7 @@ class Workshop:
     def forget_gone(self) -> list[Care]:
         """Let go of partitions that were deleted; what was known of them."""
         gone = [
-            care
-            for care in self._cares.values()
-            if care.partition.gone and not care.lock.locked()
+            care for care in self._cares.values() if care.partition.gone and not care.lock.locked()
         ]
         for care in gone:
             del self._cares[care.partition.id]

@@ -7,7 +7,7 @@ state is exactly what the records say, and recovery is replay. No clock, no disk
 Records are JSON. The key says what the record is about, the value is its new state, and no value
 means that it is gone, so the topic that holds them can be compacted:
 
-    {"topic": NAME}   {"id": UUID, "partitions": N, "settings": {…}}
+    {"topic": NAME}   {"id": UUID, "partitions": N, "settings": {…}, "in_memory": BOOL}
     {"broker": "…"}   {"value": N}        leader-epoch, producer-id
 """
 
@@ -53,6 +53,10 @@ class Topic:
     settings: Mapping[str, str] = field(default_factory=dict)
     config: TopicConfig = field(default_factory=TopicConfig)
 
+    @property
+    def in_memory(self) -> bool:
+        return self.config.durability == "memory"
+
 
 class Catalog:
     """Topics by name and id, and the broker's counters."""
@@ -62,8 +66,6 @@ class Catalog:
         self.topics: dict[str, Topic] = {}
         self.by_id: dict[uuid.UUID, Topic] = {}
         self.partition_count = 0
-        # Topics that the records say are gone, as far as these are not compacted away.
-        self.deleted: set[uuid.UUID] = set()
         self.counters: dict[str, int] = {}
 
     # ---- commands ------------------------------------------------------------------------
@@ -79,8 +81,8 @@ class Catalog:
         if count < 1:
             raise ApiError(ErrorCode.INVALID_PARTITIONS, f"{count} partitions are too few")
         self._check_room(count, topics=1)
-        self.config_of(settings)
-        return [_topic_record(name, uuid.uuid4(), count, settings)]
+        in_memory = self.config_of(settings).durability == "memory"
+        return [_topic_record(name, uuid.uuid4(), count, settings, in_memory)]
 
     def delete_topic(self, topic: Topic) -> list[KeyValue]:
         # By id: a new topic of the same name may have come meanwhile.
@@ -96,17 +98,18 @@ class Catalog:
                 f"it can be given more, not {count}",
             )
         self._check_room(count - topic.partitions, topics=0)
-        return [_topic_record(topic.name, topic.id, count, topic.settings)]
+        return [_topic_record(topic.name, topic.id, count, topic.settings, topic.in_memory)]
 
     def change_settings(self, topic: Topic, settings: Mapping[str, str]) -> list[KeyValue]:
-        new = self.config_of(settings)
-        memory_before = topic.config.durability == "memory"
-        if memory_before != (new.durability == "memory"):
+        new = self.config_of(self._pinned(settings, in_memory=topic.in_memory))
+        if topic.in_memory != (new.durability == "memory"):
             raise ApiError(
                 ErrorCode.INVALID_CONFIG,
                 "durability cannot change to or from memory; create a new topic instead",
             )
-        return [_topic_record(topic.name, topic.id, topic.partitions, settings)]
+        return [
+            _topic_record(topic.name, topic.id, topic.partitions, settings, topic.in_memory)
+        ]
 
     def reserve_producer_ids(self) -> list[KeyValue]:
         return [_counter_record("producer-id", self.counter("producer-id") + PRODUCER_ID_BLOCK)]
@@ -154,26 +157,27 @@ class Catalog:
 
     # ---- replay --------------------------------------------------------------------------
 
-    def replay(self, key: bytes, value: bytes | None) -> None:
-        """Apply one record."""
+    def replay(self, key: bytes, value: bytes | None) -> Topic | None:
+        """Apply one record; the topic that it says is deleted."""
         subject: dict[str, Any] = orjson.loads(key)
         if "topic" in subject:
-            self._replay_topic(subject["topic"], None if value is None else orjson.loads(value))
-        elif "broker" in subject and value is not None:
+            state = None if value is None else orjson.loads(value)
+            return self._replay_topic(subject["topic"], state)
+        if "broker" in subject and value is not None:
             self.counters[subject["broker"]] = orjson.loads(value)["value"]
+        return None
 
-    def _replay_topic(self, name: str, state: dict[str, Any] | None) -> None:
+    def _replay_topic(self, name: str, state: dict[str, Any] | None) -> Topic | None:
         before = self.topics.pop(name, None)
         if before is not None:
             del self.by_id[before.id]
             self.partition_count -= before.partitions
         if state is None:
-            if before is not None:
-                self.deleted.add(before.id)
-            return
+            return before
         topic = self._topic_of(name, state)
         self.topics[name] = self.by_id[topic.id] = topic
         self.partition_count += topic.partitions
+        return None
 
     def topic_in(self, record: KeyValue) -> Topic:
         """The topic that a record of `create_topic` or `add_partitions` speaks of."""
@@ -182,13 +186,20 @@ class Catalog:
         return self._topic_of(orjson.loads(key)["topic"], orjson.loads(value))
 
     def _topic_of(self, name: str, state: dict[str, Any]) -> Topic:
+        settings = self._pinned(state["settings"], in_memory=state["in_memory"])
         return Topic(
-            name,
-            uuid.UUID(state["id"]),
-            state["partitions"],
-            state["settings"],
-            self.config_of(state["settings"]),
+            name, uuid.UUID(state["id"]), state["partitions"], settings, self.config_of(settings)
         )
+
+    def _pinned(self, settings: Mapping[str, str], *, in_memory: bool) -> Mapping[str, str]:
+        """Where a topic's records are stays as it was made, whatever the broker's default is now.
+
+        Otherwise a start with another default would hide its records, and reuse their offsets.
+        """
+        by_default = self._config.topic_config({}).durability == "memory"
+        if "durability" in settings or by_default == in_memory:
+            return settings
+        return {**settings, "durability": "memory" if in_memory else "disk"}
 
 
 def check_name(name: str) -> None:
@@ -213,9 +224,14 @@ def _key(**subject: str) -> bytes:
 
 
 def _topic_record(
-    name: str, id_: uuid.UUID, partitions: int, settings: Mapping[str, str]
+    name: str, id_: uuid.UUID, partitions: int, settings: Mapping[str, str], in_memory: bool
 ) -> KeyValue:
-    state = {"id": str(id_), "partitions": partitions, "settings": dict(settings)}
+    state = {
+        "id": str(id_),
+        "partitions": partitions,
+        "settings": dict(settings),
+        "in_memory": in_memory,
+    }
     return _key(topic=name), orjson.dumps(state)
 
 

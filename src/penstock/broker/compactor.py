@@ -1,8 +1,9 @@
 """Runs compaction where it does not hold the broker's interpreter: in a child process.
 
 One child a pass, at the lowest priority. It ends with the broker: at a stop it is killed, and if
-the broker itself is killed the child sees its input close. Topics that live in memory have no
-files that a child could open; they are compacted on a thread that gives way between batches.
+the broker itself is killed the child sees its input close. On a disk that is not the operating
+system's, such as tests have, there are no files that a child could open; there a thread does it,
+which gives way between batches.
 """
 
 from __future__ import annotations

@@ -34,6 +34,8 @@ class Limits:
     max_fetch_sessions: int = 1_000
     # Kafka's connections.max.idle.ms.
     max_idle_ms: int = 600_000
+    # How long one request may take to arrive: its buffer is not there for others meanwhile.
+    max_request_ms: int = 120_000
     max_topics: int = 20_000
     max_partitions: int = 50_000
 

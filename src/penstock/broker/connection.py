@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Final, cast
 from penstock.broker.apis.produce_single import Targets
 from penstock.broker.slot import Part, Slot
 from penstock.errors import StorageError, WireError
-from penstock.log.partition import Slice
+from penstock.log.slice import Slice
 
 if TYPE_CHECKING:
     from penstock.broker.server import Broker
@@ -74,10 +74,14 @@ class Connection(asyncio.BufferedProtocol):
         self._in_read = False
         self.closed = False
         self.targets = Targets()
+        # Those whose answer takes memory wait until it can leave at once.
+        self._turns: dict[Slot, asyncio.Event] = {}
         # What waits on behalf of this connection, to be let go with it.
         self.on_lost: set[Callable[[], None]] = set()
         self.peer_host = ""
         self.last_active = 0.0
+        # Since when a request has been arriving that is not complete yet.
+        self.incomplete_since: float | None = None
 
     # ---- life ----------------------------------------------------------------------------
 
@@ -103,6 +107,9 @@ class Connection(asyncio.BufferedProtocol):
             self._send_socket.close()
         for forget in list(self.on_lost):
             forget()
+        for turn in self._turns.values():
+            turn.set()
+        self._turns.clear()
         self._slots.clear()
         self._outgoing.clear()
 
@@ -143,7 +150,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def _handle_frames(self) -> None:
         broker, view = self._broker, self._view
-        start, end = self._start, self._end
+        first = start = self._start
+        end = self._end
         broker.now_ms = broker.clock.now_ms()
         slots, most_slots, ready_bytes = self._slots, self._limits.max_inflight_requests, 0
         self._in_read = True
@@ -178,6 +186,10 @@ class Connection(asyncio.BufferedProtocol):
             broker.finish_round()
             self._in_read = False
         self._make_room()
+        if self._start == self._end or self._paused:
+            self.incomplete_since = None
+        elif start > first or self.incomplete_since is None:
+            self.incomplete_since = self.last_active
         self._flush()
 
     def _make_room(self) -> None:
@@ -250,6 +262,12 @@ class Connection(asyncio.BufferedProtocol):
         """Put a slot that was made elsewhere into the order of answers."""
         self._slots.append(slot)
 
+    async def turn_of(self, slot: Slot) -> None:
+        """Wait until all earlier requests of this connection are answered."""
+        if self._slots and self._slots[0] is not slot and not self.closed:
+            turn = self._turns[slot] = asyncio.Event()
+            await turn.wait()
+
     def answered(self) -> None:
         """A slot was answered; several of them at once cost one write."""
         if not self._in_read and not self._flush_scheduled and not self.closed:
@@ -266,6 +284,8 @@ class Connection(asyncio.BufferedProtocol):
             slot = slots.popleft()
             self._outgoing_bytes += slot.size
             outgoing.extend(slot.parts)
+        if slots and slots[0] in self._turns:
+            self._turns.pop(slots[0]).set()
         if outgoing and not self._send_blocked and not self._transport_full:
             self._send()
         if self._outgoing_bytes > self._limits.max_unsent_bytes:

@@ -2,14 +2,17 @@
 
 A session belongs to whoever knows its id and the next epoch. Its partitions keep their order; an
 incremental answer tells only of partitions with records, an error or moved bounds. The number of
-sessions is bounded: the longest unused makes room, and its client starts a new one.
+sessions is bounded: one that was not used for two minutes makes room, and its client starts a new
+one; while all are in use, further clients do without.
 """
 
 from __future__ import annotations
 
 import random
+import time
 import uuid
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import PenstockError
@@ -24,6 +27,7 @@ NO_SESSION: Final = 0
 INITIAL_EPOCH: Final = 0
 FINAL_EPOCH: Final = -1
 SESSIONS_FROM_VERSION: Final = 7
+EVICTABLE_AFTER_S: Final = 120.0
 TOPIC_IDS_FROM_VERSION: Final = 13
 _MAX_EPOCH: Final = 0x7FFFFFFF
 _PARTITIONS_PER_SESSION: Final = 200
@@ -72,6 +76,7 @@ class Session:
     def __init__(self, id_: int = NO_SESSION) -> None:
         self.id = id_
         self.epoch = INITIAL_EPOCH
+        self.last_used_s = 0.0
         self.incremental = False
         # Whether its topics are named by their ids; they are for as long as it lasts.
         self.by_id = False
@@ -122,8 +127,14 @@ def _resolve(
 class FetchSessions:
     """All sessions, the longest unused first."""
 
-    def __init__(self, limit: int, rng: random.Random | None = None) -> None:
+    def __init__(
+        self,
+        limit: int,
+        rng: random.Random | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._limit = limit
+        self._clock = clock
         # A session may have many partitions if others have few: memory is bounded by the sum.
         self._partitions_left = limit * _PARTITIONS_PER_SESSION
         self._rng = rng or random.SystemRandom()
@@ -171,15 +182,25 @@ class FetchSessions:
     def _create(self, has_partitions: bool, *, by_id: bool) -> Session:
         if not has_partitions or self._limit <= 0:
             return Session()
-        while len(self._sessions) >= self._limit:
-            self._end(next(iter(self._sessions)))
+        if len(self._sessions) >= self._limit and not self._evict():
+            # All are in use: this client names its partitions each time.
+            return Session()
         id_ = NO_SESSION
         while id_ == NO_SESSION or id_ in self._sessions:
             id_ = self._rng.randrange(1, 1 << 31)
         session = self._sessions[id_] = Session(id_)
         session.epoch = 1
         session.by_id = by_id
+        session.last_used_s = self._clock()
         return session
+
+    def _evict(self) -> bool:
+        """End the longest unused session, if it is unused at all."""
+        oldest = next(iter(self._sessions.values()))
+        if self._clock() - oldest.last_used_s < EVICTABLE_AFTER_S:
+            return False
+        self._end(oldest.id)
+        return True
 
     def _continue(self, id_: int, epoch: int, *, by_id: bool) -> Session:
         session = self._sessions.get(id_)
@@ -190,6 +211,7 @@ class FetchSessions:
         if session.by_id != by_id:
             raise SessionError(ErrorCode.FETCH_SESSION_TOPIC_ID_ERROR)
         self._sessions.move_to_end(id_)
+        session.last_used_s = self._clock()
         session.epoch = 1 if epoch == _MAX_EPOCH else epoch + 1
         session.incremental = True
         return session

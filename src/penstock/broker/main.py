@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 import signal
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, TypeVar
 
 from penstock.broker.config import BrokerConfig, Limits
 from penstock.broker.server import Broker
@@ -16,17 +15,16 @@ from penstock.log.disk import Disk
 
 __all__ = ["Broker", "BrokerConfig", "Limits", "run_loop", "serve"]
 
-log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
-def run_loop(main: Coroutine[Any, Any, None]) -> None:
+def run_loop(main: Coroutine[Any, Any, T]) -> T:
     """Run on uvloop where there is one, on asyncio's own loop elsewhere."""
     try:
         import uvloop
     except ImportError:
-        asyncio.run(main)
-        return
-    uvloop.run(main)
+        return asyncio.run(main)
+    return uvloop.run(main)
 
 
 def serve(
@@ -35,9 +33,12 @@ def serve(
     *,
     disk: Disk | None = None,
     clock: Clock | None = None,
-) -> None:
-    """Start a broker, say when it is ready, and stop it cleanly on SIGTERM or Ctrl-C."""
-    run_loop(_serve(config, on_ready, disk, clock))
+) -> bool:
+    """Start a broker, say when it is ready, and stop it on SIGTERM or Ctrl-C.
+
+    Whether the stop was clean: everything is on disk, and the next start need not recover.
+    """
+    return run_loop(_serve(config, on_ready, disk, clock))
 
 
 async def _serve(
@@ -45,7 +46,7 @@ async def _serve(
     on_ready: Callable[[Broker], None],
     disk: Disk | None,
     clock: Clock | None,
-) -> None:
+) -> bool:
     broker = Broker(config, disk=disk, clock=clock)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -60,4 +61,5 @@ async def _serve(
         on_ready(broker)
         await stop.wait()
     finally:
-        await broker.stop()
+        clean = await broker.stop()
+    return clean

@@ -34,6 +34,8 @@ class MetadataLog:
         self._waiters = waiters
         self._lock = asyncio.Lock()
         self._partition: Partition | None = None
+        # Topics that were deleted before this start, as far as that is not compacted away.
+        self.deleted: set[uuid.UUID] = set()
 
     @property
     def partition(self) -> Partition:
@@ -48,8 +50,11 @@ class MetadataLog:
             if header.is_control:
                 continue
             for record in decode(batch):
-                if record.key is not None:
-                    self._catalog.replay(record.key, record.value)
+                if record.key is None:
+                    continue
+                gone = self._catalog.replay(record.key, record.value)
+                if gone is not None:
+                    self.deleted.add(gone.id)
 
     async def commit(
         self,

@@ -66,7 +66,9 @@ class Broker:
         self.endpoints: Mapping[int, Endpoint] = ENDPOINTS
         self.sync_waiters = SyncWaiters()
         self.read_waiters = ReadWaiters()
-        self.fetch_sessions = FetchSessions(config.limits.max_fetch_sessions)
+        self.fetch_sessions = FetchSessions(
+            config.limits.max_fetch_sessions, clock=lambda: self.clock.now_ms() / 1000
+        )
         self.buffer_budget = BufferBudget(config.limits.max_buffered_bytes)
         self.round = produce.ProduceRound()
         self.leader_epoch = 0
@@ -103,7 +105,7 @@ class Broker:
             self.leader_epoch = self.catalog.counter("leader-epoch")
             self.store.remove_strays(
                 {topic.name: topic.id for topic in self.catalog.topics.values()},
-                self.catalog.deleted,
+                self._metadata.deleted,
             )
             for topic in self.catalog.topics.values():
                 self._load_partitions(topic)
@@ -131,8 +133,8 @@ class Broker:
         self._housekeeping.start()
         self._sweeper = self.loop.call_later(_SWEEP_INTERVAL_S, self._sweep)
 
-    async def stop(self) -> None:
-        """Finish what is under way, sync everything, leave the directory clean."""
+    async def stop(self) -> bool:
+        """Finish what is under way and sync everything; whether the directory is left clean."""
         if self._server is not None:
             self._server.close()
         if self._sweeper is not None:
@@ -147,7 +149,7 @@ class Broker:
             self.committer.request(partition)
         await self.committer.close()
         await self._part_with_clients()
-        self.store.close()
+        return self.store.close()
 
     async def _finish_tasks(self) -> None:
         if self._tasks:
@@ -223,10 +225,14 @@ class Broker:
         """Close connections that have been silent too long; give back buffers not in use."""
         now = self.loop.time()
         limit_s = self.config.limits.max_idle_ms / 1000
+        request_limit_s = self.config.limits.max_request_ms / 1000
         for connection in list(self.connections):
             silent_s = now - connection.last_active
+            arriving_since = connection.incomplete_since
             if silent_s > limit_s:
                 connection.close("idle")
+            elif arriving_since is not None and now - arriving_since > request_limit_s:
+                connection.close("a request takes too long to arrive")
             elif silent_s > _SWEEP_INTERVAL_S:
                 connection.shrink()
         self._sweeper = self.loop.call_later(_SWEEP_INTERVAL_S, self._sweep)

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from penstock.log.partition import Slice
+from penstock.log.slice import Slice
 
 if TYPE_CHECKING:
     from penstock.broker.connection import Connection

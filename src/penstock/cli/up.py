@@ -179,8 +179,9 @@ def up(
     def ready(broker: Broker) -> None:
         _greet(broker, data, durability, time.monotonic() - started, quiet=quiet)
 
-    serve(broker_config, ready)
-    if not quiet:
+    if not serve(broker_config, ready):
+        output.warn("stopped, but not cleanly; the next start checks what is on disk")
+    elif not quiet:
         output.say("stopped cleanly; everything is on disk")
 
 

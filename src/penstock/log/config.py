@@ -164,6 +164,10 @@ _ALL: Final = (
 SETTINGS: Final[dict[str, Setting]] = {setting.name: setting for setting in _ALL}
 
 
+# What is held in memory is bounded, and let go in small pieces, unless the topic says otherwise.
+_MEMORY_BOUNDS: Final = {"retention.bytes": 128 << 20, "segment.bytes": 16 << 20}
+
+
 @dataclass(frozen=True, slots=True)
 class TopicConfig:
     """The settings of one topic as the engine uses them."""
@@ -214,15 +218,21 @@ def parse_settings(overrides: Mapping[str, str]) -> dict[str, Any]:
         raise ConfigError("a compacted topic cannot be archived: its segments are rewritten")
     if values.get("remote.storage.enable") and values.get("durability") == "memory":
         raise ConfigError("a topic in memory cannot be archived")
+    if "compact" in values.get("cleanup.policy", ()) and values.get("durability") == "memory":
+        raise ConfigError(
+            "a topic in memory cannot be compacted: that is done by another process, on files"
+        )
     return values
 
 
-def topic_config(
-    overrides: Mapping[str, str], defaults: TopicConfig | None = None
-) -> TopicConfig:
+def topic_config(overrides: Mapping[str, str], defaults: TopicConfig | None = None) -> TopicConfig:
     """The settings of a topic from its overrides on top of the broker's defaults."""
     base = defaults or TopicConfig()
     values = parse_settings(overrides)
+    if values.get("durability", base.durability) == "memory":
+        values = {**_MEMORY_BOUNDS, **values}
+        if values["retention.bytes"] < 0:
+            raise ConfigError("a topic in memory needs a bound: retention.bytes cannot be -1")
     changes = {
         attribute: values[name]
         for name in values

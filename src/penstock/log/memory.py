@@ -44,7 +44,8 @@ class MemoryDisk:
         return path in self._files or path in self._folders
 
     def names(self, folder: str) -> list[str]:
-        return sorted(os.path.basename(p) for p in self._files if os.path.dirname(p) == folder)
+        paths = list(self._files)
+        return sorted(os.path.basename(p) for p in paths if os.path.dirname(p) == folder)
 
     def make_dirs(self, folder: str) -> None:
         self._folders.add(folder)
@@ -57,8 +58,8 @@ class MemoryDisk:
 
     def remove_tree(self, folder: str) -> None:
         self._folders.discard(folder)
-        for path in [p for p in self._files if p.startswith(folder + os.sep)]:
-            del self._files[path]
+        for path in [p for p in list(self._files) if p.startswith(folder + os.sep)]:
+            self._files.pop(path, None)
 
     def sync_dir(self, folder: str) -> None:
         """Nothing here outlives the process."""

@@ -49,11 +49,12 @@ from penstock.log import intake, timesearch
 from penstock.log.archive import NOTHING_ARCHIVED, ArchivedLog, ArchivedRead
 from penstock.log.clock import Clock
 from penstock.log.config import TopicConfig
-from penstock.log.disk import Disk, File
+from penstock.log.disk import Disk
 from penstock.log.epochs import LeaderEpochs
 from penstock.log.memory import OffsetReserve
 from penstock.log.producers import BatchMeta, Producer, ProducerStates, replay_producers
 from penstock.log.segment import SNAPSHOT_SUFFIX, Segment, create_segment
+from penstock.log.slice import Slice
 from penstock.log.sync import (
     ClosedSegment,
     SyncPlan,
@@ -92,27 +93,6 @@ _UNUSUAL = CONTROL | TRANSACTIONAL | APPEND_TIME
 _ANY_AGE_MS = 0x7FFFFFFFFFFFFFFF
 # What the log writes into a batch: base offset and leader epoch, with the length between them.
 _PLACE = struct.Struct(">qii")
-
-
-class Slice:
-    """Whole batches in a file, to be read or sent from there; its length is theirs in bytes."""
-
-    __slots__ = ("file", "length", "position")
-
-    def __init__(self, file: File, position: int, length: int) -> None:
-        self.file = file
-        self.position = position
-        self.length = length
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __repr__(self) -> str:
-        return f"Slice({self.position}..{self.position + self.length})"
-
-    def read(self) -> bytes:
-        """The bytes themselves."""
-        return self.file.pread(self.length, self.position)
 
 
 class Staged(NamedTuple):
@@ -395,6 +375,11 @@ class Partition:
             # What the write left behind cannot be removed now; `repair` will.
             self._fail(error)
 
+    def refuse_staged(self, error: StorageError) -> None:
+        """Drop what is staged and refuse writes until repaired: something unforeseen happened."""
+        self._take_back(error)
+        self._fail(error)
+
     def _forget_staged(self) -> None:
         self._staged = []
         self._staged_bytes = 0
@@ -476,7 +461,6 @@ class Partition:
         self._closing = []
         if plan.error is not None:
             self._closed_unsynced = [*plan.closed, *self._closed_unsynced]
-            mark_failed_sync(self.disk, self.folder)
             self._fail(plan.error)
             return
         if self.failure is not None:

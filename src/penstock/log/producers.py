@@ -98,9 +98,7 @@ class ProducerStates:
             )
         return None
 
-    def update(
-        self, producer_id: int, epoch: int, batch: BatchMeta, now_ms: int = _UNSEEN
-    ) -> None:
+    def update(self, producer_id: int, epoch: int, batch: BatchMeta, now_ms: int = _UNSEEN) -> None:
         known = self.by_id.get(producer_id)
         if known is None and len(self.by_id) >= MAX_PRODUCERS:
             self._forget_longest_silent()

@@ -76,7 +76,8 @@ def open_partition(
     id_: PartitionId, disk: Disk, folder: str, config: TopicConfig, clock: Clock, known: Known
 ) -> Partition:
     """The partition in `folder`, which is made if it is not there."""
-    if not disk.exists(folder):
+    absent = not disk.exists(folder)
+    if absent:
         disk.make_dirs(folder)
         disk.sync_dir(os.path.dirname(folder))
     partition = Partition(id_, disk, folder, config, clock)
@@ -86,7 +87,7 @@ def open_partition(
     partition.archived = load_archived(disk, folder)
     bases = segment_bases(disk, folder)
     if not bases:
-        _open_empty(partition, known)
+        _open_empty(partition, known, absent=absent)
         return partition
     partition.epochs.load()
     # Epochs never fall, whatever the caller believes.
@@ -98,10 +99,17 @@ def open_partition(
     return partition
 
 
-def _open_empty(partition: Partition, known: Known) -> None:
-    """No segment is there: a new partition, or one that has lost them all."""
+def _open_empty(partition: Partition, known: Known, *, absent: bool) -> None:
+    """No segment is there: a new partition, or one that has lost them all.
+
+    Where not even the folder is there, somebody has taken it away: then the partition begins
+    anew, behind the offsets that it had.
+    """
     begin = max(known.log_start, partition.archived.end)
-    if begin < known.recovery_point:
+    if absent and begin < known.recovery_point:
+        log.warning("%s is gone and begins anew at %d", partition.id, known.recovery_point)
+        partition.log_start = known.recovery_point
+    elif begin < known.recovery_point:
         _refuse(partition, begin, known.recovery_point)
     partition.adopt([], max(begin, known.recovery_point))
 
@@ -199,9 +207,7 @@ def _continues(partition: Partition, offset: int, log_end: int) -> bool:
     return offset == log_end or log_end < offset <= partition.log_start
 
 
-def _check_segment(
-    partition: Partition, base: int, following: list[int]
-) -> tuple[Segment, int]:
+def _check_segment(partition: Partition, base: int, following: list[int]) -> tuple[Segment, int]:
     """The segment as far as it is whole, and where its records end; producers are taken in.
 
     A batch's offset and epoch are not under its checksum: torn, they must not pass. Only in a
@@ -263,7 +269,8 @@ def _refuse(partition: Partition, log_end: int, safe_to: int) -> None:
     error = StorageError(
         f"{partition.id} is damaged or cut off at offset {log_end}, below {safe_to}, up to which "
         "it was safe on disk before",
-        advice="Run `penstock log verify` on the data directory and restore it from a copy.",
+        advice="See what `penstock log verify` says. To go on without these records, move the "
+        "partition's folder away while the broker is stopped: it begins anew behind them.",
     )
     partition.refuse_damaged(error, safe_to)
 

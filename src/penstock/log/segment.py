@@ -386,5 +386,3 @@ def open_segment(disk: Disk, folder: str, base_offset: int) -> Segment:
     segment.release()
     segment.load_max_timestamp()
     return segment
-
-

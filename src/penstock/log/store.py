@@ -168,8 +168,11 @@ class LogStore:
                 write_checkpoint(self.disk, self._path(LOG_STARTS), rows.starts)
             self._written = rows
 
-    def close(self) -> None:
-        """Sync everything, leave the marker of a clean stop, release the directory."""
+    def close(self) -> bool:
+        """Sync everything, leave the marker of a clean stop, release the directory.
+
+        Whether it is clean: everything is on disk, and the next start may believe it.
+        """
         clean = self.was_clean or not self._unloaded()
         for partition in self.partitions.values():
             clean = _close_partition(partition) and clean
@@ -179,8 +182,10 @@ class LogStore:
                 write_atomically(self.disk, self._path(CLEAN_MARKER), b"1\n")
         except StorageError as error:
             log.error("the stop was not clean: %s", error)
+            clean = False
         self.partitions.clear()
         self.abandon()
+        return clean
 
     def _unloaded(self) -> list[str]:
         """Partitions that nobody has opened, and thus checked, since an unclean stop."""

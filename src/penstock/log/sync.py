@@ -55,6 +55,8 @@ class SyncPlan:
         except Exception as error:
             # Whatever it was, nothing may count as synced.
             self.error = StorageError(f"syncing {self.folder}: {error!r}")
+        if self.error is not None:
+            mark_failed_sync(self.disk, self.folder)
 
 
 def mark_failed_sync(disk: Disk, folder: str) -> None:

@@ -52,6 +52,7 @@ from penstock.log.store import (
 )
 from penstock.log.swap import CLEANED, PLAN_FILE
 from penstock.log.sync import FAILED_SYNC_MARK
+from penstock.log.tiering import REMOVALS_FILE
 from penstock.log.verify_segment import Expectation, SegmentCheck, SegmentFacts
 
 _LEFTOVER_SUFFIXES = (CLEANED, ".tmp")
@@ -64,7 +65,14 @@ _PARTITION_FILES = (
     PLAN_FILE,
     FAILED_SYNC_MARK,
 )
-_DIRECTORY_FILES = (META_FILE, LOCK_FILE, CLEAN_MARKER, RECOVERY_POINTS, LOG_STARTS)
+_DIRECTORY_FILES = (
+    META_FILE,
+    LOCK_FILE,
+    CLEAN_MARKER,
+    RECOVERY_POINTS,
+    LOG_STARTS,
+    REMOVALS_FILE,
+)
 
 Progress = Callable[[int], None]
 

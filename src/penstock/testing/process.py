@@ -33,13 +33,13 @@ class BrokerProcess:
     def __init__(self, data: str | Path, **settings: Any) -> None:
         self.data = Path(data)
         self.log_file = self.data.with_name(self.data.name + ".log")
-        self._settings: dict[str, Any] = {"host": "127.0.0.1", "port": 0, **settings}
+        self._settings: dict[str, Any] = {"port": 0, **settings}
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def bootstrap(self) -> str:
         """What goes into `bootstrap.servers`."""
-        return f"{self._settings['host']}:{self._settings['port']}"
+        return f"{self._settings.get('host', '127.0.0.1')}:{self._settings['port']}"
 
     @property
     def pid(self) -> int:

@@ -95,12 +95,16 @@ class KillTest:
 
     def kill_once(self) -> None:
         """Wait for some acknowledgements, kill, start, read everything and compare."""
-        target = self.history.acknowledged_count + self.rng.randint(20, 400)
-        eventually(lambda: self._has_come_to(target), "the load goes on", 120)
+        self.wait_for_load()
         self.broker.kill()
         self.broker.start()
         self.verify()
         self.report.lives += 1
+
+    def wait_for_load(self) -> None:
+        """Wait until some more records are acknowledged."""
+        target = self.history.acknowledged_count + self.rng.randint(20, 400)
+        eventually(lambda: self._has_come_to(target), "the load goes on", 120)
 
     def _has_come_to(self, acknowledged: int) -> bool:
         for worker in self._workers:

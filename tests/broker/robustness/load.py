@@ -159,9 +159,7 @@ class StubbornProducer(RawWorker):
 class IdempotentProducer(Worker):
     """librdkafka, which retries by itself for as long as it takes."""
 
-    def __init__(
-        self, bootstrap: str, history: History, seed: object, places: list[Place]
-    ) -> None:
+    def __init__(self, bootstrap: str, history: History, seed: object, places: list[Place]) -> None:
         super().__init__(bootstrap, history, seed)
         self._places = places
         self.errors: list[str] = []

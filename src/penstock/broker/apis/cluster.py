@@ -136,9 +136,7 @@ def _metadata(broker: Broker, topics: list[MetadataResponseTopic]) -> MetadataRe
     )
 
 
-def _asked_topic(
-    broker: Broker, item: MetadataRequestTopic, version: int
-) -> MetadataResponseTopic:
+def _asked_topic(broker: Broker, item: MetadataRequestTopic, version: int) -> MetadataResponseTopic:
     if item.name is None:
         if version < NULL_NAMES_FROM_VERSION:
             # These versions carry ids, but one cannot ask by id yet, nor answer without a name.

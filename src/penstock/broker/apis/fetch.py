@@ -16,7 +16,8 @@ from penstock.broker.apis.context import RequestContext
 from penstock.broker.fetch_sessions import FetchedPartition, Session, SessionError
 from penstock.errors import LogError, OffsetOutOfRangeError
 from penstock.log.archive import ArchivedRead
-from penstock.log.partition import Partition, Slice
+from penstock.log.partition import Partition
+from penstock.log.slice import Slice
 from penstock.wire import decoder, parts_encoder, response_header
 from penstock.wire.errors import ErrorCode
 from penstock.wire.messages.fetch import (
@@ -170,9 +171,11 @@ class PendingFetch:
     async def _finish_from_archive(
         self, results: list[tuple[FetchedPartition, PartitionData]]
     ) -> None:
+        # One at a time and connection, so that they are not all in memory together.
+        await self.context.connection.turn_of(self.slot)
         for _, data in results:
             archived: Any = data.records
-            if not isinstance(archived, ArchivedRead):
+            if not isinstance(archived, ArchivedRead) or self.context.connection.closed:
                 continue
             try:
                 data.records = await self.broker.loop.run_in_executor(None, archived.load)

@@ -256,13 +256,25 @@ def _flush(
                 write.fail(error)
         # What a roll in the midst of the round wrote before the failure is there all the same.
         return [write for write in staged if write.next_offset <= partition.log_end]
+    except Exception as error:
+        # A bug. The bytes that were staged lie in a buffer that is used again: they must go.
+        log.exception("writing to %s", partition.id)
+        partition.refuse_staged(StorageError(f"writing failed: {error!r}"))
+        for write in staged:
+            write.fail(StorageError("writing failed"))
+        return []
     return staged
 
 
 def finish_round(broker: Broker, round_: ProduceRound) -> None:
-    """Write every partition once; answer, or wait for the sync."""
-    for partition, staged in round_.writes.items():
-        writes = _flush(partition, staged)
+    """Write every partition once; then answer, or wait for the sync.
+
+    In this order: nothing that could fail comes between the staging and the writing.
+    """
+    written = [
+        (partition, _flush(partition, staged)) for partition, staged in round_.writes.items()
+    ]
+    for partition, writes in written:
         if partition.syncs:
             visible, waiters = partition.visible, broker.sync_waiters
             for write in writes:

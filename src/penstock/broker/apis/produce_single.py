@@ -143,8 +143,6 @@ class Targets:
         self._by_length.setdefault(records_at, {})[key] = target
         self._count += 1
 
-
-
     def forget(self, partition: Partition) -> None:
         """The partition is gone: do not keep it, and its open files, for its producer's sake."""
         for by_key in self._by_length.values():
