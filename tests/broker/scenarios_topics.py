@@ -208,7 +208,15 @@ def metadata_by_name_and_id_at_once(talk: Talk) -> Any:
     )
     by_id = talk.call(metadata(talk.ids[topic])).topics[0]
     told = talk.call(both).topics[0]
+    # As Java's admin client asks: an id, and a name that is empty.
+    nameless = []
+    for id_ in (talk.ids[topic], uuid4()):
+        wanted = [MetadataRequestTopic(name="", topic_id=id_)]
+        request = MetadataRequest(topics=wanted, allow_auto_topic_creation=True)
+        found = talk.call(request).topics[0]
+        nameless.append((error_name(found.error_code), found.name == topic, found.topic_id == id_))
     return (
+        nameless,
         error_name(told.error_code),
         (error_name(by_id.error_code), by_id.name == topic, by_id.topic_id == talk.ids[topic]),
     )

@@ -143,7 +143,7 @@ def test_java_shows_the_cluster_and_its_directories(
     assert cluster["cluster_id"] == shared.call(lambda server: server.store.cluster_id)
     (node,) = cluster["nodes"]
     assert f"{node['host']}:{node['port']}" == shared.bootstrap
-    assert cluster["controller"]["id"] == node["id"] == 1
+    assert cluster["controller"] == node["id"] == 1
     ((folder, shown),) = java.describe_log_dirs(1).items()
     assert folder == shared.data
     assert shown["total_bytes"] >= shown["usable_bytes"] > 0

@@ -186,7 +186,9 @@ class Catalog:
         return self._topic_of(orjson.loads(key)["topic"], orjson.loads(value))
 
     def _topic_of(self, name: str, state: dict[str, Any]) -> Topic:
-        settings = self._pinned(state["settings"], in_memory=state["in_memory"])
+        settings = state["settings"]
+        if "in_memory" in state:
+            settings = self._pinned(settings, in_memory=state["in_memory"])
         return Topic(
             name, uuid.UUID(state["id"]), state["partitions"], settings, self.config_of(settings)
         )

@@ -49,12 +49,6 @@ class OffsetIndex:
         at = bisect_right(self.positions, position) - 1
         return self.positions[at] if at >= 0 else 0
 
-    def truncate(self, relative_offset: int) -> None:
-        """Forget entries at or above the offset."""
-        keep = bisect_left(self.offsets, relative_offset)
-        del self.offsets[keep:]
-        del self.positions[keep:]
-
     def to_bytes(self) -> bytes:
         flat = array("i", bytes(OFFSET_ENTRY_SIZE * len(self.offsets)))
         flat[0::2] = self.offsets
@@ -102,11 +96,6 @@ class TimeIndex:
         """All records at or before this relative offset are earlier than the timestamp."""
         at = bisect_left(self.timestamps, timestamp_ms) - 1
         return self.offsets[at] if at >= 0 else 0
-
-    def truncate(self, relative_offset: int) -> None:
-        keep = bisect_left(self.offsets, relative_offset)
-        del self.timestamps[keep:]
-        del self.offsets[keep:]
 
     def to_bytes(self) -> bytes:
         pairs = zip(self.timestamps, self.offsets, strict=True)

@@ -348,7 +348,7 @@ class Partition:
                 self.reserve.extend(self._staged_end)
             if self.leader_epoch != self.epochs.latest:
                 self.epochs.assign(self.leader_epoch, self.log_end)
-            segment.file.pwritev([batch.view for batch in staged], segment.size)
+            segment.write([batch.view for batch in staged])
         except StorageError as error:
             self._take_back(error)
             raise

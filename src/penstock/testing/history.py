@@ -160,9 +160,10 @@ class History:
             problems, part.problems = part.problems, []
             problems += _order_problems(place, part, found)
             problems += _content_problems(place, part, found)
-            problems += _missing(place, part, found, _Bounds(log_start, end, compacted))
+            # First: a record may be gone for one that was read but is not acknowledged yet.
             for item in found:
                 part.learn(item.offset, item.key, digest_of(item.key, item.value))
+            problems += _missing(place, part, found, _Bounds(log_start, end, compacted))
         return problems
 
     def verify(

@@ -48,6 +48,19 @@ class BrokerProcess:
 
     def start(self) -> Self:
         """Start; ready for clients on return."""
+        self.launch()
+        assert self._process is not None
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline().strip()
+        if not line.isdigit():
+            self.kill()
+            raise PenstockError(f"the broker did not start:\n{self.log_text()[-4000:]}")
+        # Keep the port over restarts: clients know it.
+        self._settings["port"] = int(line)
+        return self
+
+    def launch(self) -> None:
+        """Begin to start, and wait for nothing."""
         place = str(Path(penstock.__file__).parent.parent)
         known = os.environ.get("PYTHONPATH")
         path = f"{place}{os.pathsep}{known}" if known else place
@@ -60,14 +73,6 @@ class BrokerProcess:
                 stderr=log,
                 env={**os.environ, "PYTHONPATH": path},
             )
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline().strip()
-        if not line.isdigit():
-            self.kill()
-            raise PenstockError(f"the broker did not start:\n{self.log_text()[-4000:]}")
-        # Keep the port over restarts: clients know it.
-        self._settings["port"] = int(line)
-        return self
 
     def kill(self) -> None:
         """End it at once, with SIGKILL: it has no chance to do anything."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -46,7 +47,6 @@ class Report:
     read: int = 0
     topics_made: int = 0
     topics_deleted: int = 0
-    start_s: list[float] = field(default_factory=list)
 
 
 class KillTest:
@@ -97,6 +97,12 @@ class KillTest:
         """Wait for some acknowledgements, kill, start, read everything and compare."""
         self.wait_for_load()
         self.broker.kill()
+        while self.rng.random() < 0.25:
+            # Again, somewhere in its recovery.
+            self.broker.launch()
+            threading.Event().wait(self.rng.uniform(0.1, 0.8))
+            self.broker.kill()
+            self.report.lives += 1
         self.broker.start()
         self.verify()
         self.report.lives += 1

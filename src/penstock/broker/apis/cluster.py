@@ -104,7 +104,7 @@ def metadata(
     if wanted is None or (context.version == 0 and not wanted):
         return _metadata(broker, [_topic_metadata(broker, topic) for topic in known.values()])
     may_create = request.allow_auto_topic_creation and broker.config.auto_create_topics
-    if may_create and any(item.name is not None and item.name not in known for item in wanted):
+    if may_create and any(not is_by_id(item) and item.name not in known for item in wanted):
         return _metadata_of_new(broker, wanted, context.version)
     return _metadata(broker, [_asked_topic(broker, item, context.version) for item in wanted])
 
@@ -114,7 +114,8 @@ async def _metadata_of_new(
 ) -> MetadataResponse:
     topics: list[MetadataResponseTopic] = []
     for item in wanted:
-        if item.name is not None and item.name not in broker.catalog.topics:
+        if not is_by_id(item) and item.name not in broker.catalog.topics:
+            assert item.name is not None
             try:
                 await broker.create_topic_if_absent(item.name)
             except (ApiError, LogError) as error:
@@ -136,8 +137,13 @@ def _metadata(broker: Broker, topics: list[MetadataResponseTopic]) -> MetadataRe
     )
 
 
+def is_by_id(item: MetadataRequestTopic) -> bool:
+    """Some leave the name out beside an id, Java's admin client leaves it empty."""
+    return item.name is None or item.topic_id != ZERO_UUID
+
+
 def _asked_topic(broker: Broker, item: MetadataRequestTopic, version: int) -> MetadataResponseTopic:
-    if item.name is None:
+    if is_by_id(item):
         if version < NULL_NAMES_FROM_VERSION:
             # These versions carry ids, but one cannot ask by id yet, nor answer without a name.
             return MetadataResponseTopic(
@@ -149,6 +155,7 @@ def _asked_topic(broker: Broker, item: MetadataRequestTopic, version: int) -> Me
                 error_code=ErrorCode.UNKNOWN_TOPIC_ID, name=None, topic_id=item.topic_id
             )
         return _topic_metadata(broker, found)
+    assert item.name is not None
     try:
         check_name(item.name)
         return _topic_metadata(broker, broker.catalog.topic(item.name))

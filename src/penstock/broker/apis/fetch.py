@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-TOPIC_IDS_FROM_VERSION: Final = 13
 READ_COMMITTED: Final = 1
 _NO_RECORDS: Final = b""
 
