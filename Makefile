@@ -66,8 +66,8 @@ bench-broker: setup kafka-jars ## Compare the broker with Kafka, NATS, RabbitMQ 
 	@$(BIN)/python -m benchmarks.broker $(ARGS)
 
 .PHONY: soak
-soak: setup kafka-jars ## Run the tests that take long: crashes by the hundred
-	@$(BIN)/pytest -m soak --timeout 3600 $(ARGS)
+soak: setup ## Run the tests that take long: crashes by the hundred, frames by the million
+	@$(BIN)/pytest -m soak -s --timeout 7200 $(ARGS)
 
 .PHONY: kafka-jars
 kafka-jars: $(CLASSES_STAMP) ## Fetch Apache Kafka's jars and compile its test client

@@ -24,6 +24,8 @@ settings.register_profile("penstock", deadline=None, print_blob=True)
 settings.load_profile("penstock")
 
 
+# First, because the workers' plugin reads the marks in this hook too.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what needs the jars, and keep on one worker what shares a server."""
     for item in items:

@@ -20,7 +20,7 @@ TIMEOUT_S: Final = 20.0
 _LENGTH: Final = struct.Struct(">i")
 
 
-class ConnectionEnded(Exception):
+class ConnectionEndedError(Exception):
     """The broker has closed the connection."""
 
 
@@ -111,7 +111,7 @@ class RawClient:
         self.socket.sendall(_LENGTH.pack(len(frame)) + frame)
 
     def receive_frame(self) -> bytes:
-        """The next frame without its length; ConnectionEnded if there is none."""
+        """The next frame without its length; ConnectionEndedError if there is none."""
         (length,) = _LENGTH.unpack(self.receive_bytes(4))
         return self.receive_bytes(length)
 
@@ -124,7 +124,7 @@ class RawClient:
             except ConnectionResetError:
                 got = 0
             if not got:
-                raise ConnectionEnded(f"{count - len(view)} of {count} bytes came")
+                raise ConnectionEndedError(f"{count - len(view)} of {count} bytes came")
             view = view[got:]
         return bytes(data)
 

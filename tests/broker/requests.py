@@ -204,16 +204,17 @@ def create(
     replication_factor: int = 1,
     *,
     validate_only: bool = False,
-    **configs: str,
+    configs: Mapping[str, str] | None = None,
+    **more_configs: str,
 ) -> CreateTopicsRequest:
-    """One topic; settings are keywords with `_` for `.`."""
+    """One topic; settings are given by name, or as keywords with `_` for `.`."""
     topic = CreatableTopic(
         name=name,
         num_partitions=partitions,
         replication_factor=replication_factor,
         configs=[
             CreatableTopicConfig(name=key.replace("_", "."), value=value)
-            for key, value in configs.items()
+            for key, value in {**(configs or {}), **more_configs}.items()
         ],
     )
     return CreateTopicsRequest(topics=[topic], timeout_ms=30_000, validate_only=validate_only)

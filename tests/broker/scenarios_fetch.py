@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from penstock.wire import encoder, request_header
@@ -226,10 +227,8 @@ def errors_are_told_again_in_a_session(talk: Talk) -> Any:
     topic = talk.topic()
     talk.fill(topic, batch(b"a"))
     first = talk.call(fetch(topic, {0: 0, 5: 0}, session=(0, 0)), 12)
-    story = [summary(first)]
-    for epoch in (1, 2):
-        story.append(summary(talk.call(fetch(None, session=(first.session_id, epoch)), 12)))
-    return story
+    later = [talk.call(fetch(None, session=(first.session_id, epoch)), 12) for epoch in (1, 2)]
+    return [summary(answer) for answer in (first, *later)]
 
 
 # ---- versions --------------------------------------------------------------------------------
@@ -252,10 +251,12 @@ def api_versions_of_a_nameless_client(talk: Talk) -> Any:
     answers = []
     for name, version in (("", ""), ("ok", "1.0"), ("-bad", "1"), ("ok", "b@d"), ("a b", "1")):
         request = ApiVersionsRequest(client_software_name=name, client_software_version=version)
-        answers.append(
-            talk.outcome_of(lambda client, r=request: error_name(client.call(r, 3).error_code))
-        )
+        answers.append(talk.outcome_of(partial(_asked_versions, request)))
     return answers
+
+
+def _asked_versions(request: ApiVersionsRequest, client: RawClient) -> str:
+    return error_name(client.call(request, 3).error_code)
 
 
 @scenario

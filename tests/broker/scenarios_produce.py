@@ -240,8 +240,12 @@ def versions_that_are_not_offered(talk: Talk) -> Any:
     topic = talk.topic()
 
     def send(version: int) -> Any:
-        frame = request_header(0, version, 1, "x") + encoder(ProduceRequest, 12)(produce(topic))
-        return talk.outcome_of(lambda client: (client.send_frame(frame), client.wait_closed())[1])
+        def ask(client: RawClient) -> bytes:
+            body = encoder(ProduceRequest, 12)(produce(topic))
+            client.send_frame(request_header(0, version, 1, "x") + body)
+            return client.wait_closed()
+
+        return talk.outcome_of(ask)
 
     return [send(version) for version in (14, 100, -1)]
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from time import monotonic
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 from penstock.wire.messages.alter_configs import AlterableConfig as WholeConfig
 from penstock.wire.messages.alter_configs import AlterConfigsRequest
@@ -25,7 +26,6 @@ from penstock.wire.messages.describe_configs import (
     DescribeConfigsRequest,
     DescribeConfigsResource,
 )
-from penstock.wire.messages.describe_producers import DescribeProducersRequest, TopicRequest
 from penstock.wire.messages.describe_topic_partitions import (
     DescribeTopicPartitionsRequest,
     RequestCursor,
@@ -40,25 +40,20 @@ from penstock.wire.messages.metadata import MetadataRequest, MetadataRequestTopi
 from tests.broker.requests import (
     APPEND,
     DELETE,
-    EARLIEST,
     LATEST,
-    MAX_TIMESTAMP,
     SET,
     SUBTRACT,
     alter,
     batch,
     create,
     delete,
-    delete_records,
-    end_of_epoch,
     fetch,
-    list_offsets,
     metadata,
     new_name,
     one,
     produce,
 )
-from tests.broker.talk import Talk, error_name, scenario
+from tests.broker.talk import READY_TIMEOUT_S, Talk, error_name, listed, scenario
 
 
 def created(talk: Talk, request: CreateTopicsRequest) -> tuple[str, int, int]:
@@ -376,7 +371,10 @@ def altered(talk: Talk, *args: Any, **kwargs: Any) -> str:
     return error_name(talk.call(alter(*args, **kwargs)).responses[0].error_code)
 
 
-def settings(talk: Talk, topic: str, *names: str) -> list[tuple[str, str, int]]:
+Told = list[tuple[str, str, int]]
+
+
+def settings(talk: Talk, topic: str, *names: str) -> Told:
     resource = DescribeConfigsResource(
         resource_type=2, resource_name=topic, configuration_keys=list(names)
     )
@@ -385,19 +383,35 @@ def settings(talk: Talk, topic: str, *names: str) -> list[tuple[str, str, int]]:
     return sorted((item.name, item.value, item.config_source) for item in result.configs)
 
 
+def settings_become(talk: Talk, topic: str, **expected: str) -> Told:
+    """What is told of these settings, once it is this: Kafka tells it a moment after the change."""
+    wanted = {name.replace("_", "."): value for name, value in expected.items()}
+    deadline = monotonic() + READY_TIMEOUT_S
+    while True:
+        told = settings(talk, topic, *wanted)
+        if {name: value for name, value, _ in told} == wanted or monotonic() > deadline:
+            return told
+
+
 @scenario
 def settings_set_and_unset(talk: Talk) -> Any:
     topic = talk.topic(retention_ms="1000", cleanup_policy="delete")
-    names = ("retention.ms", "max.message.bytes", "cleanup.policy")
-    states = [settings(talk, topic, *names)]
-    for steps in (
-        [(SET, "max.message.bytes", "2000")],
-        [(DELETE, "retention.ms", None)],
-        [(APPEND, "cleanup.policy", "compact")],
-        [(SUBTRACT, "cleanup.policy", "delete")],
-        [(DELETE, "cleanup.policy", None), (SET, "retention.ms", "7")],
-    ):
-        states.append((altered(talk, topic, *steps), settings(talk, topic, *names)))  # type: ignore[arg-type]
+    now = {"retention_ms": "1000", "max_message_bytes": "1048588", "cleanup_policy": "delete"}
+    states: list[Any] = [settings_become(talk, topic, **now)]
+    week = "604800000"
+    changes: list[tuple[list[tuple[int, str, str | None]], dict[str, str]]] = [
+        ([(SET, "max.message.bytes", "2000")], {"max_message_bytes": "2000"}),
+        ([(DELETE, "retention.ms", None)], {"retention_ms": week}),
+        ([(APPEND, "cleanup.policy", "compact")], {"cleanup_policy": "delete,compact"}),
+        ([(SUBTRACT, "cleanup.policy", "delete")], {"cleanup_policy": "compact"}),
+        (
+            [(DELETE, "cleanup.policy", None), (SET, "retention.ms", "7")],
+            {"cleanup_policy": "delete", "retention_ms": "7"},
+        ),
+    ]
+    for steps, change in changes:
+        now |= change
+        states += [altered(talk, topic, *steps), settings_become(talk, topic, **now)]
     return states
 
 
@@ -449,16 +463,21 @@ def the_same_resource_twice(talk: Talk) -> Any:
 @scenario
 def settings_replaced_as_a_whole(talk: Talk) -> Any:
     topic = talk.topic(retention_ms="1000")
-    names = ("retention.ms", "max.message.bytes")
     answers = []
-    for configs in ({"max.message.bytes": "3000"}, {"x": "1"}, {"max.message.bytes": "y"}, {}):
+    for configs, size in (
+        ({"max.message.bytes": "3000"}, "3000"),
+        ({"x": "1"}, "3000"),
+        ({"max.message.bytes": "y"}, "3000"),
+        ({}, "1048588"),
+    ):
         resource = WholeResource(
             resource_type=2,
             resource_name=topic,
             configs=[WholeConfig(name=name, value=value) for name, value in configs.items()],
         )
         answer = talk.call(AlterConfigsRequest(resources=[resource]))
-        answers.append((error_name(answer.responses[0].error_code), settings(talk, topic, *names)))
+        told = settings_become(talk, topic, retention_ms="604800000", max_message_bytes=size)
+        answers.append((error_name(answer.responses[0].error_code), told))
     return answers
 
 
@@ -504,163 +523,3 @@ def synonyms_and_documentation(talk: Talk) -> Any:
         found.append((item.value, item.config_source, item.config_type, item.read_only,
                       item.is_sensitive, bool(item.documentation), synonym))  # fmt: skip
     return found
-
-
-# ---- offsets ---------------------------------------------------------------------------------
-
-
-def listed(talk: Talk, topic: str, at: int, version: int | None = None, **kw: int) -> Any:
-    part = one(talk.call(list_offsets(topic, at, **kw), version))
-    return error_name(part.error_code), part.offset, part.timestamp
-
-
-@scenario
-def offsets_by_time(talk: Talk) -> Any:
-    topic = talk.topic()
-    talk.fill(topic, *(batch(b"a", b"b", at_ms=at) for at in (1000, 2000, 5000, 3000)))
-    times = (LATEST, EARLIEST, MAX_TIMESTAMP, 0, 1000, 1001, 2000, 4000, 5000, 5001)
-    return [listed(talk, topic, at) for at in times]
-
-
-@scenario
-def offsets_of_an_empty_partition(talk: Talk) -> Any:
-    topic = talk.topic()
-    return [listed(talk, topic, at) for at in (LATEST, EARLIEST, MAX_TIMESTAMP, 0, -4, -5)]
-
-
-@scenario
-def special_times_in_old_versions(talk: Talk) -> Any:
-    topic = talk.topic()
-    talk.fill(topic, batch(b"a", at_ms=1000))
-    return [
-        listed(talk, topic, at, version)
-        for at, version in (
-            (-1, 1), (-2, 1), (-3, 6), (-3, 7), (-4, 7), (-4, 8), (-5, 8), (-5, 9), (-6, 10),
-            (-7, 10), (-100, 10),
-        )
-    ]  # fmt: skip
-
-
-@scenario
-def offsets_of_what_is_not_there(talk: Talk) -> Any:
-    topic = talk.topic()
-    return [
-        listed(talk, "nowhere", LATEST),
-        listed(talk, topic, LATEST, partition=9),
-        listed(talk, topic, LATEST, partition=-1),
-    ]
-
-
-@scenario
-def epochs_of_those_who_ask(talk: Talk) -> Any:
-    topic = talk.topic()
-    now = talk.leader_epoch(topic)
-    return [
-        [listed(talk, topic, LATEST, leader_epoch=epoch) for epoch in (-1, now, now + 1)],
-        [
-            (error_name(part.error_code), part.end_offset)
-            for epoch in (-1, now, now + 1)
-            for part in [one(talk.call(end_of_epoch(topic, now, current=epoch)))]
-        ],
-    ]
-
-
-@scenario
-def the_epoch_of_listed_offsets(talk: Talk) -> Any:
-    topic = talk.topic()
-    now = talk.leader_epoch(topic)
-    empty = [one(talk.call(list_offsets(topic, at))).leader_epoch == now for at in (-1, -2)]
-    talk.fill(topic, batch(b"a", at_ms=1000))
-    full = [
-        one(talk.call(list_offsets(topic, at))).leader_epoch == now
-        for at in (LATEST, EARLIEST, MAX_TIMESTAMP, 500)
-    ]
-    return empty, full, one(talk.call(list_offsets(topic, 5000))).leader_epoch
-
-
-@scenario
-def ends_of_epochs(talk: Talk) -> Any:
-    topic = talk.topic()
-    now = talk.leader_epoch(topic)
-    answers = []
-    for item in (None, batch(b"a", b"b")):
-        if item is not None:
-            talk.fill(topic, item)
-        for epoch in (now, now + 1, now + 100, -1):
-            part = one(talk.call(end_of_epoch(topic, epoch)))
-            told = part.leader_epoch - now if part.leader_epoch >= 0 else None
-            answers.append((error_name(part.error_code), told, part.end_offset))
-    answers.append(error_name(one(talk.call(end_of_epoch("nowhere", 0))).error_code))
-    return answers
-
-
-@scenario
-def deleting_records(talk: Talk) -> Any:
-    topic = talk.topic()
-    talk.fill(topic, *(batch(b"a", b"b") for _ in range(5)))
-    answers = []
-    for before in (3, 1, 3, 11, -2, 10, -1):
-        part = one(talk.call(delete_records(topic, before)))
-        answers.append((error_name(part.error_code), part.low_watermark))
-        answers.append(listed(talk, topic, EARLIEST))
-    for name, number in (("nowhere", 0), (topic, 5)):
-        part = one(talk.call(delete_records(name, 0, partition=number)))
-        answers.append((error_name(part.error_code), part.low_watermark))
-    return answers, talk.produced(produce(topic, batch(b"next")))
-
-
-@scenario
-def deleting_records_of_a_compacted_topic(talk: Talk) -> Any:
-    answers = []
-    for policy in ("compact", "compact,delete"):
-        topic = talk.topic(cleanup_policy=policy)
-        talk.fill(topic, batch(b"a", key=b"k"))
-        part = one(talk.call(delete_records(topic, -1)))
-        answers.append((error_name(part.error_code), part.low_watermark))
-    return answers
-
-
-@scenario
-def offsets_after_deleting_records(talk: Talk) -> Any:
-    topic = talk.topic()
-    talk.fill(topic, *(batch(b"a", b"b", at_ms=at) for at in (1000, 2000, 3000)))
-    talk.call(delete_records(topic, 3))
-    return [listed(talk, topic, at) for at in (LATEST, EARLIEST, MAX_TIMESTAMP, 500, 1500, 2500)]
-
-
-@scenario
-def producers_of_a_partition(talk: Talk) -> Any:
-    topic, pid = talk.topic(), talk.producer_id()
-    talk.fill(topic, batch(b"a", b"b", b"c", at_ms=77, producer=(pid, 0, 0)))
-
-    def describe(name: str, number: int) -> Any:
-        request = DescribeProducersRequest(
-            topics=[TopicRequest(name=name, partition_indexes=[number])]
-        )
-        part = one(talk.call(request))
-        return error_name(part.error_code), [
-            (p.producer_id == pid, p.producer_epoch, p.last_sequence, p.last_timestamp,
-             p.current_txn_start_offset, p.coordinator_epoch)
-            for p in part.active_producers
-        ]  # fmt: skip
-
-    return describe(topic, 0), describe(topic, 5), describe("nowhere", 0)
-
-
-@scenario
-def a_topic_made_anew_has_another_id(talk: Talk) -> Any:
-    topic = talk.topic()
-    old: UUID = talk.ids[topic]
-    talk.fill(topic, batch(b"old"))
-    talk.call(delete(topic))
-    while created(talk, create(topic))[0] == "TOPIC_ALREADY_EXISTS":
-        pass
-    talk.wait_served(topic)
-    new = talk.call(metadata(topic)).topics[0].topic_id
-    return (
-        old != new,
-        error_name(talk.call(metadata(old)).topics[0].error_code),
-        talk.produced(produce(old, batch()), 13)[0],
-        talk.produced(produce(new, batch()), 13),
-        listed(talk, topic, LATEST)[1],
-    )

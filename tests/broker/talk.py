@@ -14,10 +14,11 @@ from uuid import UUID
 
 from penstock.wire import Message
 from penstock.wire.errors import ErrorCode
-from tests.broker.raw import ConnectionEnded, RawClient
+from tests.broker.raw import ConnectionEndedError, RawClient
 from tests.broker.requests import (
     create,
     fetch,
+    list_offsets,
     metadata,
     new_name,
     new_producer,
@@ -62,7 +63,7 @@ class Talk:
     def topic(self, partitions: int = 1, *, name: str | None = None, **configs: str) -> str:
         """A topic that is there and served."""
         name = name or new_name()
-        result = self.call(create(name, partitions, **configs)).topics[0]
+        result = self.call(create(name, partitions, configs=configs)).topics[0]
         assert not result.error_code, (error_name(result.error_code), result.error_message)
         self.ids[name] = result.topic_id
         self.wait_served(name, partitions)
@@ -120,5 +121,11 @@ class Talk:
         with RawClient(self.bootstrap) as client:
             try:
                 return send(client)
-            except (ConnectionEnded, BrokenPipeError):
+            except (ConnectionEndedError, BrokenPipeError):
                 return "closed"
+
+
+def listed(talk: Talk, topic: str, at: int, version: int | None = None, **kw: int) -> Any:
+    """What is answered to a look-up by time: the error's name, the offset, its timestamp."""
+    part = one(talk.call(list_offsets(topic, at, **kw), version))
+    return error_name(part.error_code), part.offset, part.timestamp

@@ -35,6 +35,10 @@ with warnings.catch_warnings():
     from kafka.admin import KafkaAdminClient
     from kafka.admin import NewTopic as PythonTopic
 
+# One worker: what they share takes longer to start than they take to run.
+pytestmark = pytest.mark.xdist_group("clients")
+# Its makers have no types yet.
+SPEC: Any = OffsetSpec
 UNKNOWN_TOPIC, EXISTS, INVALID_PARTITIONS, INVALID_CONFIG = 3, 36, 37, 40
 OUT_OF_RANGE, BAD_NAME, BAD_REPLICATION = 1, 17, 38
 TIMES = (1_700_000_000_000, 1_700_000_009_000, 1_700_000_005_000)
@@ -120,7 +124,7 @@ def test_java_changes_settings(java: JavaClient) -> None:
 
 
 def test_java_lists_offsets_and_deletes_records(java: JavaClient, filled: str) -> None:
-    places = {
+    places: dict[str | int, tuple[int, int]] = {
         "earliest": (0, -1), "latest": (3, -1), "max_timestamp": (1, TIMES[1]),
         "earliest_local": (0, -1), TIMES[0]: (0, TIMES[0]), TIMES[0] + 1: (1, TIMES[1]),
         TIMES[1] + 1: (-1, -1),
@@ -147,7 +151,7 @@ def test_java_shows_the_cluster_and_its_directories(
     ((folder, shown),) = java.describe_log_dirs(1).items()
     assert folder == shared.data
     assert shown["total_bytes"] >= shown["usable_bytes"] > 0
-    assert shown["partitions"][f"{filled}-0"]["size"] == 3 * len(batch(b"0", at_ms=TIMES[0]))
+    assert shown["partitions"][f"{filled}-0"]["size_bytes"] == 3 * len(batch(b"0", at_ms=TIMES[0]))
 
 
 def test_java_shows_producers(java: JavaClient) -> None:
@@ -212,9 +216,7 @@ def test_confluent_changes_settings(confluent: AdminClient) -> None:
         return {k: e.value for k, e in settled(confluent.describe_configs([resource])).items()}
 
     assert values()["retention.ms"] == "4000"
-    step = ConfigEntry(
-        "segment.bytes", "4096", incremental_operation=AlterConfigOpType.SET
-    )
+    step = ConfigEntry("segment.bytes", "4096", incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ConfigResource.Type.TOPIC, name, incremental_configs=[step])
     settled(confluent.incremental_alter_configs([resource]))
     assert (values()["retention.ms"], values()["segment.bytes"]) == ("4000", "4096")
@@ -232,17 +234,17 @@ def test_confluent_changes_settings(confluent: AdminClient) -> None:
 def test_confluent_lists_offsets_and_deletes_records(confluent: AdminClient, filled: str) -> None:
     place = TopicPartition(filled, 0)
     for spec, expected in (
-        (OffsetSpec.earliest(), 0), (OffsetSpec.latest(), 3), (OffsetSpec.max_timestamp(), 1),
-        (OffsetSpec.for_timestamp(TIMES[0] + 1), 1),
+        (SPEC.earliest(), 0), (SPEC.latest(), 3), (SPEC.max_timestamp(), 1),
+        (SPEC.for_timestamp(TIMES[0] + 1), 1),
     ):  # fmt: skip
         listed = settled(confluent.list_offsets({place: spec}))
         assert listed.offset == expected
     level = IsolationLevel.READ_COMMITTED
-    listed = settled(confluent.list_offsets({place: OffsetSpec.latest()}, isolation_level=level))
+    listed = settled(confluent.list_offsets({place: SPEC.latest()}, isolation_level=level))
     assert listed.offset == 3
     deleted = settled(confluent.delete_records([TopicPartition(filled, 0, 2)]))
     assert deleted.low_watermark == 2
-    assert settled(confluent.list_offsets({place: OffsetSpec.earliest()})).offset == 2
+    assert settled(confluent.list_offsets({place: SPEC.earliest()})).offset == 2
 
 
 def test_confluent_shows_the_cluster(confluent: AdminClient, shared: Broker) -> None:

@@ -14,12 +14,11 @@ import pytest
 
 from penstock.testing.apache_kafka import ApacheKafka
 from penstock.testing.broker import Broker
-from tests.broker import scenarios_fetch, scenarios_produce, scenarios_topics
+from tests.broker import scenarios_fetch, scenarios_offsets, scenarios_produce, scenarios_topics
 from tests.broker.talk import SCENARIOS, Talk
 
-assert scenarios_fetch
-assert scenarios_produce
-assert scenarios_topics
+# Named here because they are imported for what they register.
+MODULES = (scenarios_fetch, scenarios_offsets, scenarios_produce, scenarios_topics)
 
 
 @pytest.fixture(scope="module")

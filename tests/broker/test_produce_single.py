@@ -83,7 +83,7 @@ class Side:
         connection.targets = self.targets
 
     def create(self, topic: str, **configs: str) -> None:
-        self.ids[topic] = self.client.call(create(topic, 2, **configs)).topics[0].topic_id
+        self.ids[topic] = self.client.call(create(topic, 2, configs=configs)).topics[0].topic_id
 
 
 @dataclass

@@ -187,7 +187,7 @@ def test_every_api_is_asked_here() -> None:
     assert set(ASKED) == set(ENDPOINTS)
 
 
-@pytest.mark.parametrize(("key", "version"), ALL, ids=lambda value: str(value))
+@pytest.mark.parametrize(("key", "version"), ALL, ids=str)
 def test_every_version_is_answered(key: int, version: int, client: RawClient, topic: str) -> None:
     subject = Subject(client, topic)
     ask, check = ASKED[key]
@@ -203,7 +203,7 @@ def test_every_version_is_answered(key: int, version: int, client: RawClient, to
     assert check(subject, answer), answer
 
 
-@pytest.mark.parametrize(("key", "version"), ALL, ids=lambda value: str(value))
+@pytest.mark.parametrize(("key", "version"), ALL, ids=str)
 def test_an_empty_request_of_every_version_is_answered(
     key: int, version: int, client: RawClient
 ) -> None:
@@ -270,9 +270,7 @@ def with_tags(request: Message, version: int, correlation_id: int) -> bytes:
     return header[:-1] + tag + encoder(type(request), version)(request)[:-1] + tag
 
 
-@pytest.mark.parametrize(
-    ("key", "version"), [(k, v) for k, v in ALL if is_flexible(k, v)], ids=lambda v: str(v)
-)
+@pytest.mark.parametrize(("key", "version"), [(k, v) for k, v in ALL if is_flexible(k, v)], ids=str)
 def test_unknown_tagged_fields_are_skipped(
     key: int, version: int, client: RawClient, topic: str
 ) -> None:

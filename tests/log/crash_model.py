@@ -18,71 +18,37 @@ from __future__ import annotations
 import errno
 import random
 import uuid
-from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import NamedTuple
 
 import pytest
 
 from penstock.errors import OutOfOrderSequenceError, ProducerFencedError, StorageError
 from penstock.log.config import TopicConfig
 from penstock.log.partition import Partition, PartitionId
-from penstock.log.segment import Segment
 from penstock.log.slice import Slice
 from penstock.log.store import LogStore
 from penstock.log.sync import SyncPlan
 from penstock.records.batch import (
     NO_PRODUCER_ID,
-    BatchHeader,
-    headers,
     next_sequence,
     read_header,
-    verify,
 )
-from penstock.records.record import BatchOptions, Record, decode, encode
+from penstock.records.record import BatchOptions, Record, encode
 from penstock.testing.clock import ManualClock
 from penstock.testing.faults import Operation, SimulatedCrash, SimulatedDisk
+from tests.log.crash_checks import (
+    PRODUCER_IDS,
+    Batch,
+    Expected,
+    Promise,
+    check_partition,
+    latest_batches,
+    read_all,
+    split,
+    stored_batches,
+)
 
 FOLDER = "/data/penstock"
-PRODUCER_IDS = (7, 8, 9)
-
-
-class Batch(NamedTuple):
-    """A batch as the log holds it."""
-
-    base: int
-    next: int
-    data: bytes
-
-
-class Promise(NamedTuple):
-    """How far a partition's log must reach after a crash."""
-
-    after_kill: int
-    after_power_loss: int
-
-
-@dataclass
-class Expected:
-    """What is known of one partition from the outside."""
-
-    config: TopicConfig
-    topic_id: uuid.UUID
-    # Flushed without an error, in order; then what was staged and not yet flushed.
-    written: list[Batch] = field(default_factory=list)
-    staged: list[Batch] = field(default_factory=list)
-    # All contents ever tried at a base offset: after a failed write any of them may turn up.
-    tried: dict[int, set[bytes]] = field(default_factory=lambda: defaultdict(set))
-    write_failed: bool = False
-    # Where a repair left offsets empty: from, to.
-    gaps: set[tuple[int, int]] = field(default_factory=set)
-    promise: Promise = field(default_factory=lambda: Promise(0, 0))
-    log_start: int = 0
-    checkpointed_start: int = 0
-    # Sequence numbers: producer id → (epoch, next sequence).
-    sequences: dict[int, tuple[int, int]] = field(default_factory=dict)
 
 
 class Machine:
@@ -342,7 +308,7 @@ class Machine:
         if expected.written:
             expected.gaps.add((expected.written[-1].next, partition.log_end))
         self.note(id_)
-        check_partition(self, id_, expected.promise.after_kill)
+        self.check(id_, expected.promise.after_kill)
 
     def read(self, id_: PartitionId) -> None:
         partition, expected = self.partition(id_), self.expected[id_]
@@ -400,7 +366,7 @@ class Machine:
         for other, expected in self.expected.items():
             if self.store.was_clean:
                 expected.checkpointed_start = expected.log_start
-            check_partition(self, other, expected.promise.after_kill)
+            self.check(other, expected.promise.after_kill)
             self.adopt(other)
 
     def recreate(self, id_: PartitionId) -> None:
@@ -447,7 +413,7 @@ class Machine:
         for id_, expected in self.expected.items():
             promise = expected.promise
             end = promise.after_power_loss if lost_power else promise.after_kill
-            check_partition(self, id_, end)
+            self.check(id_, end)
             self.adopt(id_)
 
     def nobody_was_warned(self) -> bool:
@@ -464,6 +430,9 @@ class Machine:
         ]
         return bool(unwarned)
 
+    def check(self, id_: PartitionId, promised_end: int) -> None:
+        check_partition(self.partition(id_), self.expected[id_], promised_end, self.rng)
+
     def adopt(self, id_: PartitionId) -> None:
         """Go on with what recovery found."""
         partition, expected = self.partition(id_), self.expected[id_]
@@ -475,155 +444,3 @@ class Machine:
         expected.sequences = self.sequences_in(partition, expected)
         expected.promise = Promise(partition.log_end, partition.recovery_point)
         self.note(id_)
-
-
-def split(data: bytes) -> list[Batch]:
-    found = []
-    end = 0
-    for at, header in headers(data):
-        verify(data, at)
-        end = at + header.size
-        found.append(Batch(header.base_offset, header.next_offset, data[at:end]))
-    assert end == len(data)
-    return found
-
-
-def read_all(partition: Partition, offset: int) -> list[Batch]:
-    """Every visible batch from an offset on, as a consumer gets them."""
-    found: list[Batch] = []
-    while (piece := partition.read(offset, 700)) is not None:
-        assert isinstance(piece, Slice)
-        found += split(piece.read())
-        assert found[-1].next > offset
-        offset = found[-1].next
-    return found
-
-
-def stored_batches(partition: Partition) -> list[Batch]:
-    """Every batch in the files from the segment on that holds the start of the log."""
-    first = partition.segment_for(partition.log_start).base_offset
-    return [
-        Batch(header.base_offset, header.next_offset, data)
-        for header, data in partition.batches(first)
-    ]
-
-
-def latest_batches(batches: list[Batch], producer_id: int) -> list[Batch]:
-    """Those of the producer's latest epoch that may still be in flight, the newest last."""
-    found: list[tuple[BatchHeader, Batch]] = []
-    for batch in batches:
-        header = read_header(batch.data)
-        if header.producer_id == producer_id:
-            found.append((header, batch))
-    if not found:
-        return []
-    epoch = found[-1][0].producer_epoch
-    return [batch for header, batch in found if header.producer_epoch == epoch][-5:]
-
-
-# ---- checks --------------------------------------------------------------------------------
-
-
-def check_partition(machine: Machine, id_: PartitionId, promised_end: int) -> None:
-    """Everything that must hold of a partition that was just opened."""
-    partition, expected = machine.partition(id_), machine.expected[id_]
-    assert not partition.damaged
-    assert expected.checkpointed_start <= partition.log_start <= expected.log_start
-    assert partition.log_end >= promised_end
-    found = read_all(partition, partition.log_start)
-    assert partition.visible == partition.log_end or partition.failure is not None
-    assert [b.data for b in found] == [data for _, data in partition.batches(partition.log_start)]
-    wanted = [*expected.written, *expected.staged]
-    wanted = [batch for batch in wanted if batch.next > partition.log_start]
-    kept = sum(batch.next <= promised_end for batch in wanted)
-    assert found[:kept] == wanted[:kept], "acknowledged records are lost or changed"
-    if expected.write_failed:
-        assert all(batch.data in expected.tried[batch.base] for batch in found[kept:])
-        # A repair leaves gaps, but only those.
-        joints = {(a.next, b.base) for a, b in pairwise(found)}
-        missing = {(end, base) for end, base in joints if end != base}
-        assert missing <= {(a.next, b.base) for a, b in pairwise(wanted)} | expected.gaps
-    else:
-        assert found == wanted[: len(found)], "records that were never there, or not in order"
-    check_producers(partition)
-    check_lookups(machine, partition, found)
-
-
-def check_producers(partition: Partition) -> None:
-    """Of each producer the latest batches in the log are known, and nothing else."""
-    stored = stored_batches(partition)
-    for producer_id in PRODUCER_IDS:
-        recent = latest_batches(stored, producer_id)
-        known = partition.producers.by_id.get(producer_id)
-        if not recent:
-            assert known is None or partition.log_start > 0
-            continue
-        assert known is not None, f"producer {producer_id} is forgotten"
-        for batch in recent:
-            header = verify(batch.data)
-            meta = partition.producers.check(
-                producer_id, header.producer_epoch, header.base_sequence, header.last_sequence
-            )
-            assert meta is not None, "a retry would be written twice"
-            assert (meta.first_offset, meta.last_offset + 1) == (batch.base, batch.next)
-        following = next_sequence(header.last_sequence, 1)
-        check = partition.producers.check
-        assert check(producer_id, header.producer_epoch, following, following) is None
-        gap = next_sequence(following, 1)
-        with pytest.raises(OutOfOrderSequenceError):
-            check(producer_id, header.producer_epoch, gap, gap)
-        with pytest.raises(ProducerFencedError):
-            check(producer_id, header.producer_epoch - 1, following, following)
-
-
-def check_lookups(machine: Machine, partition: Partition, found: list[Batch]) -> None:
-    """Lookups by offset and time against plain scans."""
-    for segment in partition.segments:
-        check_indexes(segment)
-    rng = machine.rng
-    for _ in range(3):
-        if not found:
-            break
-        offset = rng.randint(partition.log_start, found[-1].next - 1)
-        piece = partition.read(offset, 1)
-        first = next(batch for batch in found if batch.next > offset)
-        assert isinstance(piece, Slice)
-        assert piece.read() == first.data
-    records = [
-        record
-        for batch in found
-        for record in decode(batch.data)
-        if record.offset >= partition.log_start
-    ]
-    for _ in range(3):
-        timestamp_ms = machine.clock.now_ms() - rng.randint(-10, 40_000)
-        if records and rng.random() < 0.7:
-            timestamp_ms = rng.choice(records).timestamp_ms + rng.randint(-1, 1)
-        answer = partition.offset_for_time(timestamp_ms)
-        naive = next((r for r in records if r.timestamp_ms >= timestamp_ms), None)
-        assert (answer and answer[:2]) == (naive and naive[:2])
-    newest = partition.max_timestamp()
-    largest = max((record.timestamp_ms for record in records), default=-1)
-    if newest is not None:
-        assert newest.timestamp_ms == largest
-        assert newest.offset == next(r.offset for r in records if r.timestamp_ms == largest)
-    else:
-        assert not records, "the largest timestamp is not found"
-
-
-def check_indexes(segment: Segment) -> None:
-    """Every entry is true: the batch is there, and no earlier one has a later timestamp."""
-    data = segment.file.pread(segment.size, 0)
-    by_position = dict(headers(data))
-    index = segment.index
-    for relative, position in zip(index.offsets, index.positions, strict=True):
-        assert by_position[position].last_offset == segment.base_offset + relative
-    times = segment.time_index
-    by_last_offset = {header.last_offset: header for header in by_position.values()}
-    for timestamp_ms, relative in zip(times.timestamps, times.offsets, strict=True):
-        last_offset = segment.base_offset + relative
-        assert by_last_offset[last_offset].max_timestamp == timestamp_ms
-        earlier = [h.max_timestamp for h in by_position.values() if h.last_offset <= last_offset]
-        assert max(earlier) == timestamp_ms
-    largest = max((h.max_timestamp for h in by_position.values()), default=-1)
-    assert segment.max_timestamp_ms == largest, segment

@@ -106,9 +106,12 @@ def read(partition: Partition, offset: int | None = None, max_bytes: int = 500) 
     while (piece := partition.read(at, max_bytes)) is not None:
         assert isinstance(piece, Slice)
         data = piece.read()
+        end = 0
         for position, header in headers(data):
-            found += decode(data[position : position + header.size])
+            end = position + header.size
+            found += decode(data[position:end])
             at = header.next_offset
+        assert end == len(data), "something that is no batch"
     first = partition.log_start if offset is None else offset
     return [record for record in found if record.offset >= first]
 

@@ -10,7 +10,7 @@ import pytest
 from penstock.errors import DiskFullError, StorageError
 from penstock.log.partition import Partition
 from penstock.testing.clock import START_MS
-from penstock.testing.faults import SimulatedDisk
+from penstock.testing.faults import SimulatedCrash, SimulatedDisk
 from tests.log.engine import SMALL, Engine, batch, numbered, texts
 
 AS_OS = replace(SMALL, durability="os")
@@ -294,19 +294,41 @@ def test_a_write_that_can_neither_be_done_nor_undone() -> None:
     assert texts(engine.lose_power()) == ["a", "c"]
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_remains_of_a_failed_write_do_not_come_back(seed: int) -> None:
+def test_remains_of_a_failed_write_do_not_come_back() -> None:
     """In a segment that was closed they would be believed."""
-    engine = Engine(disk=SimulatedDisk(seed))
-    engine.write("a")
-    engine.reopen()
-    engine.disk.fail("write", path_part=".log")
-    with pytest.raises(StorageError):
-        engine.write("lost" * 100)
-    engine.partition.roll()
-    engine.write("b", sync=False)
-    partition = engine.lose_power()
-    assert texts(partition) in (["a"], ["a", "b"])
+    for seed in range(200):
+        engine = Engine(disk=SimulatedDisk(seed))
+        engine.write("a")
+        engine.reopen()
+        engine.disk.fail("write", path_part=".log")
+        with pytest.raises(StorageError):
+            engine.write("lost" * 100)
+        engine.partition.roll()
+        engine.write("b", sync=False)
+        assert texts(engine.lose_power()) in (["a"], ["a", "b"])
+
+
+def test_a_crash_while_repairing() -> None:
+    """What a sync had finished before it failed goes in an order that leaves no hole."""
+    words = numbered(range(30))
+    for seed in range(150):
+        engine = Engine(disk=SimulatedDisk(seed))
+        engine.write(*words[:5])
+        engine.write(*words[5:], sync=False)
+        # The first segments are complete, snapshots and all, when it fails.
+        engine.disk.fail("sync", nth=13)
+        engine.sync()
+        assert len(engine.names(".snapshot")) > 1
+        engine.disk.crash_at(1 + seed % 50)
+        try:
+            engine.partition.repair()
+        except SimulatedCrash:
+            engine.disk.crash(power_loss=seed % 4 > 0)
+        partition = engine.recover()
+        assert not partition.damaged
+        found = texts(partition)
+        assert len(found) >= 5
+        assert found == words[: len(found)]
 
 
 def test_an_error_that_is_raised_often_does_not_grow() -> None:

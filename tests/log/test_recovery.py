@@ -185,6 +185,24 @@ def test_what_a_killed_process_left_is_synced_before_it_counts() -> None:
     assert len(engine.partition.closed) == len(engine.partition.segments) - 1
 
 
+def test_producers_of_deleted_records_are_remembered_after_a_crash() -> None:
+    engine = Engine()
+    engine.partition.append(batch("early", producer=(1, 0, 0)))
+    engine.write(*WORDS, sync=False)
+    # None of the segments has its snapshot when the process ends.
+    partition = engine.kill()
+    partition.delete_before(partition.segments[2].base_offset)
+    engine.store.checkpoint()
+    gone = partition.segments[:2]
+    partition.replace_segments(gone)
+    for segment in gone:
+        segment.remove()
+    for restart in (engine.kill, engine.reopen, engine.lose_power):
+        partition = restart()
+        assert partition.producers.check(1, 0, 0, 0) is not None
+        assert partition.producers.check(1, 0, 1, 1) is None
+
+
 def test_only_what_may_be_torn_is_read() -> None:
     engine = Engine()
     engine.write(*WORDS)

@@ -114,6 +114,10 @@ def test_the_first_start_can_crash_anywhere() -> None:
             assert texts(store.partitions[A]) == ["word"]
         write(store.partitions[A], "more")
         assert texts(store.partitions[A])[-1] == "more"
+        # Also what the crashed process made, and never synced, is safe now.
+        assert isinstance(store.disk, SimulatedDisk)
+        store = open_store(store.disk.after_crash(), A)
+        assert texts(store.partitions[A])[-1] == "more"
 
 
 # ---- checkpoints -------------------------------------------------------------------------------
@@ -288,3 +292,22 @@ def test_a_real_directory(tmp_path: Path) -> None:
             store.close()
     engine = Engine()
     assert engine.partition.log_end == 0
+
+
+def test_stopping_costs_nothing_where_nothing_changed() -> None:
+    disk = SimulatedDisk()
+    store = open_store(disk, A, B)
+    write(store.partitions[A], *numbered(range(20)))
+    write(store.partitions[B], "b")
+    store.close()
+    store = open_store(disk, A, B)
+    write(store.partitions[B], "c")
+    before = store.partitions[A].active.path(".index")
+    disk.fail("write", times=-1, path_part="a-0")
+    store.close()
+    disk.heal()
+    store = open_store(disk, A, B)
+    assert store.was_clean
+    assert disk.exists(before)
+    assert texts(store.partitions[A]) == numbered(range(20))
+    assert texts(store.partitions[B]) == ["b", "c"]

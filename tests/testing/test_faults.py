@@ -8,13 +8,8 @@ import pytest
 
 from penstock.errors import DiskFullError, StorageError
 from penstock.testing import ManualClock
-from penstock.testing.faults import (
-    PAGE_BYTES,
-    Operation,
-    SimulatedCrash,
-    SimulatedDisk,
-    SimulatedFile,
-)
+from penstock.testing.faults import Operation, SimulatedCrash, SimulatedDisk, SimulatedFile
+from penstock.testing.power_loss import PAGE_BYTES
 
 SEEDS = range(300)
 BODY = bytes(range(1, 251)) * 12

@@ -51,6 +51,12 @@ class ArchiveRounds:
         self._removals = [folder for (folder,) in rows]
         for partition in store.partitions.values():
             self._attach(partition)
+            if partition.archived.segments and self._archive is None:
+                log.error(
+                    "%s has records in an archive and the broker was started without one: they "
+                    "cannot be read. Start it with the --archive that it had.",
+                    partition.id,
+                )
 
     def _attach(self, partition: Partition) -> None:
         if partition.archived.segments and partition.archived.reader is not self._reader:

@@ -107,9 +107,7 @@ class Catalog:
                 ErrorCode.INVALID_CONFIG,
                 "durability cannot change to or from memory; create a new topic instead",
             )
-        return [
-            _topic_record(topic.name, topic.id, topic.partitions, settings, topic.in_memory)
-        ]
+        return [_topic_record(topic.name, topic.id, topic.partitions, settings, topic.in_memory)]
 
     def reserve_producer_ids(self) -> list[KeyValue]:
         return [_counter_record("producer-id", self.counter("producer-id") + PRODUCER_ID_BLOCK)]

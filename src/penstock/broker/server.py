@@ -28,7 +28,7 @@ from penstock.broker.housekeeping import Housekeeping
 from penstock.broker.metadata_log import MetadataLog
 from penstock.broker.slot import Slot
 from penstock.broker.waiting import NameLocks, ReadWaiters, SyncWaiters
-from penstock.errors import ConfigError, StorageError, WireError
+from penstock.errors import ConfigError, PenstockError, StorageError, WireError
 from penstock.log.archive import open_archive
 from penstock.log.clock import Clock, SystemClock
 from penstock.log.disk import Disk
@@ -45,6 +45,7 @@ _PRODUCE = b"\0\0"
 _CORRELATION = struct.Struct(">i")
 _SWEEP_INTERVAL_S = 10.0
 _DELETION_PATIENCE_S = 1.0
+_WARNING_PAUSE_S = 10.0
 _STOP_PATIENCE_S = 2.0
 
 
@@ -77,6 +78,7 @@ class Broker:
         self.connections: set[Connection] = set()
         self._by_name: dict[str, list[Partition]] = {}
         self._metadata = MetadataLog(self.store, self.catalog, self.sync_waiters)
+        self._warn_again_at = 0.0
         self._names = NameLocks()
         # Deleted topics whose files are not gone yet: their names wait for it.
         self._cleaning: dict[str, asyncio.Task[None]] = {}
@@ -103,10 +105,11 @@ class Broker:
             if not self.store.was_clean:
                 self._metadata.commit_at_start(self.catalog.raise_leader_epoch())
             self.leader_epoch = self.catalog.counter("leader-epoch")
-            self.store.remove_strays(
-                {topic.name: topic.id for topic in self.catalog.topics.values()},
-                self._metadata.deleted,
-            )
+            if not self._metadata.partition.damaged:
+                self.store.remove_strays(
+                    {topic.name: topic.id for topic in self.catalog.topics.values()},
+                    self._metadata.deleted,
+                )
             for topic in self.catalog.topics.values():
                 self._load_partitions(topic)
             self._housekeeping = Housekeeping(
@@ -200,6 +203,13 @@ class Broker:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+    def warn_now_and_then(self, doing: str, error: Exception) -> None:
+        """Log what every request of some client may meet, without filling the log with it."""
+        now = self.loop.time()
+        if now >= self._warn_again_at:
+            self._warn_again_at = now + _WARNING_PAUSE_S
+            log.warning("%s: %s%s", doing, error, _advice_of(error))
 
     # ---- connections ---------------------------------------------------------------------
 
@@ -465,6 +475,10 @@ class Broker:
                 self._producer_ids = range(end - PRODUCER_ID_BLOCK, end)
             first, self._producer_ids = self._producer_ids[0], self._producer_ids[1:]
             return first
+
+
+def _advice_of(error: Exception) -> str:
+    return f". {error.advice}" if isinstance(error, PenstockError) and error.advice else ""
 
 
 def log_failure(task: asyncio.Task[None]) -> None:

@@ -135,6 +135,7 @@ class Connection:
             "enable.auto.offset.store": False,
             "enable.partition.eof": True,
             "auto.offset.reset": "error",
+            "check.crcs": True,
         }
         with _checked_settings():
             return Consumer(self._config({**fixed, **(extra or {})}))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any, Final, Literal
 
 from penstock.errors import ConfigError
@@ -37,7 +38,8 @@ class Setting:
         try:
             value = _PARSERS[self.kind](text.strip())
         except ValueError:
-            raise ConfigError(f"{self.name}={text!r} is not a {self.kind}") from None
+            wanted = self.accepts or _KINDS[self.kind]
+            raise ConfigError(f"{self.name}={text!r} is not accepted; expected {wanted}") from None
         if not self.check(value):
             wanted = self.accepts or f"a valid {self.kind}"
             raise ConfigError(f"{self.name}={text!r} is not accepted; expected {wanted}")
@@ -68,6 +70,16 @@ _PARSERS: Final[dict[str, Callable[[str], Any]]] = {
     "bool": _parse_bool,
     "string": str,
     "list": _parse_list,
+}
+
+
+_KINDS: Final = {
+    "int": "a whole number",
+    "long": "a whole number",
+    "double": "a number",
+    "bool": "true or false",
+    "string": "a word",
+    "list": "words with commas between them",
 }
 
 
@@ -204,6 +216,11 @@ class TopicConfig:
         return self.message_timestamp_type == "LogAppendTime"
 
 
+def _like(name: str) -> str:
+    close = get_close_matches(name, SETTINGS, n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
 def parse_settings(overrides: Mapping[str, str]) -> dict[str, Any]:
     """Values by name; ConfigError for an unknown name or a value that is not accepted."""
     values: dict[str, Any] = {}
@@ -211,7 +228,8 @@ def parse_settings(overrides: Mapping[str, str]) -> dict[str, Any]:
         setting = SETTINGS.get(name)
         if setting is None:
             raise ConfigError(
-                f"there is no topic setting {name!r}", advice="See docs/configuration.md."
+                f"there is no topic setting {name!r}{_like(name)}",
+                advice="`penstock topics describe TOPIC --all` lists them.",
             )
         values[name] = setting.parse(text)
     if values.get("remote.storage.enable") and "compact" in values.get("cleanup.policy", ()):
@@ -220,7 +238,8 @@ def parse_settings(overrides: Mapping[str, str]) -> dict[str, Any]:
         raise ConfigError("a topic in memory cannot be archived")
     if "compact" in values.get("cleanup.policy", ()) and values.get("durability") == "memory":
         raise ConfigError(
-            "a topic in memory cannot be compacted: that is done by another process, on files"
+            "a topic in memory cannot be compacted: that is done by another process, on files",
+            advice="Use durability=os or disk.",
         )
     return values
 

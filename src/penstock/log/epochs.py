@@ -65,11 +65,13 @@ class LeaderEpochs:
         """Epochs that began at or after the offset did not happen."""
         self.entries = [entry for entry in self.entries if entry[1] < offset]
 
-    def save(self) -> None:
-        """Durable on return; nothing to do if it is already so."""
-        if self.entries != self._saved:
-            write_checkpoint(self._disk, self._path, self.entries)
-            self._saved = list(self.entries)
+    def save(self) -> bool:
+        """Durable on return; whether there was something to write, and the folder was synced."""
+        if self.entries == self._saved:
+            return False
+        write_checkpoint(self._disk, self._path, self.entries)
+        self._saved = list(self.entries)
+        return True
 
     def end_of(self, epoch: int, log_end: int) -> tuple[int, int]:
         """The largest known epoch not above `epoch` and the offset where it ended.

@@ -84,7 +84,7 @@ def locate(path: str) -> Place:
     names = _names(path)
     if META_FILE in names or LOCK_FILE in names:
         return _locate_data_dir(path, names)
-    if PARTITION_METADATA in names or any(name.endswith(LOG_SUFFIX) for name in names):
+    if PARTITION_METADATA in names or any(map(_is_segment, names)):
         return Place(_data_dir_of(path), [PartitionFolder(path, names)])
     raise DataDirectoryError(
         f"{path} holds no log",
@@ -92,15 +92,20 @@ def locate(path: str) -> Place:
     )
 
 
+def _is_segment(name: str) -> bool:
+    stem = name.removesuffix(LOG_SUFFIX)
+    return stem != name and stem.isdecimal() and len(stem) == STEM_DIGITS
+
+
 def _locate_file(path: str) -> Place:
     folder, name = os.path.split(path)
-    stem = name.removesuffix(LOG_SUFFIX)
-    if stem == name or not stem.isdecimal() or len(stem) != STEM_DIGITS:
+    if not _is_segment(name):
         raise DataDirectoryError(
             f"{path} is not a segment of a log",
             advice="Give a file such as 00000000000000000000.log, or the folder it is in.",
         )
-    partition = PartitionFolder(folder, _names(folder), only_bases=(int(stem),))
+    base = int(name.removesuffix(LOG_SUFFIX))
+    partition = PartitionFolder(folder, _names(folder), only_bases=(base,))
     return Place(_data_dir_of(folder), [partition])
 
 

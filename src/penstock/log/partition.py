@@ -474,7 +474,7 @@ class Partition:
             self._show(plan.offset, segment, position)
 
     def _fail(self, error: StorageError) -> None:
-        log.error("%s refuses writes until repaired: %s", self.id, error)
+        log.error("%s refuses writes: %s. %s", self.id, error, error.advice)
         self.failure = error
 
     def refuse_damaged(self, error: StorageError, recovery_point: int) -> None:

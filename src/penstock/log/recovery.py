@@ -196,7 +196,8 @@ def _open_after_crash(partition: Partition, bases: list[int], recovery_point: in
     _sync_segments(partition, segments[doubtful:])
     _complete_epochs(partition, segments[doubtful:], log_end)
     # Not even the names are certain: the last process may have been killed before it synced them.
-    disk.sync_dir(folder)
+    if not partition.epochs.save():
+        disk.sync_dir(folder)
     for item in closed:
         finish_closed(disk, folder, item)
     partition.adopt(segments, log_end)

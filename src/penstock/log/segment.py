@@ -130,6 +130,12 @@ class Segment:
             relative = self.max_timestamp_offset - self.base_offset
             self.time_index.append(self.max_timestamp_ms, relative)
 
+    def indexes_are_stored(self) -> bool:
+        """Whether the disk has them as they are now, from an earlier clean stop."""
+        self._index_time()
+        sums = crc32c(self.index.to_bytes()), crc32c(self.time_index.to_bytes())
+        return self.stored_digest() == (self.size, self.digest, *sums)
+
     def write_indexes(self) -> None:
         """Store indexes and digest, synced; their names are the caller's to sync.
 

@@ -26,62 +26,33 @@ import errno
 import os
 import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Final, Literal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 from penstock.errors import StorageError
 from penstock.log.disk import Buffer, storage_error
+from penstock.testing.power_loss import (
+    Folder,
+    Node,
+    State,
+    Truncate,
+    Write,
+    apply,
+    close_all,
+    content_after_failed_sync,
+    set_size,
+    surviving_state,
+    write_into,
+)
 
 Operation = Literal[
     "read", "write", "truncate", "sync", "open", "rename", "remove", "make_dirs", "sync_dir"
 ]
 
-# Small, so that the little files of tests span several.
-PAGE_BYTES: Final = 512
-
 
 class SimulatedCrash(BaseException):
     """The process or the machine stopped here. Not an Exception: nothing may handle it."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Write:
-    position: int
-    data: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class _Truncate:
-    size: int
-
-
-class _Node:
-    """A file's content, by whatever name: as seen now, as safe, and what lies between."""
-
-    __slots__ = ("content", "durable", "linked", "opened", "pending")
-
-    def __init__(self, content: bytes = b"") -> None:
-        self.content = bytearray(content)
-        self.durable = bytearray(content)
-        self.pending: list[_Write | _Truncate] = []
-        self.linked = False
-        self.opened = 0
-
-
-class _Folder:
-    """Names in a folder. A pending change sets names to what they mean after it, None for gone."""
-
-    __slots__ = ("durable", "names", "pending")
-
-    def __init__(self) -> None:
-        self.names: dict[str, _Node | _Folder] = {}
-        self.durable: dict[str, _Node | _Folder] = {}
-        self.pending: list[dict[str, _Node | _Folder | None]] = []
-
-    def change(self, change: dict[str, _Node | _Folder | None]) -> None:
-        _apply_names(self.names, change)
-        self.pending.append(change)
 
 
 @dataclass(slots=True)
@@ -117,20 +88,12 @@ class _Outcome:
             raise SimulatedCrash
 
 
-@dataclass(slots=True)
-class _State:
-    """What outlives a process: the tree, and how much of the device is used."""
-
-    root: _Folder = field(default_factory=_Folder)
-    used_bytes: int = 0
-
-
 class SimulatedFile:
     """An open file of a `SimulatedDisk`."""
 
     __slots__ = ("_closed", "_disk", "_node", "path")
 
-    def __init__(self, disk: SimulatedDisk, node: _Node, path: str) -> None:
+    def __init__(self, disk: SimulatedDisk, node: Node, path: str) -> None:
         self._disk = disk
         self._node = node
         self._closed = False
@@ -157,7 +120,7 @@ class SimulatedFile:
         with self._disk._operation("truncate", self.path, self._closed) as outcome:
             outcome.stop()
             self._disk._resize(self._node, size)
-            self._node.pending.append(_Truncate(size))
+            self._node.pending.append(Truncate(size))
 
     def sync(self) -> None:
         with self._disk._operation("sync", self.path, self._closed) as outcome:
@@ -190,10 +153,10 @@ class SimulatedDisk:
         self.failed_syncs: list[str] = []
         self.crashed = False
         self._rng = random.Random(seed)
-        self._state = _State()
+        self._state = State()
         self._faults: list[_Fault] = []
         self._crash_at: int | None = None
-        self._after: _State | None = None
+        self._after: State | None = None
         self._locks: set[str] = set()
         self._mutex = threading.RLock()
 
@@ -226,7 +189,7 @@ class SimulatedDisk:
         """Turn bits of one byte around where it is stored, as an ageing disk does."""
         folder, name = self._locate(path)
         node = folder.names[name]
-        assert isinstance(node, _Node), path
+        assert isinstance(node, Node), path
         for content in (node.content, node.durable):
             if position < len(content):
                 content[position] ^= mask
@@ -240,11 +203,11 @@ class SimulatedDisk:
         with self._mutex:
             self.crashed = True
             if power_loss:
-                self._after = _surviving_state(self._state, rng or self._rng)
+                self._after = surviving_state(self._state, rng or self._rng)
             else:
                 # The handles of the dead process are gone, and with them files without a name.
                 self._after = self._state
-                self._after.used_bytes = _close_all(self._after.root)
+                self._after.used_bytes = close_all(self._after.root)
 
     def after_crash(self) -> SimulatedDisk:
         """The disk that the next process finds; without a `crash` before, that is a power loss."""
@@ -295,7 +258,7 @@ class SimulatedDisk:
     def open(self, path: str, *, create: bool = False) -> SimulatedFile:
         folder, name = self._locate(path)
         node = folder.names.get(name)
-        if isinstance(node, _Folder):
+        if isinstance(node, Folder):
             raise _error(errno.EISDIR, path)
         if node is not None:
             with self._operation("open" if create else "read", path) as outcome:
@@ -305,12 +268,12 @@ class SimulatedDisk:
             raise _error(errno.ENOENT, path)
         with self._operation("open", path) as outcome:
             outcome.stop()
-            node = _Node()
+            node = Node()
             node.linked = True
             folder.change({name: node})
             return SimulatedFile(self, node, path)
 
-    def _write(self, node: _Node, path: str, data: bytes, position: int, outcome: _Outcome) -> None:
+    def _write(self, node: Node, path: str, data: bytes, position: int, outcome: _Outcome) -> None:
         error = outcome.error
         if outcome.last or error is not None:
             data = data[: self._rng.randint(0, len(data))]
@@ -321,37 +284,37 @@ class SimulatedDisk:
                 data = data[:fits]
                 error = error or _error(errno.ENOSPC, path)
         if data:
-            self._state.used_bytes += _write_into(node.content, data, position)
-            node.pending.append(_Write(position, data))
+            self._state.used_bytes += write_into(node.content, data, position)
+            node.pending.append(Write(position, data))
         if error is not None and not outcome.last:
             raise error
 
-    def _resize(self, node: _Node, size: int) -> None:
+    def _resize(self, node: Node, size: int) -> None:
         self._state.used_bytes += size - len(node.content)
-        _set_size(node.content, size)
+        set_size(node.content, size)
 
-    def _sync(self, node: _Node, path: str, outcome: _Outcome) -> None:
+    def _sync(self, node: Node, path: str, outcome: _Outcome) -> None:
         if outcome.error is None:
             for change in node.pending:
-                _apply(node.durable, change)
+                apply(node.durable, change)
         else:
             self.failed_syncs.append(path)
-            node.durable = _content_after_failed_sync(node, self._rng)
+            node.durable = content_after_failed_sync(node, self._rng)
             if self.forgets_failed_pages:
                 size = len(node.content)
                 node.content = bytearray(node.durable)
-                _set_size(node.content, size)
+                set_size(node.content, size)
         node.pending = []
         outcome.stop()
 
-    def _let_go(self, node: _Node) -> None:
+    def _let_go(self, node: Node) -> None:
         """A handle is closed; the space of a file without name and handle comes back."""
         with self._mutex:
             if not self.crashed:
                 node.opened -= 1
                 self._reclaim(node)
 
-    def _reclaim(self, node: _Node) -> None:
+    def _reclaim(self, node: Node) -> None:
         if not node.opened and not node.linked:
             self._state.used_bytes -= len(node.content)
             node.content = bytearray()
@@ -381,9 +344,9 @@ class SimulatedDisk:
             at = self._state.root
             for part in _parts(folder):
                 if part not in at.names:
-                    at.change({part: _Folder()})
+                    at.change({part: Folder()})
                 following = at.names[part]
-                if not isinstance(following, _Folder):
+                if not isinstance(following, Folder):
                     raise _error(errno.ENOTDIR, folder)
                 at = following
 
@@ -398,7 +361,7 @@ class SimulatedDisk:
             outcome.stop()
             replaced = folder.names.get(new_name)
             folder.change({name: None, new_name: folder.names[name]})
-            if isinstance(replaced, _Node):
+            if isinstance(replaced, Node):
                 replaced.linked = False
                 self._reclaim(replaced)
 
@@ -410,10 +373,10 @@ class SimulatedDisk:
             outcome.stop()
             self._unlink(folder, name)
 
-    def _unlink(self, folder: _Folder, name: str) -> None:
+    def _unlink(self, folder: Folder, name: str) -> None:
         node = folder.names[name]
         folder.change({name: None})
-        if isinstance(node, _Node):
+        if isinstance(node, Node):
             node.linked = False
             self._reclaim(node)
 
@@ -423,7 +386,7 @@ class SimulatedDisk:
         tree = self._folder(folder)
         for name, node in list(tree.names.items()):
             path = os.path.join(folder, name)
-            if isinstance(node, _Folder):
+            if isinstance(node, Folder):
                 self.remove_tree(path)
             else:
                 self.remove(path)
@@ -445,16 +408,16 @@ class SimulatedDisk:
         self._locks.add(path)
         return lambda: self._locks.discard(path)
 
-    def _folder(self, path: str) -> _Folder:
+    def _folder(self, path: str) -> Folder:
         at = self._state.root
         for part in _parts(path):
             following = at.names.get(part)
-            if not isinstance(following, _Folder):
+            if not isinstance(following, Folder):
                 raise _error(errno.ENOENT, path)
             at = following
         return at
 
-    def _locate(self, path: str) -> tuple[_Folder, str]:
+    def _locate(self, path: str) -> tuple[Folder, str]:
         return self._folder(os.path.dirname(path)), os.path.basename(path)
 
 
@@ -464,156 +427,3 @@ def _parts(path: str) -> list[str]:
 
 def _error(number: int, path: str) -> StorageError:
     return storage_error(OSError(number, os.strerror(number)), path)
-
-
-# ---- contents ----------------------------------------------------------------------------
-
-
-def _set_size(content: bytearray, size: int, fill: bytes = b"\x00") -> None:
-    if size < len(content):
-        del content[size:]
-    elif size > len(content):
-        missing = size - len(content)
-        content += (fill * (missing // len(fill) + 1))[:missing]
-
-
-def _write_into(content: bytearray, data: bytes, position: int, fill: bytes = b"\x00") -> int:
-    """Returns by how much the file grew."""
-    before = len(content)
-    if position > before:
-        _set_size(content, position, fill)
-    content[position : position + len(data)] = data
-    return len(content) - before
-
-
-def _apply(content: bytearray, change: _Write | _Truncate, fill: bytes = b"\x00") -> None:
-    if isinstance(change, _Write):
-        _write_into(content, change.data, change.position, fill)
-    else:
-        _set_size(content, change.size)
-
-
-def _surviving_content(node: _Node, rng: random.Random) -> bytearray:
-    """What a power loss leaves of a file."""
-    content = bytearray(node.durable)
-    if not node.pending:
-        return content
-    fill = b"\x00" if rng.random() < 0.5 else rng.randbytes(251)
-    style = rng.choice(("nothing", "everything", "prefix", "pages", "pages", "size-first"))
-    if style == "everything":
-        for change in node.pending:
-            _apply(content, change)
-    elif style == "prefix":
-        *whole, torn = node.pending[: rng.randint(1, len(node.pending))]
-        for change in whole:
-            _apply(content, change)
-        if isinstance(torn, _Write):
-            _write_into(content, torn.data[: rng.randint(0, len(torn.data))], torn.position)
-    elif style != "nothing":
-        truncations = [at for at, c in enumerate(node.pending) if isinstance(c, _Truncate)]
-        # Metadata goes to disk in order: choose where it stopped.
-        stops = [*truncations, len(node.pending)]
-        reached = node.pending[: rng.choice(stops)]
-        share = rng.choice((0.2, 0.5, 0.9))
-        for change in reached:
-            if isinstance(change, _Truncate):
-                _set_size(content, change.size)
-            else:
-                for piece in _torn_pages(change, share, rng):
-                    _write_into(content, piece.data, piece.position, fill)
-        if style == "size-first":
-            ends = [c.position + len(c.data) for c in reached if isinstance(c, _Write)]
-            _set_size(content, max([len(content), *ends[-1:]]), fill)
-    return content
-
-
-def _content_after_failed_sync(node: _Node, rng: random.Random) -> bytearray:
-    """Data may be lost, but not metadata: that is in the journal."""
-    content = bytearray(node.durable)
-    share = rng.choice((0.0, 0.5, 0.9))
-    for change in node.pending:
-        if isinstance(change, _Truncate):
-            _set_size(content, change.size)
-        else:
-            for piece in _torn_pages(change, share, rng):
-                _write_into(content, piece.data, piece.position)
-    if rng.random() < 0.5:
-        _set_size(content, len(node.content))
-    return content
-
-
-def _torn_pages(write: _Write, share: float, rng: random.Random) -> Iterator[_Write]:
-    """The pages of a write that reach the disk, and now and then a piece of one."""
-    at, end = write.position, write.position + len(write.data)
-    while at < end:
-        stop = min(end, at - at % PAGE_BYTES + PAGE_BYTES)
-        start = at
-        at = stop
-        if rng.random() >= share:
-            continue
-        if rng.random() < 0.2:
-            start, stop = sorted((rng.randint(start, stop), rng.randint(start, stop)))
-        yield _Write(start, write.data[start - write.position : stop - write.position])
-
-
-# ---- names -------------------------------------------------------------------------------
-
-
-def _apply_names(
-    names: dict[str, _Node | _Folder], change: dict[str, _Node | _Folder | None]
-) -> None:
-    for name, node in change.items():
-        if node is None:
-            names.pop(name, None)
-            continue
-        # A file has one name: where it came from is gone even if that step was lost.
-        for old in [n for n, other in names.items() if other is node]:
-            del names[old]
-        names[name] = node
-
-
-def _surviving_names(folder: _Folder, rng: random.Random) -> dict[str, _Node | _Folder]:
-    """What a power loss leaves of a folder's names."""
-    kept = folder.pending
-    if kept:
-        if rng.random() < 0.5:
-            kept = kept[: rng.randint(0, len(kept))]
-        else:
-            share = rng.choice((0.2, 0.5, 0.9))
-            kept = [change for change in kept if rng.random() < share]
-    names = dict(folder.durable)
-    for change in kept:
-        _apply_names(names, change)
-    return names
-
-
-def _close_all(folder: _Folder) -> int:
-    """Forget all handles; returns the bytes that the files under a name take."""
-    total = 0
-    for node in folder.names.values():
-        if isinstance(node, _Folder):
-            total += _close_all(node)
-        else:
-            node.opened = 0
-            total += len(node.content)
-    return total
-
-
-def _surviving_state(state: _State, rng: random.Random) -> _State:
-    after = _State()
-    after.root = _surviving_folder(state.root, rng, after)
-    return after
-
-
-def _surviving_folder(folder: _Folder, rng: random.Random, state: _State) -> _Folder:
-    survivor = _Folder()
-    for name, node in sorted(_surviving_names(folder, rng).items()):
-        if isinstance(node, _Folder):
-            survivor.names[name] = _surviving_folder(node, rng, state)
-        else:
-            copy = _Node(bytes(_surviving_content(node, rng)))
-            copy.linked = True
-            state.used_bytes += len(copy.content)
-            survivor.names[name] = copy
-    survivor.durable = dict(survivor.names)
-    return survivor

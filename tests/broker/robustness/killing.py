@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from penstock.testing.history import History, Place
 from penstock.testing.process import BrokerProcess
+from penstock.wire.messages.create_topics import CreatableTopicConfig, CreateTopicsRequest
 from penstock.wire.messages.metadata import MetadataRequest
 from tests.broker import requests as rq
 from tests.broker.raw import RawClient
@@ -49,15 +50,28 @@ class Report:
     topics_deleted: int = 0
 
 
+def create(name: str, settings: dict[str, str]) -> CreateTopicsRequest:
+    """A topic of two partitions; settings as keywords, with `_` for `.`."""
+    request = rq.create(name, 2)
+    request.topics[0].configs = [
+        CreatableTopicConfig(name=key.replace("_", "."), value=value)
+        for key, value in settings.items()
+    ]
+    return request
+
+
 class KillTest:
     """A broker process, its load, and the history of both."""
 
-    def __init__(self, data: Path, seed: int, **settings: Any) -> None:
+    def __init__(
+        self, data: Path, seed: int, topics: dict[str, dict[str, str]] = TOPICS, **settings: Any
+    ) -> None:
         self.rng = random.Random(seed)
         self.history = History()
         self.report = Report()
         self.broker = BrokerProcess(data, housekeeping_interval_ms=50, **settings)
         self._seed = seed
+        self._topics = topics
         self._workers: list[Worker] = []
         self._churn: TopicChurn | None = None
 
@@ -66,8 +80,8 @@ class KillTest:
         """The broker with its topics, and the load on it; both are gone afterwards."""
         with self.broker:
             with RawClient(self.broker.bootstrap) as client:
-                for name, settings in TOPICS.items():
-                    (made,) = client.call(rq.create(name, 2, **settings)).topics  # type: ignore[arg-type]
+                for name, settings in self._topics.items():
+                    (made,) = client.call(create(name, settings)).topics
                     assert not made.error_code, made
             self._make_workers()
             for worker in self._workers:
@@ -82,13 +96,15 @@ class KillTest:
 
     def _make_workers(self) -> None:
         address, history, seed = self.broker.bootstrap, self.history, self._seed
-        places = [Place(name, number) for name in TOPICS for number in range(2)]
+        places = [Place(name, number) for name in self._topics for number in range(2)]
         lasting = [place for place in places if place.topic in {"on-disk", "in-cache"}]
+        # Without acks=all only these promise anything when the process is killed.
+        in_cache = [place for place in places if self._topics[place.topic]["durability"] == "os"]
         self._churn = TopicChurn(address, history, (seed, "churn"))
         self._workers = [
             IdempotentProducer(address, history, (seed, "idempotent"), lasting),
             PlainProducer(address, history, (seed, "all"), places, -1),
-            PlainProducer(address, history, (seed, "one"), [p for p in places if "cache" in p.topic], 1),
+            PlainProducer(address, history, (seed, "one"), in_cache, 1),
             StubbornProducer(address, history, (seed, "stubborn"), Place("on-disk", 0)),
             self._churn,
         ]  # fmt: skip

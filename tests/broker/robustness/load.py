@@ -22,13 +22,13 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from penstock.testing.history import History, Place
 from tests.broker import requests as rq
-from tests.broker.raw import ConnectionEnded, RawClient
+from tests.broker.raw import ConnectionEndedError, RawClient
 
 PRODUCE: Final = rq.BY_NAME["produce"]
 # Between steps: all that is written is also read back, again and again.
 PACE_S: Final = 0.004
 _RETRIABLE: Final = {3, 5, 6, 7, 56}
-_BROKEN: Final = (OSError, ConnectionEnded)
+_BROKEN: Final = (OSError, ConnectionEndedError)
 
 
 class Worker(ABC):

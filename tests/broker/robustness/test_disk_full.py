@@ -26,14 +26,15 @@ FULL = ErrorCode.KAFKA_STORAGE_ERROR
 
 @contextmanager
 def on_small_disk(
-    capacity_bytes: int = 400_000, **topic: str
+    durability: str = "disk", segment_bytes: str = "1048576"
 ) -> Iterator[tuple[SimulatedDisk, Broker, RawClient]]:
     """A broker on a disk that fills up quickly, with a topic of three partitions."""
     disk = SimulatedDisk()
     with broker_on(disk) as broker, RawClient(broker.bootstrap) as client:
-        (made,) = client.call(rq.create("t", 3, **topic)).topics
+        request = rq.create("t", 3, durability=durability, segment_bytes=segment_bytes)
+        (made,) = client.call(request).topics
         assert not made.error_code
-        disk.capacity_bytes = disk.used_bytes + capacity_bytes
+        disk.capacity_bytes = disk.used_bytes + 400_000
         yield disk, broker, client
 
 
@@ -42,8 +43,7 @@ def on_small_disk(
 def test_writes_are_refused_while_full_and_resume_with_space(
     durability: str, segment_bytes: str
 ) -> None:
-    settings = {"durability": durability, "segment_bytes": segment_bytes}
-    with on_small_disk(**settings) as (disk, _, client):
+    with on_small_disk(durability, segment_bytes) as (disk, _, client):
         writer, other = Writer(client, "t", 0), Writer(client, "t", 1)
         assert other.write() == 0
         for _ in range(4):

@@ -42,7 +42,7 @@ from penstock.wire.messages.describe_configs import (
 )
 from penstock.wire.messages.metadata import MetadataRequest, MetadataRequestTopic
 from tests.broker import requests as rq
-from tests.broker.raw import ConnectionEnded, RawClient
+from tests.broker.raw import ConnectionEndedError, RawClient
 from tests.broker.robustness.frames import sealed
 from tests.broker.robustness.fuzzer import Fuzzer
 from tests.broker.robustness.watch import (
@@ -179,7 +179,7 @@ def test_an_array_that_claims_to_be_giant_is_refused_at_once(
         with RawClient(broker.bootstrap) as client:
             header = request_header(key, version, 1, "x")
             client.send_frame(header + bytes(at) + claim + bytes(2000))
-            with pytest.raises(ConnectionEnded):
+            with pytest.raises(ConnectionEndedError):
                 client.receive_frame()
     assert memory_bytes() - before < 32 << 20
 

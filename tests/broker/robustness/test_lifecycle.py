@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 from pathlib import Path
 
@@ -128,3 +129,55 @@ def test_where_records_are_kept_does_not_follow_a_new_default() -> None:
             assert fleeting.offset == 5
             earliest = rq.one(client.call(rq.list_offsets("fleeting", rq.EARLIEST)))
             assert earliest.offset == 5
+
+
+# ---- what interrupted work leaves behind -----------------------------------------------------
+
+
+def with_topic(data: Path, topic: str) -> None:
+    """A directory that was stopped cleanly, with a topic of one record."""
+    with Broker(str(data)) as broker, RawClient(broker.bootstrap) as client:
+        (made,) = client.call(rq.create(topic)).topics
+        assert not made.error_code
+        assert Writer(client, topic).write() == 0
+
+
+def test_records_of_a_topic_whose_deletion_was_interrupted_do_not_come_back(
+    tmp_path: Path,
+) -> None:
+    data, saved = tmp_path / "data", tmp_path / "saved"
+    with_topic(data, "t")
+    shutil.copytree(data / "t-0", saved)
+    with Broker(str(data)) as broker, RawClient(broker.bootstrap) as client:
+        client.call(rq.delete("t"))
+    # The crash came after the deletion was decided and before the files were gone.
+    shutil.copytree(saved, data / "t-0")
+    (data / CLEAN_MARKER).unlink()
+    with Broker(str(data)) as broker, RawClient(broker.bootstrap) as client:
+        assert not (data / "t-0").exists()
+        client.call(rq.create("t"))
+        assert rq.one(client.call(rq.list_offsets("t", rq.LATEST))).offset == 0
+        assert Writer(client, "t").write() == 0
+    assert (data / CLEAN_MARKER).exists()
+
+
+def test_an_empty_partition_of_no_topic_is_removed_and_another_is_put_aside(
+    tmp_path: Path,
+) -> None:
+    data, other = tmp_path / "data", tmp_path / "other"
+    with_topic(data, "t")
+    with_topic(other, "foreign")
+    shutil.copytree(other / "foreign-0", data / "foreign-0")
+    with Broker(str(other)) as broker, RawClient(broker.bootstrap) as client:
+        client.call(rq.create("empty"))
+    shutil.copytree(other / "empty-0", data / "empty-0")
+    with Broker(str(data)) as broker, RawClient(broker.bootstrap) as client:
+        names = {path.name for path in data.iterdir()}
+        assert "empty-0" not in names
+        assert "foreign-0" not in names
+        (aside,) = [name for name in names if name.endswith("-stray")]
+        # Nothing of it is lost.
+        assert any(path.stat().st_size for path in (data / aside).glob("*.log"))
+        client.call(rq.create("foreign"))
+        assert rq.one(client.call(rq.list_offsets("foreign", rq.LATEST))).offset == 0
+        assert rq.one(client.call(rq.list_offsets("t", rq.LATEST))).offset == 1

@@ -180,7 +180,7 @@ class PendingFetch:
                 data.records = await self.broker.loop.run_in_executor(None, archived.load)
             except Exception as error:
                 # A store out of reach is for the reader to retry, whatever went wrong with it.
-                log.warning("reading from the archive: %s", error)
+                self.broker.warn_now_and_then("reading from the archive", error)
                 data.records = _NO_RECORDS
                 data.error_code = ErrorCode.KAFKA_STORAGE_ERROR
         self._answer(results)

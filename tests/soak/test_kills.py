@@ -1,0 +1,48 @@
+"""Two hundred times killed with SIGKILL under load, and nothing that was acknowledged is lost.
+
+The same as `tests/broker/robustness/test_kill.py`, on ten data directories one after the other,
+so that what is read back after each kill stays small.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.broker.robustness.killing import KillTest
+from tests.soak.progress import say
+
+DIRECTORIES = 10
+KILLS_EACH = 20
+
+
+@pytest.mark.soak
+def test_two_hundred_kills(tmp_path: Path, seed: int) -> None:
+    lives = acknowledged = made = deleted = 0
+    begun = time.monotonic()
+    for number in range(DIRECTORIES):
+        data = tmp_path / f"data-{number}"
+        test = KillTest(data, seed + number)
+        with test.running():
+            for _ in range(KILLS_EACH):
+                test.kill_once()
+        test.broker.start()
+        test.verify()
+        assert test.broker.stop() == 0
+        assert "Traceback" not in test.broker.log_text()
+        report = test.report
+        lives, acknowledged = lives + report.lives, acknowledged + report.acknowledged
+        made, deleted = made + report.topics_made, deleted + report.topics_deleted
+        shutil.rmtree(data)
+        say(
+            f"directory {number + 1} of {DIRECTORIES}: {lives} kills, {acknowledged} records", begun
+        )
+    assert lives >= DIRECTORIES * KILLS_EACH
+    say(
+        f"summary: {lives} kills, {acknowledged} acknowledged records all there, {made} topics "
+        f"made and {deleted} deleted in between; seed {seed}",
+        begun,
+    )
