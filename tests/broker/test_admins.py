@@ -35,8 +35,6 @@ with warnings.catch_warnings():
     from kafka.admin import KafkaAdminClient
     from kafka.admin import NewTopic as PythonTopic
 
-# One worker: what they share takes longer to start than they take to run.
-pytestmark = pytest.mark.xdist_group("clients")
 # Its makers have no types yet.
 SPEC: Any = OffsetSpec
 UNKNOWN_TOPIC, EXISTS, INVALID_PARTITIONS, INVALID_CONFIG = 3, 36, 37, 40

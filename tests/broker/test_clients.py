@@ -37,8 +37,6 @@ from tests.broker.requests import (
     records_of,
 )
 
-# One worker: what they share takes longer to start than they take to run.
-pytestmark = pytest.mark.xdist_group("clients")
 CODECS = tuple(CODES)
 NAMES = ("confluent", "kcat", "python", "aio", "java")
 

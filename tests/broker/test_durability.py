@@ -86,6 +86,21 @@ def test_a_reader_is_woken_by_the_sync(gated: Broker, disk: GatedDisk) -> None:
         assert values_of(one(reader.receive()).records) == [b"x"]
 
 
+def test_what_is_not_safe_is_not_found_by_time(gated: Broker, disk: GatedDisk) -> None:
+    with RawClient(gated.bootstrap) as client:
+        client.call(create("t"))
+        client.call(produce("t", batch(b"safe", at_ms=1000)), 12)
+        with disk.closed("t"):
+            client.send(produce("t", batch(b"not yet", at_ms=2000)), 12)
+            disk.wait_for_sync()
+            for at, expected in ((MAX_TIMESTAMP, (0, 1000)), (500, (0, 1000)), (1500, (-1, -1))):
+                part = one(ask(gated, list_offsets("t", at)))
+                assert (part.offset, part.timestamp) == expected
+        client.receive()
+        part = one(ask(gated, list_offsets("t", MAX_TIMESTAMP)))
+        assert (part.offset, part.timestamp) == (1, 2000)
+
+
 def test_many_writes_share_a_sync(gated: Broker, disk: GatedDisk) -> None:
     with RawClient(gated.bootstrap) as client, RawClient(gated.bootstrap) as other:
         client.call(create("t"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -99,8 +100,8 @@ def test_a_damaged_identity_is_not_replaced() -> None:
 
 
 def test_the_first_start_can_crash_anywhere() -> None:
-    for nth in range(1, 60):
-        disk = SimulatedDisk(nth)
+    for nth, seed in product(range(1, 50), range(6)):
+        disk = SimulatedDisk(seed)
         disk.crash_at(nth)
         acknowledged = False
         try:
@@ -108,7 +109,7 @@ def test_the_first_start_can_crash_anywhere() -> None:
             write(store.partitions[A], "word")
             acknowledged = True
         except SimulatedCrash:
-            disk.crash(power_loss=nth % 2 == 0)
+            disk.crash(power_loss=seed % 3 == 0)
         store = open_store(disk.after_crash(), A)
         if acknowledged:
             assert texts(store.partitions[A]) == ["word"]

@@ -31,8 +31,7 @@ def test_two_hundred_kills(tmp_path: Path, seed: int) -> None:
                 test.kill_once()
         test.broker.start()
         test.verify()
-        assert test.broker.stop() == 0
-        assert "Traceback" not in test.broker.log_text()
+        test.stop_cleanly()
         report = test.report
         lives, acknowledged = lives + report.lives, acknowledged + report.acknowledged
         made, deleted = made + report.topics_made, deleted + report.topics_deleted

@@ -39,8 +39,12 @@ def main() -> int:
         return 1
     watcher = threading.Thread(target=_end_with_parent, args=(sys.stdin.buffer,), daemon=True)
     watcher.start()
-    sys.stdout.write(json.dumps(answer(request)) + "\n")
-    sys.stdout.flush()
+    try:
+        sys.stdout.write(json.dumps(answer(request)) + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The parent is gone, and nobody wants the answer.
+        return 1
     return 0
 
 
@@ -72,7 +76,5 @@ def _end_with_parent(stream: IO[bytes]) -> None:
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
     # The watcher still waits for the parent: do not wait for it.
-    os._exit(code)
+    os._exit(main())

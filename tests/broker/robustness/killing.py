@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
+import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -60,6 +61,18 @@ def create(name: str, settings: dict[str, str]) -> CreateTopicsRequest:
     return request
 
 
+def lasting_port(rng: random.Random) -> int:
+    """A free port that the system gives to nobody while the broker is gone.
+
+    Of those it hands out by itself, a client that tries to connect again and again would sooner
+    or later be given the very one it connects to, and be connected with itself.
+    """
+    while True:
+        port = rng.randint(15_000, 30_000)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+
+
 class KillTest:
     """A broker process, its load, and the history of both."""
 
@@ -69,7 +82,8 @@ class KillTest:
         self.rng = random.Random(seed)
         self.history = History()
         self.report = Report()
-        self.broker = BrokerProcess(data, housekeeping_interval_ms=50, **settings)
+        port = lasting_port(random.Random())
+        self.broker = BrokerProcess(data, port=port, housekeeping_interval_ms=50, **settings)
         self._seed = seed
         self._topics = topics
         self._workers: list[Worker] = []
@@ -141,6 +155,13 @@ class KillTest:
             self.report.read = verify(client, self.history, compacted=COMPACTED)
         self.report.acknowledged = self.history.acknowledged_count
         self.report.topics_made, self.report.topics_deleted = self._churn.made, self._churn.deleted
+
+    def stop_cleanly(self) -> None:
+        """The end: a clean stop, and nothing in the log of all its lives that is a bug."""
+        assert self.broker.stop() == 0
+        log = self.broker.log_text()
+        found = log.find("Traceback")
+        assert found < 0, log[max(0, found - 500) : found + 3000]
 
     def _check_topics(self, churn: TopicChurn, client: RawClient) -> None:
         """Topics whose making or deletion was answered are there, or not."""
