@@ -44,7 +44,7 @@ run: $(SETUP_STAMP) ## Start the broker (options: make run ARGS='--data DIR --li
 
 .PHONY: test
 test: setup kafka-jars ## Run the tests (some of them: make test ARGS='tests/log -k recovery')
-	@$(BIN)/pytest -n $(WORKERS) --dist loadgroup -m 'not soak' $(ARGS)
+	@$(BIN)/pytest -n $(WORKERS) --dist loadfile -m 'not soak' $(ARGS)
 
 .PHONY: lint
 lint: $(SETUP_STAMP) ## Check style and types

@@ -11,7 +11,7 @@ from penstock.errors import DiskFullError, StorageError
 from penstock.log.partition import Partition
 from penstock.testing.clock import START_MS
 from penstock.testing.faults import SimulatedCrash, SimulatedDisk
-from tests.log.engine import SMALL, Engine, batch, numbered, texts
+from tests.log.engine import PARTITION_FOLDER, SMALL, Engine, batch, numbered, texts
 
 AS_OS = replace(SMALL, durability="os")
 
@@ -278,6 +278,21 @@ def test_an_epoch_that_cannot_be_noted_takes_the_batch_with_it() -> None:
     assert engine.partition.log_end == 0
     engine.write("b")
     assert texts(engine.lose_power()) == ["b"]
+
+
+def test_names_that_could_not_be_synced_do_not_pass_for_safe() -> None:
+    """The note of an epoch is there, but not on disk; a clean stop and start must not forget it."""
+    for seed in range(30):
+        engine = Engine(disk=SimulatedDisk(seed))
+        engine.write("a")
+        engine.epoch = 1
+        engine.reopen()
+        engine.disk.fail("sync_dir", path_part=PARTITION_FOLDER)
+        with pytest.raises(StorageError):
+            engine.write("b")
+        engine.reopen()
+        engine.write("c")
+        assert texts(engine.lose_power()) == ["a", "c"]
 
 
 def test_a_write_that_can_neither_be_done_nor_undone() -> None:

@@ -17,7 +17,7 @@ from penstock.log.offline import Broken, Intact, LogFile, is_locked, locate
 from penstock.log.partition import PartitionId
 from penstock.log.store import LogStore
 from penstock.log.verify import Verifier, rebuild_indexes, verify
-from penstock.records.batch import HEADER_SIZE
+from penstock.records.batch import HEADER_SIZE, LENGTH_BASE
 from penstock.records.record import Record, encode
 from tests.log.data_dirs import crashed, fill, open_store, stopped, sync, write
 
@@ -165,6 +165,23 @@ def test_harm_to_a_log_is_found_and_the_rest_still_read(sound: Path, data: st.Da
     assert any(Path(finding.path) == path for finding in report.damage)
     untouched = [b for b in batches if b.position >= end or b.position + b.header.size <= start]
     assert set(untouched) <= set(found)
+
+
+def test_a_wrong_length_that_leads_to_another_batch_hides_none_between(sound: Path) -> None:
+    path = sound / FIRST_LOG
+    original = path.read_bytes()
+    with LogFile(str(path), 0) as log:
+        batches = [piece for piece in log.walk() if isinstance(piece, Intact)]
+    second, fourth = batches[1], batches[3]
+    length = fourth.position + fourth.header.size - second.position - LENGTH_BASE
+    at = second.position + 8
+    path.write_bytes(original[:at] + length.to_bytes(4) + original[at + 4 :])
+    try:
+        with LogFile(str(path), 0) as log:
+            found = [piece for piece in log.walk() if isinstance(piece, Intact)]
+    finally:
+        path.write_bytes(original)
+    assert found == [batch for batch in batches if batch is not second]
 
 
 # ---- what is said ------------------------------------------------------------------------

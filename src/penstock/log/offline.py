@@ -266,15 +266,16 @@ class LogFile:
 
     def _next_intact(self, position: int) -> int:
         """Where the next intact batch begins after a broken one; the file's end if none does."""
-        header = None
-        if self.size - position >= HEADER_SIZE:
-            header = read_header(self.read(position, HEADER_SIZE))
-        if header is not None and header.batch_length >= MIN_BATCH_LENGTH:
-            # Most often the length is right and the harm elsewhere.
-            end = position + header.size
-            if end <= self.size and (end == self.size or self._fault(end) is None):
-                return end
-        return self._search(position + 1)
+        found = self._search(position + 1)
+        if self.size - position < HEADER_SIZE:
+            return found
+        header = read_header(self.read(position, HEADER_SIZE))
+        end = position + header.size
+        # Most often the length is right and the harm elsewhere. But a wrong length may lead to
+        # an intact batch as well, past others.
+        if header.batch_length < MIN_BATCH_LENGTH or end > found:
+            return found
+        return end if end == self.size or self._fault(end) is None else found
 
     def _search(self, position: int) -> int:
         """Look for the format byte of a header, and believe it only with its checksum."""

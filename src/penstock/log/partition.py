@@ -146,6 +146,8 @@ class Partition:
         # Acknowledged records are damaged: `repair` must not cut them off.
         self.damaged = False
         self.reserve: OffsetReserve | None = None
+        # Whether its files are still as a clean stop left them.
+        self.untouched = False
         # Its topic was deleted; whoever still holds this must let go.
         self.gone = False
         self._visible_segment: Segment | None = None
@@ -343,6 +345,7 @@ class Partition:
             self._take_back(self.failure)
             self._refuse()
         segment = self.active
+        self.untouched = False
         try:
             if self.reserve is not None and self._staged_end > self.reserve.limit:
                 self.reserve.extend(self._staged_end)
@@ -395,6 +398,7 @@ class Partition:
         """Close the active segment and open the next at `log_end`."""
         if not self.active.size:
             return
+        self.untouched = False
         if self._untidy:
             self._tidy_up()
         following = create_segment(self.disk, self.folder, self.log_end)
@@ -667,6 +671,7 @@ class Partition:
 
         Their files are the caller's matter. Readers that hold one open go on undisturbed.
         """
+        self.untouched = False
         dropped = set(map(id, gone))
         kept = [s for s in self.segments if id(s) not in dropped]
         self.segments = sorted([*kept, *new], key=_base_offset)

@@ -59,6 +59,7 @@ from penstock.log.sync import (
 
 log = logging.getLogger(__name__)
 
+_ANY_EPOCH: Final = 0x7FFFFFFF
 _LEFTOVERS: Final = (CLEANED, ".tmp")
 
 
@@ -164,6 +165,7 @@ def _open_clean(partition: Partition, bases: list[int], recovery_point: int) -> 
         if offset not in bases and offset != log_end:
             disk.remove(snapshot_path(folder, offset))
     partition.adopt(segments, log_end)
+    partition.untouched = stored_states is not None
 
 
 def _open_after_crash(partition: Partition, bases: list[int], recovery_point: int) -> None:
@@ -177,6 +179,8 @@ def _open_after_crash(partition: Partition, bases: list[int], recovery_point: in
     segments = [open_segment(disk, folder, base) for base in bases[:doubtful]]
     producers = load_snapshot(disk, folder, bases[doubtful])
     partition.producers = producers or replay_producers(disk, folder, segments)
+    # If the epochs are lost, those in the records are all that is known.
+    newest_epoch = partition.leader_epoch if partition.epochs.entries else _ANY_EPOCH
     closed: list[ClosedSegment] = []
     log_end = bases[doubtful]
     for at, base in enumerate(bases[doubtful:], doubtful):
@@ -186,7 +190,7 @@ def _open_after_crash(partition: Partition, bases: list[int], recovery_point: in
             break
         if at > doubtful:
             closed.append(ClosedSegment(segments[-1], base, partition.producers.to_bytes()))
-        segment, log_end = _check_segment(partition, base, bases[at + 1 :])
+        segment, log_end = _check_segment(partition, base, bases[at + 1 :], newest_epoch)
         segments.append(segment)
         if max(log_end, partition.log_start) < safe_to:
             _refuse(partition, log_end, safe_to)
@@ -194,7 +198,7 @@ def _open_after_crash(partition: Partition, bases: list[int], recovery_point: in
             return
         _cut_torn_tail(partition, segment, log_end)
     _sync_segments(partition, segments[doubtful:])
-    _complete_epochs(partition, segments[doubtful:], log_end)
+    partition.epochs.truncate(log_end)
     # Not even the names are certain: the last process may have been killed before it synced them.
     if not partition.epochs.save():
         disk.sync_dir(folder)
@@ -208,7 +212,9 @@ def _continues(partition: Partition, offset: int, log_end: int) -> bool:
     return offset == log_end or log_end < offset <= partition.log_start
 
 
-def _check_segment(partition: Partition, base: int, following: list[int]) -> tuple[Segment, int]:
+def _check_segment(
+    partition: Partition, base: int, following: list[int], newest_epoch: int
+) -> tuple[Segment, int]:
     """The segment as far as it is whole, and where its records end; producers are taken in.
 
     A batch's offset and epoch are not under its checksum: torn, they must not pass. Only in a
@@ -217,29 +223,24 @@ def _check_segment(partition: Partition, base: int, following: list[int]) -> tup
     path = os.path.join(partition.folder, segment_name(base) + LOG_SUFFIX)
     segment = Segment(partition.disk, partition.folder, base, partition.disk.open(path))
     segment.index_interval_bytes = partition.config.index_interval_bytes
-    log_end = base
-    epoch = -1
+    epochs = partition.epochs
+    log_end, epoch = base, -1
     for at, header in segment.scan_verified():
         if following:
             in_place = header.next_offset <= following[0]
         else:
             in_place = _continues(partition, header.base_offset, log_end)
-        of_its_time = partition.epochs.holds(header.leader_epoch, header.base_offset)
-        if not in_place or not of_its_time or header.leader_epoch < epoch:
+        if not in_place or not epoch <= header.leader_epoch <= newest_epoch:
+            break
+        if header.leader_epoch > epochs.latest:
+            # It began here, and its note is lost.
+            epochs.observe(header.leader_epoch, header.base_offset)
+        elif not epochs.holds(header.leader_epoch, header.base_offset):
             break
         segment.observe(at, header)
         partition.producers.observe(header)
         log_end, epoch = header.next_offset, header.leader_epoch
     return segment, log_end
-
-
-def _complete_epochs(partition: Partition, segments: list[Segment], log_end: int) -> None:
-    """If the file is lost, what it said is in the batches; of records that are gone, it goes."""
-    for segment in segments if not partition.epochs.entries else ():
-        for _, header in segment.scan(0):
-            partition.epochs.observe(header.leader_epoch, header.base_offset)
-    partition.epochs.truncate(log_end)
-    partition.epochs.save()
 
 
 def _cut_torn_tail(partition: Partition, segment: Segment, log_end: int) -> None:

@@ -29,7 +29,7 @@ from penstock.log.config import TopicConfig
 from penstock.log.disk import Disk, OsDisk, make_dirs_durably, read_whole, write_atomically
 from penstock.log.memory import MemoryDisk, OffsetReserve
 from penstock.log.partition import Partition, PartitionId
-from penstock.log.producers import snapshot_path, write_snapshot
+from penstock.log.producers import write_snapshot
 from penstock.log.recovery import Known, open_partition
 from penstock.log.segment import LOG_SUFFIX
 
@@ -344,12 +344,6 @@ class LogStore:
             self.disk.remove_tree(folder)
 
 
-def _is_stored(partition: Partition) -> bool:
-    """Whether nothing has changed since it was opened: most partitions of a large directory."""
-    snapshot = snapshot_path(partition.folder, partition.log_end)
-    return partition.disk.exists(snapshot) and partition.active.indexes_are_stored()
-
-
 def _close_partition(partition: Partition) -> bool:
     """Sync and close one partition; whether the next start may believe its files."""
     try:
@@ -361,7 +355,9 @@ def _close_partition(partition: Partition) -> bool:
             plan = partition.plan_sync(active_too=True)
             plan.run()
             partition.finish_sync(plan)
-            if plan.error is None and not _is_stored(partition):
+            # Most partitions of a large directory have not changed since they were opened.
+            stored = partition.untouched and partition.active.indexes_are_stored()
+            if plan.error is None and not stored:
                 partition.active.write_indexes()
                 write_snapshot(
                     partition.disk, partition.folder, partition.log_end, partition.producers

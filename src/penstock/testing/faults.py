@@ -39,7 +39,6 @@ from penstock.testing.power_loss import (
     Truncate,
     Write,
     apply,
-    close_all,
     content_after_failed_sync,
     set_size,
     surviving_state,
@@ -98,7 +97,6 @@ class SimulatedFile:
         self._node = node
         self._closed = False
         self.path = path
-        node.opened += 1
 
     def fileno(self) -> int:
         return -1
@@ -127,12 +125,7 @@ class SimulatedFile:
             self._disk._sync(self._node, self.path, outcome)
 
     def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            self._disk._let_go(self._node)
-
-    def __del__(self) -> None:
-        self.close()
+        self._closed = True
 
 
 class SimulatedDisk:
@@ -205,9 +198,7 @@ class SimulatedDisk:
             if power_loss:
                 self._after = surviving_state(self._state, rng or self._rng)
             else:
-                # The handles of the dead process are gone, and with them files without a name.
                 self._after = self._state
-                self._after.used_bytes = close_all(self._after.root)
 
     def after_crash(self) -> SimulatedDisk:
         """The disk that the next process finds; without a `crash` before, that is a power loss."""
@@ -284,13 +275,15 @@ class SimulatedDisk:
                 data = data[:fits]
                 error = error or _error(errno.ENOSPC, path)
         if data:
-            self._state.used_bytes += write_into(node.content, data, position)
+            grown = write_into(node.content, data, position)
+            self._state.used_bytes += grown if node.linked else 0
             node.pending.append(Write(position, data))
         if error is not None and not outcome.last:
             raise error
 
     def _resize(self, node: Node, size: int) -> None:
-        self._state.used_bytes += size - len(node.content)
+        if node.linked:
+            self._state.used_bytes += size - len(node.content)
         set_size(node.content, size)
 
     def _sync(self, node: Node, path: str, outcome: _Outcome) -> None:
@@ -307,17 +300,10 @@ class SimulatedDisk:
         node.pending = []
         outcome.stop()
 
-    def _let_go(self, node: Node) -> None:
-        """A handle is closed; the space of a file without name and handle comes back."""
-        with self._mutex:
-            if not self.crashed:
-                node.opened -= 1
-                self._reclaim(node)
-
-    def _reclaim(self, node: Node) -> None:
-        if not node.opened and not node.linked:
-            self._state.used_bytes -= len(node.content)
-            node.content = bytearray()
+    def _free(self, node: Node) -> None:
+        """Its name is gone, and its space with it; open handles, unlike elsewhere, hold none."""
+        node.linked = False
+        self._state.used_bytes -= len(node.content)
 
     # ---- names ---------------------------------------------------------------------------
 
@@ -362,8 +348,7 @@ class SimulatedDisk:
             replaced = folder.names.get(new_name)
             folder.change({name: None, new_name: folder.names[name]})
             if isinstance(replaced, Node):
-                replaced.linked = False
-                self._reclaim(replaced)
+                self._free(replaced)
 
     def remove(self, path: str) -> None:
         folder, name = self._locate(path)
@@ -377,8 +362,7 @@ class SimulatedDisk:
         node = folder.names[name]
         folder.change({name: None})
         if isinstance(node, Node):
-            node.linked = False
-            self._reclaim(node)
+            self._free(node)
 
     def remove_tree(self, folder: str) -> None:
         if not self.exists(folder):

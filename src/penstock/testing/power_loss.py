@@ -30,14 +30,13 @@ class Truncate:
 class Node:
     """A file's content, by whatever name: as seen now, as safe, and what lies between."""
 
-    __slots__ = ("content", "durable", "linked", "opened", "pending")
+    __slots__ = ("content", "durable", "linked", "pending")
 
     def __init__(self, content: bytes = b"") -> None:
         self.content = bytearray(content)
         self.durable = bytearray(content)
         self.pending: list[Write | Truncate] = []
         self.linked = False
-        self.opened = 0
 
 
 class Folder:
@@ -180,18 +179,6 @@ def _surviving_names(folder: Folder, rng: random.Random) -> dict[str, Node | Fol
     for change in kept:
         _apply_names(names, change)
     return names
-
-
-def close_all(folder: Folder) -> int:
-    """Forget all handles; returns the bytes that the files under a name take."""
-    total = 0
-    for node in folder.names.values():
-        if isinstance(node, Folder):
-            total += close_all(node)
-        else:
-            node.opened = 0
-            total += len(node.content)
-    return total
 
 
 def surviving_state(state: State, rng: random.Random) -> State:

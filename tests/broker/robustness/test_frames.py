@@ -203,7 +203,7 @@ def bomb(codec: str, size: int) -> bytes:
 
 @pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
 def test_a_batch_that_unfolds_without_end_is_refused(broker: Broker, codec: str) -> None:
-    batch = bomb(codec, 200 << 20)
+    batch = bomb(codec, 100 << 20)
     with Witness(broker), RawClient(broker.bootstrap) as client:
         largest = str(50 << 20)
         client.call(rq.create("compacted", cleanup_policy="compact", max_message_bytes=largest))
@@ -219,7 +219,7 @@ def test_a_batch_that_unfolds_without_end_is_refused(broker: Broker, codec: str)
 def test_a_bomb_in_the_log_does_not_go_off_when_looked_up_by_time(
     broker: Broker, codec: str
 ) -> None:
-    batch = bomb(codec, 200 << 20)
+    batch = bomb(codec, 100 << 20)
     with Witness(broker), RawClient(broker.bootstrap) as client:
         client.call(rq.create("t", max_message_bytes=str(50 << 20)))
         assert produced(client, "t", batch).base_offset == 0
