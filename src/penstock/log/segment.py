@@ -218,8 +218,12 @@ class Segment:
         data = read_whole(self.disk, path) if self.disk.exists(path) else b""
         known = self.stored_digest()
         # Retention goes by this: a changed digit must not remove records before their time.
-        doubtful = known is not None and (known[0], known[3]) != (self.size, crc32c(data))
-        if doubtful or len(data) % TIME_ENTRY_SIZE or (self.size and not data):
+        if known is None:
+            doubtful = bool(self.size and not data)
+        else:
+            # An empty index is right where no record has a time.
+            doubtful = (known[0], known[3]) != (self.size, crc32c(data))
+        if doubtful or len(data) % TIME_ENTRY_SIZE:
             self.rebuild_indexes()
         elif data:
             last = len(data) - TIME_ENTRY_SIZE
