@@ -50,6 +50,9 @@ class Server(ABC):
         """Stop; not `clean` is a crash (SIGKILL)."""
 
 
+_KEPT_BYTES: Final = 64 << 30
+
+
 class Penstock(Server):
     """Ours: the command a user would type."""
 
@@ -72,6 +75,9 @@ class Penstock(Server):
             str(penstock_command()),
             *("up", "--data", str(self.folder / "data"), "--listen", self.address),
             *("--durability", self._durability),
+            # Everything that is published is read back, also from a topic in memory, which is
+            # otherwise bounded more tightly.
+            *("-c", f"retention.bytes={_KEPT_BYTES}"),
         ]
         return self._managed.start(command, lambda: probes.kafka(self._port))
 

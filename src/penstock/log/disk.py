@@ -142,9 +142,10 @@ class OsFile:
             raise storage_error(error, f"syncing {self.path}") from error
 
     def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        # Forgotten first: a second close would hit whatever has the number by then.
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
 
     def __del__(self) -> None:
         # A reader may hold a file past the segment's end of life; the last one closes it.
