@@ -101,6 +101,7 @@ class LogStore:
                 self.disk.sync_dir(self.folder)
         except BaseException:
             self._unlock()
+            self._unlock = None
             raise
 
     def _path(self, *parts: str) -> str:
