@@ -29,6 +29,7 @@ from penstock.wire.errors import ErrorCode
 KeyValue = tuple[bytes, bytes | None]
 
 METADATA_TOPIC: Final = "__penstock_metadata"
+JOURNAL_TOPIC: Final = "__penstock_journal"
 MAX_NAME_LENGTH: Final = 249
 _LEGAL_NAME: Final = re.compile(r"[a-zA-Z0-9._-]+")
 # Producer ids are handed out from blocks, so that not each of them costs a synced record.
@@ -213,7 +214,7 @@ def check_name(name: str) -> None:
         problem = f"a topic name has at most {MAX_NAME_LENGTH} characters, not {len(name)}"
     elif not _LEGAL_NAME.fullmatch(name):
         problem = f"{name!r} is no topic name: letters, digits, '.', '_' and '-' are allowed"
-    elif name == METADATA_TOPIC:
+    elif name in (METADATA_TOPIC, JOURNAL_TOPIC):
         problem = f"{name!r} belongs to the broker"
     if problem is not None:
         raise ApiError(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)

@@ -23,6 +23,7 @@ from penstock.broker.catalog import PRODUCER_ID_BLOCK, ApiError, Catalog, KeyVal
 from penstock.broker.committer import Committer
 from penstock.broker.config import BrokerConfig
 from penstock.broker.connection import BufferBudget, Connection
+from penstock.broker.coordination import Coordination
 from penstock.broker.fetch_sessions import FetchSessions
 from penstock.broker.housekeeping import Housekeeping
 from penstock.broker.metadata_log import MetadataLog
@@ -78,6 +79,7 @@ class Broker:
         self.connections: set[Connection] = set()
         self._by_name: dict[str, list[Partition]] = {}
         self._metadata = MetadataLog(self.store, self.catalog, self.sync_waiters)
+        self.coordination = Coordination(self)
         self._warn_again_at = 0.0
         self._names = NameLocks()
         # Deleted topics whose files are not gone yet: their names wait for it.
@@ -105,6 +107,7 @@ class Broker:
             if not self.store.was_clean:
                 self._metadata.commit_at_start(self.catalog.raise_leader_epoch())
             self.leader_epoch = self.catalog.counter("leader-epoch")
+            self.coordination.open()
             if not self._metadata.partition.damaged:
                 self.store.remove_strays(
                     {topic.name: topic.id for topic in self.catalog.topics.values()},
@@ -112,6 +115,7 @@ class Broker:
                 )
             for topic in self.catalog.topics.values():
                 self._load_partitions(topic)
+            self.coordination.start()
             self._housekeeping = Housekeeping(
                 self.store,
                 archive=archive,
@@ -148,6 +152,7 @@ class Broker:
         if self._housekeeping is not None:
             await self._housekeeping.stop()
         await self._finish_tasks()
+        self.coordination.stop()
         for partition in self.store.partitions.values():
             self.committer.request(partition)
         await self.committer.close()
@@ -182,6 +187,7 @@ class Broker:
         self._server.close()
         if self._sweeper is not None:
             self._sweeper.cancel()
+        self.coordination.stop()
         await self._housekeeping.stop()
         await self.committer.close()
         for connection in list(self.connections):
@@ -308,14 +314,22 @@ class Broker:
         slot.answer((header, body))
 
     def _apologise(self, slot: Slot, context: RequestContext, error: Exception) -> None:
-        """A handler failed, which is a bug: say so, in the response if it has a place for it."""
+        """A handler failed: say why, in the response if it has a place for it."""
         entry = api(context.api_key)
-        log.error("answering %s v%d: %r", entry.name, context.version, error, exc_info=error)
+        code = ErrorCode.UNKNOWN_SERVER_ERROR
+        if isinstance(error, ApiError):
+            code = error.code
+        elif isinstance(error, StorageError):
+            # Of a coordinator: clients ask again.
+            self.warn_now_and_then(f"answering {entry.name}", error)
+            code = ErrorCode.COORDINATOR_NOT_AVAILABLE
+        else:
+            log.error("answering %s v%d: %r", entry.name, context.version, error, exc_info=error)
         response: Any = entry.response()
         if not hasattr(response, "error_code"):
             context.connection.close("the request could not be answered")
             return
-        response.error_code = ErrorCode.UNKNOWN_SERVER_ERROR
+        response.error_code = code
         self._answer(slot, context, response)
 
     def finish_round(self) -> None:
@@ -422,6 +436,7 @@ class Broker:
             partitions = self._by_name.pop(topic.name, [])
             for partition in partitions:
                 self._leave(partition)
+            self.coordination.topic_deleted(topic)
             cleaning = self._task(self._clean_up(topic.name, partitions))
             self._cleaning[topic.name] = cleaning
         cleaning.add_done_callback(log_failure)

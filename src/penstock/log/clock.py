@@ -13,9 +13,16 @@ class Clock(Protocol):
         """Milliseconds since 1970, as record timestamps count."""
         ...
 
+    def elapsed_ms(self) -> int:
+        """Milliseconds since some moment; never goes back, so that time-outs can trust it."""
+        ...
+
 
 class SystemClock:
     """The machine's clock."""
 
     def now_ms(self) -> int:
         return int(time.time() * 1000)
+
+    def elapsed_ms(self) -> int:
+        return int(time.monotonic() * 1000)

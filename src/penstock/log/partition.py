@@ -143,6 +143,8 @@ class Partition:
         self.log_end = 0
         self.visible = 0
         self.failure: StorageError | None = None
+        # How often it was cut back to what is safe since it was opened.
+        self.repairs = 0
         # Acknowledged records are damaged: `repair` must not cut them off.
         self.damaged = False
         self.reserve: OffsetReserve | None = None
@@ -537,6 +539,7 @@ class Partition:
         self._synced = (self.log_end, self.active, self.active.size)
         self._show(self.log_end, self.active, self.active.size)
         self.failure = None
+        self.repairs += 1
         log.warning("%s is repaired; %d unacknowledged offsets are left empty", self.id, lost)
 
     def _cut_back(self) -> tuple[int, Segment, list[Segment]]:

@@ -13,14 +13,20 @@ class ManualClock:
 
     def __init__(self, now_ms: int = START_MS) -> None:
         self._now_ms = now_ms
+        self._elapsed_ms = 0
 
     def now_ms(self) -> int:
         """Milliseconds since 1970, as record timestamps count."""
         return self._now_ms
 
+    def elapsed_ms(self) -> int:
+        """Milliseconds that have passed since the clock was made; never goes back."""
+        return self._elapsed_ms
+
     def advance(self, step_ms: int) -> int:
         """Let time pass, or with a negative step go back as clocks of real machines do."""
         self._now_ms += step_ms
+        self._elapsed_ms += max(step_ms, 0)
         return self._now_ms
 
     def set(self, now_ms: int) -> None:
