@@ -63,6 +63,14 @@ class ProducerFencedError(LogError):
     """A producer with a newer epoch has taken over."""
 
 
+class InvalidTxnStateError(LogError):
+    """A write does not fit the state of its producer's transaction."""
+
+
+class CoordinatorFencedError(LogError):
+    """A newer coordinator has decided on transactions of this producer."""
+
+
 class OffsetOutOfRangeError(LogError):
     """An offset below the start or above the end of the log."""
 

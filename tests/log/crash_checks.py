@@ -1,7 +1,8 @@
 """What must be true of a partition after a crash, given what was promised before it.
 
 Everything is compared with plain scans of the files: the batches with those that were written,
-the producers with the headers of their batches, lookups with a search from the beginning.
+the producers with the headers of their batches, transactions with a plain reading of the log,
+lookups with a search from the beginning.
 """
 
 from __future__ import annotations
@@ -20,10 +21,13 @@ from penstock.log.config import TopicConfig
 from penstock.log.partition import Partition
 from penstock.log.segment import Segment
 from penstock.log.slice import Slice
-from penstock.records.batch import BatchHeader, headers, next_sequence, read_header, verify
+from penstock.records.batch import headers, next_sequence, read_header, verify
 from penstock.records.record import decode
+from tests.log.txn_model import Event, History, events_of, history_of
 
 PRODUCER_IDS = (7, 8, 9)
+# These write in transactions only.
+TXN_IDS = (21, 22, 23)
 
 
 class Batch(NamedTuple):
@@ -60,6 +64,15 @@ class Expected:
     checkpointed_start: int = 0
     # Sequence numbers: producer id → (epoch, next sequence).
     sequences: dict[int, tuple[int, int]] = field(default_factory=dict)
+    # What happened in transactions below the first batch in `written`.
+    past: list[Event] = field(default_factory=list)
+
+    def events_before(self, offset: int) -> list[Event]:
+        """What happened in transactions below the offset, whether it is stored still or not."""
+        known = events_of(batch.data for batch in self.written)
+        first = self.written[0].base if self.written else offset
+        events = [event for event in self.past if event.offset < first] + known
+        return [event for event in events if event.offset < offset]
 
 
 def split(data: bytes) -> list[Batch]:
@@ -95,15 +108,23 @@ def stored_batches(partition: Partition) -> list[Batch]:
 
 def latest_batches(batches: list[Batch], producer_id: int) -> list[Batch]:
     """Those of the producer's latest epoch that may still be in flight, the newest last."""
-    found: list[tuple[BatchHeader, Batch]] = []
+    found: list[Batch] = []
+    epoch = -1
     for batch in batches:
         header = read_header(batch.data)
-        if header.producer_id == producer_id:
-            found.append((header, batch))
-    if not found:
-        return []
-    epoch = found[-1][0].producer_epoch
-    return [batch for header, batch in found if header.producer_epoch == epoch][-5:]
+        if header.producer_id != producer_id:
+            continue
+        if header.producer_epoch > epoch:
+            # A marker may bring a new epoch too.
+            epoch, found = header.producer_epoch, []
+        if not header.is_control:
+            found.append(batch)
+    return found[-5:]
+
+
+def latest_epoch(batches: list[Batch], producer_id: int) -> int | None:
+    heads = [read_header(batch.data) for batch in batches]
+    return max((h.producer_epoch for h in heads if h.producer_id == producer_id), default=None)
 
 
 # ---- checks --------------------------------------------------------------------------------
@@ -132,17 +153,23 @@ def check_partition(
     else:
         assert found == wanted[: len(found)], "records that were never there, or not in order"
     check_producers(partition)
+    check_transactions(partition, history(partition, expected, promised_end), rng)
     check_lookups(partition, found, rng)
 
 
 def check_producers(partition: Partition) -> None:
     """Of each producer the latest batches in the log are known, and nothing else."""
     stored = stored_batches(partition)
-    for producer_id in PRODUCER_IDS:
+    for producer_id in (*PRODUCER_IDS, *TXN_IDS):
         recent = latest_batches(stored, producer_id)
         known = partition.producers.by_id.get(producer_id)
-        if not recent:
+        epoch = latest_epoch(stored, producer_id)
+        if epoch is None:
             assert known is None or partition.log_start > 0
+            continue
+        if not recent:
+            assert known is not None
+            assert known.epoch == epoch
             continue
         assert known is not None, f"producer {producer_id} is forgotten"
         for batch in recent:
@@ -160,6 +187,33 @@ def check_producers(partition: Partition) -> None:
             check(producer_id, header.producer_epoch, gap, gap)
         with pytest.raises(ProducerFencedError):
             check(producer_id, header.producer_epoch - 1, following, following)
+
+
+def history(partition: Partition, expected: Expected, certain: int) -> History:
+    """The transactions of a partition, as a plain reading of the log tells them."""
+    return history_of(all_events(partition, expected, certain))
+
+
+def all_events(partition: Partition, expected: Expected, certain: int) -> list[Event]:
+    """What is in the files; and below `certain` all that ever was, removed since or not."""
+    first = partition.segments[0].base_offset
+    known = {event.offset: event for event in expected.events_before(certain)}
+    known |= {e.offset: e for e in events_of(data for _, data in partition.batches(first))}
+    return sorted(known.values())
+
+
+def check_transactions(partition: Partition, known: History, rng: random.Random) -> None:
+    """What is open, what is stable and what was aborted agree with a plain reading of the log."""
+    opened = {id_: first for id_, (_, first) in partition.open_transactions().items()}
+    if partition.failure is None:
+        # A repair that failed half-way has cut off markers already.
+        assert opened == known.open
+    stable = known.stable(partition.visible, partition.log_start)
+    assert partition.stable == stable
+    for _ in range(3):
+        start = rng.randint(partition.log_start, stable)
+        end = rng.randint(start, stable)
+        assert partition.aborted(start, end) == known.aborted(start, end), (start, end)
 
 
 def check_lookups(partition: Partition, found: list[Batch], rng: random.Random) -> None:

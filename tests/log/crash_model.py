@@ -8,6 +8,7 @@ left, possibly crashes while doing so, and every promise is checked:
   acknowledged may be there, but only the beginning of it;
 - the log never ends below what was visible, so no offset means two things to a consumer;
 - the producers' latest batches are known as duplicates, a gap is refused, an old epoch is fenced;
+- which transactions are open, up to where the log is stable and which were aborted is known;
 - every index entry is true and every lookup, by offset and by time, agrees with a plain scan.
 
 Then life goes on with what was found.
@@ -22,7 +23,12 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.errors import OutOfOrderSequenceError, ProducerFencedError, StorageError
+from penstock.errors import (
+    InvalidTxnStateError,
+    OutOfOrderSequenceError,
+    ProducerFencedError,
+    StorageError,
+)
 from penstock.log.config import TopicConfig
 from penstock.log.partition import Partition, PartitionId
 from penstock.log.slice import Slice
@@ -31,17 +37,23 @@ from penstock.log.sync import SyncPlan
 from penstock.records.batch import (
     NO_PRODUCER_ID,
     next_sequence,
+    patch,
     read_header,
 )
+from penstock.records.control import Marker, encode_marker
 from penstock.records.record import BatchOptions, Record, encode
 from penstock.testing.clock import ManualClock
 from penstock.testing.faults import Operation, SimulatedCrash, SimulatedDisk
 from tests.log.crash_checks import (
     PRODUCER_IDS,
+    TXN_IDS,
     Batch,
     Expected,
     Promise,
+    all_events,
     check_partition,
+    check_transactions,
+    history,
     latest_batches,
     read_all,
     split,
@@ -184,21 +196,54 @@ class Machine:
         """Where the producers go on, given what is in the log."""
         # Of a producer whose records were deleted only the engine knows where it was.
         found = {
-            producer_id: (known.epoch, next_sequence(known.batches[-1].last_sequence, 1))
+            producer_id: (known.epoch, next_sequence(known.last_sequence, 1))
             for producer_id, known in partition.producers.by_id.items()
         }
         for batch in expected.written:
             header = read_header(batch.data)
-            if header.producer_id != NO_PRODUCER_ID:
+            if header.is_control:
+                if header.producer_epoch > found.get(header.producer_id, (-1, 0))[0]:
+                    found[header.producer_id] = (header.producer_epoch, 0)
+            elif header.producer_id != NO_PRODUCER_ID:
                 following = next_sequence(header.base_sequence, header.last_offset_delta + 1)
                 found[header.producer_id] = (header.producer_epoch, following)
         return found
 
     def stage(self, partition: Partition, expected: Expected) -> None:
-        if self.rng.random() < 0.5:
+        kind = self.rng.random()
+        if kind < 0.35:
             self.stage_new(partition, expected, BatchOptions())
+        elif kind < 0.7:
+            self.stage_of(self.rng.choice(PRODUCER_IDS), partition, expected)
+        elif kind < 0.9:
+            self.stage_of(self.rng.choice(TXN_IDS), partition, expected)
+        else:
+            self.stage_marker(partition, expected)
+
+    def stage_marker(self, partition: Partition, expected: Expected) -> None:
+        """End a transaction, or none; now and then the producer is fenced by it."""
+        rng, now_ms = self.rng, self.clock.now_ms()
+        producer_id = rng.choice(TXN_IDS)
+        epoch, sequence = expected.sequences.get(producer_id, (0, 0))
+        if producer_id in expected.sequences and rng.random() < 0.1:
+            with pytest.raises(ProducerFencedError):
+                partition.stage_marker(producer_id, epoch - 1, False, 0, now_ms)
             return
-        producer_id = self.rng.choice(PRODUCER_IDS)
+        if rng.random() < 0.3:
+            epoch, sequence = epoch + 1, 0
+        marker = Marker(rng.random() < 0.5, self.epoch)
+        following = expected.staged[-1].next if expected.staged else partition.log_end
+        staged = partition.stage_marker(producer_id, epoch, *marker, now_ms)
+        assert (staged.base_offset, staged.next_offset) == (following, following + 1)
+        append_time = expected.config.append_time
+        data = encode_marker(marker, producer_id, epoch, now_ms, append_time=append_time)
+        patch(data, 0, following, partition.leader_epoch)
+        expected.staged.append(Batch(following, following + 1, bytes(data)))
+        expected.tried[following].add(bytes(data))
+        expected.sequences[producer_id] = (epoch, sequence)
+
+    def stage_of(self, producer_id: int, partition: Partition, expected: Expected) -> None:
+        in_transaction = producer_id in TXN_IDS
         epoch, sequence = expected.sequences.get(producer_id, (0, 0))
         choice = self.rng.random()
         if choice < 0.15 and self.repeat(partition, expected, producer_id):
@@ -206,21 +251,28 @@ class Machine:
         if choice < 0.25 and producer_id in expected.sequences:
             gap = next_sequence(sequence, self.rng.randint(1, 9))
             with pytest.raises(OutOfOrderSequenceError):
-                self.try_stage(partition, BatchOptions(0, producer_id, epoch, gap))
+                self.try_stage(partition, BatchOptions(0, producer_id, epoch, gap, in_transaction))
             return
         if choice < 0.3 and producer_id in expected.sequences:
             with pytest.raises(ProducerFencedError):
-                self.try_stage(partition, BatchOptions(0, producer_id, epoch - 1, sequence))
+                self.try_stage(
+                    partition, BatchOptions(0, producer_id, epoch - 1, sequence, in_transaction)
+                )
+            return
+        if choice < 0.33 and producer_id in partition.open_transactions():
+            with pytest.raises(InvalidTxnStateError):
+                self.try_stage(partition, BatchOptions(0, producer_id, epoch, sequence))
             return
         if choice < 0.35:
             epoch, sequence = epoch + 1, 0
-        count = self.stage_new(partition, expected, BatchOptions(0, producer_id, epoch, sequence))
+        options = BatchOptions(0, producer_id, epoch, sequence, in_transaction)
+        count = self.stage_new(partition, expected, options)
         expected.sequences[producer_id] = (epoch, next_sequence(sequence, count))
 
     def stage_new(self, partition: Partition, expected: Expected, options: BatchOptions) -> int:
         view = memoryview(bytearray(self.batch(options)))
         following = expected.staged[-1].next if expected.staged else partition.log_end
-        staged = partition.stage(view, self.clock.now_ms())
+        staged = partition.stage(view, self.clock.now_ms(), options.transactional)
         assert not staged.duplicate
         assert staged.base_offset == following
         batch = Batch(staged.base_offset, staged.next_offset, bytes(view))
@@ -229,7 +281,8 @@ class Machine:
         return batch.next - batch.base
 
     def try_stage(self, partition: Partition, options: BatchOptions) -> None:
-        partition.stage(memoryview(bytearray(self.batch(options))), self.clock.now_ms())
+        view = memoryview(bytearray(self.batch(options)))
+        partition.stage(view, self.clock.now_ms(), options.transactional)
 
     def repeat(self, partition: Partition, expected: Expected, producer_id: int) -> bool:
         """Send one of the producer's latest batches again."""
@@ -237,7 +290,9 @@ class Machine:
         if not recent:
             return False
         batch = self.rng.choice(recent)
-        staged = partition.stage(memoryview(bytearray(batch.data)), self.clock.now_ms())
+        view = memoryview(bytearray(batch.data))
+        in_transaction = producer_id in TXN_IDS
+        staged = partition.stage(view, self.clock.now_ms(), in_transaction)
         assert (staged.duplicate, staged.base_offset, staged.next_offset) == (
             True, batch.base, batch.next,
         )  # fmt: skip
@@ -323,6 +378,23 @@ class Machine:
         batches = split(found.read())
         assert batches == wanted[: len(batches)]
         assert len(batches) == 1 or found.length <= max_bytes
+        self.read_committed(id_)
+
+    def read_committed(self, id_: PartitionId) -> None:
+        """A reader of committed records sees nothing that is not decided."""
+        partition, expected = self.partition(id_), self.expected[id_]
+        known = history(partition, expected, partition.log_end)
+        check_transactions(partition, known, self.rng)
+        stable = partition.stable
+        offset = self.rng.randint(partition.log_start, stable)
+        found = partition.read(offset, 300, limit=stable)
+        wanted = [b for b in expected.written if offset < b.next <= stable]
+        if not isinstance(found, Slice):
+            assert not wanted
+            return
+        batches = split(found.read())
+        assert batches == wanted[: len(batches)]
+        assert batches[-1].next <= partition.end_of(offset, found, stable) <= stable
 
     def delete_before(self, id_: PartitionId) -> None:
         partition, expected = self.partition(id_), self.expected[id_]
@@ -366,8 +438,9 @@ class Machine:
         for other, expected in self.expected.items():
             if self.store.was_clean:
                 expected.checkpointed_start = expected.log_start
-            self.check(other, expected.promise.after_kill)
-            self.adopt(other)
+            certain = expected.promise.after_kill
+            self.check(other, certain)
+            self.adopt(other, certain)
 
     def recreate(self, id_: PartitionId) -> None:
         """Delete the topic and make another of the same name."""
@@ -414,7 +487,7 @@ class Machine:
             promise = expected.promise
             end = promise.after_power_loss if lost_power else promise.after_kill
             self.check(id_, end)
-            self.adopt(id_)
+            self.adopt(id_, end)
 
     def nobody_was_warned(self) -> bool:
         """Whether a sync failed and the process ended before it could say so.
@@ -433,10 +506,14 @@ class Machine:
     def check(self, id_: PartitionId, promised_end: int) -> None:
         check_partition(self.partition(id_), self.expected[id_], promised_end, self.rng)
 
-    def adopt(self, id_: PartitionId) -> None:
-        """Go on with what recovery found."""
+    def adopt(self, id_: PartitionId, certain: int) -> None:
+        """Go on with what recovery found; what was below `certain` has not been lost."""
         partition, expected = self.partition(id_), self.expected[id_]
-        expected.written = stored_batches(partition)
+        stored = stored_batches(partition)
+        first = stored[0].base if stored else partition.log_end
+        events = all_events(partition, expected, certain)
+        expected.past = [event for event in events if event.offset < first]
+        expected.written = stored
         expected.staged = []
         expected.write_failed = False
         expected.log_start = partition.log_start

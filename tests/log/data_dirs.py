@@ -20,11 +20,14 @@ class FixedClock:
     def now_ms(self) -> int:
         return 1_700_000_000_000
 
+    def elapsed_ms(self) -> int:
+        return 0
+
 
 def write(partition: Partition, batches: int, *, producer_id: int = -1) -> None:
     """Append batches of two records; with a producer id, in its sequence."""
     known = partition.producers.by_id.get(producer_id)
-    sequence = known.batches[-1].last_sequence + 1 if known is not None else 0
+    sequence = known.last_sequence + 1 if known is not None else 0
     for number in range(batches):
         at = partition.log_end
         records = [
@@ -37,6 +40,14 @@ def write(partition: Partition, batches: int, *, producer_id: int = -1) -> None:
                 producer_id=producer_id, producer_epoch=0, base_sequence=sequence + 2 * number
             )
         partition.append(encode(records, options))
+
+
+def abort_a_transaction(partition: Partition) -> None:
+    """One batch of one record, and the marker that voids it."""
+    options = BatchOptions(producer_id=8, producer_epoch=0, base_sequence=0, transactional=True)
+    partition.append(encode([Record(0, 1_699_999_000_000, b"", b"")], options), in_transaction=True)
+    partition.stage_marker(8, 0, False, 0, 1_699_999_000_001)
+    partition.flush()
 
 
 def sync(partition: Partition) -> None:
@@ -63,6 +74,9 @@ def fill(store: LogStore, batches: int) -> None:
     write(store.partitions[PartitionId("orders", 0)], batches)
     write(store.partitions[PartitionId("orders", 1)], batches, producer_id=7)
     write(store.partitions[PartitionId("gauges", 0)], 1)
+    users = store.partitions[PartitionId("users", 0)]
+    if not users.log_end:
+        abort_a_transaction(users)
     for partition in store.partitions.values():
         if partition.config.durability != "memory":
             sync(partition)

@@ -19,6 +19,7 @@ from penstock.log.slice import Slice
 from penstock.log.store import LogStore
 from penstock.log.swap import Swap
 from penstock.records.batch import BatchHeader, headers
+from penstock.records.control import read_marker
 from penstock.records.record import BatchOptions, Record, decode, encode
 from penstock.testing.clock import ManualClock
 from penstock.testing.faults import SimulatedDisk
@@ -53,7 +54,53 @@ def append(
     """One batch of keys and values; its base offset."""
     now_ms = partition.clock.now_ms() if timestamp_ms is None else timestamp_ms
     records = [Record(at, now_ms, key, value) for at, (key, value) in enumerate(pairs)]
-    return partition.append(encode(records, options))
+    in_transaction = options is not None and options.transactional
+    return partition.append(encode(records, options), in_transaction=in_transaction)
+
+
+def write_in_transaction(
+    partition: Partition, producer_id: int, pairs: Sequence[Pair], *, epoch: int = 0
+) -> int:
+    """One batch of a transaction, numbered as the producer goes on; its base offset."""
+    known = partition.producers.by_id.get(producer_id)
+    sequence = known.last_sequence + 1 if known is not None and known.epoch == epoch else 0
+    options = BatchOptions(0, producer_id, epoch, sequence, transactional=True)
+    return append(partition, pairs, options=options)
+
+
+def end_transaction(
+    partition: Partition, producer_id: int, *, commit: bool, epoch: int = 0, decided_in: int = 0
+) -> int:
+    """Write the marker; its offset."""
+    now_ms = partition.clock.now_ms()
+    staged = partition.stage_marker(producer_id, epoch, commit, decided_in, now_ms)
+    partition.flush()
+    return staged.base_offset
+
+
+def consume_committed(partition: Partition, max_bytes: int = 300) -> list[Record]:
+    """What a consumer hands out that reads committed records only, as Kafka's clients do it."""
+    position, limit = partition.log_start, partition.stable
+    records: list[Record] = []
+    while (found := partition.read(position, max_bytes, limit=limit)) is not None:
+        assert isinstance(found, Slice)
+        data = load(found)
+        upto = partition.end_of(position, found, limit)
+        coming = sorted(partition.aborted(position, upto), key=lambda item: item[1])
+        aborted: set[int] = set()
+        for at, header in headers(data):
+            batch = data[at : at + header.size]
+            while coming and coming[0][1] <= header.last_offset:
+                aborted.add(coming.pop(0)[0])
+            if header.is_control:
+                marker = read_marker(batch)
+                if marker is not None and not marker.commit:
+                    aborted.discard(header.producer_id)
+            elif not (header.is_transactional and header.producer_id in aborted):
+                records += [item for item in decode(batch) if item.offset >= position]
+            assert header.next_offset <= limit
+        position = header.next_offset
+    return records
 
 
 def fill(partition: Partition, batches: int, *, value_bytes: int = 100) -> None:

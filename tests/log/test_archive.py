@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import boto3
@@ -31,7 +32,17 @@ from penstock.log.store import LogStore
 from penstock.records.record import Record
 from penstock.testing.clock import START_MS, ManualClock
 from penstock.testing.faults import SimulatedDisk
-from tests.log.keeping import ID, append, close_segment, consume, fill, open_store, sync
+from tests.log.keeping import (
+    ID,
+    append,
+    close_segment,
+    consume,
+    end_transaction,
+    fill,
+    open_store,
+    sync,
+    write_in_transaction,
+)
 
 DAY_MS = 24 * 3_600_000
 CONFIG = TopicConfig(
@@ -217,6 +228,59 @@ def test_reads_are_bounded(directory: Archive) -> None:
     limited = partition.read(0, 10_000, limit=4)
     assert isinstance(limited, ArchivedRead)
     assert len(limited.load()) == 2 * first
+
+
+def test_aborted_transactions_go_along(archive: Archive) -> None:
+    store = open_store(CONFIG, ManualClock())
+    partition = store.partitions[ID]
+    for number in range(30):
+        producer_id = 5 + number % 3
+        write_in_transaction(partition, producer_id, [(b"k", b"x" * 80)] * 2)
+        end_transaction(partition, 5 + (number + 1) % 3, commit=number % 2 == 0)
+    sync(partition)
+    opened = min(first for _, first in partition.open_transactions().values())
+    count = archive_all(store, partition, archive)
+    # Nothing from the first open transaction on.
+    assert 2 < count <= len(partition.closed)
+    assert partition.archived.end <= partition.stable == opened
+    end = partition.archived.end
+    wanted = partition.aborted_transactions(0, end)
+    assert len(wanted) > 5
+    for producer_id in (5, 6, 7):
+        end_transaction(partition, producer_id, commit=True)
+    close_segment(partition)
+    archive_all(store, partition, archive)
+    assert partition.archived.end == partition.log_end
+    drop_local(partition)
+    for start in range(0, end, 5):
+        for upto in (start + 1, start + 20, end):
+            assert partition.archived.aborted_transactions(start, min(upto, end)) == [
+                item for item in wanted if item.first_offset < upto and item.last_offset >= start
+            ]
+
+
+def test_without_its_index_an_archived_segment_is_not_read_as_committed(
+    directory: Archive,
+) -> None:
+    store = open_store(CONFIG, ManualClock())
+    partition = store.partitions[ID]
+    write_in_transaction(partition, 5, [(b"k", b"void")])
+    end_transaction(partition, 5, commit=False)
+    close_segment(partition)
+    archive_all(store, partition, directory)
+    (name,) = [n for n in directory.names(partition.archived.manifest.folder) if "txnindex" in n]
+    data = read_object(directory, name) or b""
+    assert len(data) == 34
+    for wrong in (data[:-1], data[:-1] + b"\7", b""):
+        directory.put(name, [wrong], len(wrong))
+        fresh = ArchivedLog(partition.archived.manifest, ArchiveReader(directory))
+        with pytest.raises(StorageError):
+            fresh.aborted_transactions(0, 1)
+    manifest = partition.archived.manifest
+    assert Manifest.from_bytes(manifest.to_bytes()) == manifest
+    # A segment without aborted transactions is listed as it was before there were any.
+    plain = replace(manifest.segments[0], aborted=0, aborted_checksum=0)
+    assert not [field for field in plain.to_row() if field.startswith("aborted")]
 
 
 def test_lookups_by_time_reach_into_the_archive(archive: Archive) -> None:

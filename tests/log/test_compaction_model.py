@@ -29,11 +29,13 @@ from tests.log.keeping import (
     append,
     close_segment,
     consume,
+    end_transaction,
     open_store,
     run_pass,
     small_log,
     stored,
     stored_headers,
+    write_in_transaction,
 )
 
 # ---- the model -------------------------------------------------------------------------------
@@ -208,6 +210,11 @@ def messy_log(disk: SimulatedDisk, rng: random.Random) -> tuple[LogStore, Partit
                 ],
                 options=BatchOptions(rng.choice([0, 4])),
             )
+        key = b"%d" % rng.randrange(5)
+        write_in_transaction(partition, 9, [(key, rng.randbytes(100))])
+        if rng.random() < 0.5:
+            close_segment(partition)
+        end_transaction(partition, 9, commit=rng.random() < 0.4)
         close_segment(partition)
     store.checkpoint()
     run_pass(partition)
@@ -227,6 +234,7 @@ def test_a_crash_at_any_step_leaves_the_log_as_before_or_after(seed: int, power_
         started = whole.operations
         run_pass(partition)
         after = stored(partition)
+        voids_after = voids(partition)
         outcomes = set()
         for step in range(1, whole.operations - started + 1):
             disk = SimulatedDisk(seed + number)
@@ -244,7 +252,14 @@ def test_a_crash_at_any_step_leaves_the_log_as_before_or_after(seed: int, power_
             assert_no_strays(found)
             run_pass(found)
             assert stored(found) == after
+            assert found.stable == found.log_end
+            assert voids(found) == voids_after
         assert outcomes == {True, False} or before == after
+
+
+def voids(partition: Partition) -> list[tuple[int, int]]:
+    """The aborted transactions of which something is left."""
+    return partition.aborted(0, partition.log_end)
 
 
 def crash_again_while_opening(disk: SimulatedDisk, clock: ManualClock, step: int) -> Partition:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from dataclasses import replace
 from pathlib import Path
@@ -38,10 +39,19 @@ def sync(partition: Partition) -> None:
     assert partition.failure is None
 
 
-def write(partition: Partition, count: int, *, producer_id: int = -1, epoch: int = 0) -> None:
+def write(
+    partition: Partition,
+    count: int,
+    *,
+    producer_id: int = -1,
+    epoch: int | None = None,
+    transactional: bool = False,
+) -> None:
     """Batches of one to three records in all codecs, their times now and then out of order."""
     known = partition.producers.by_id.get(producer_id)
-    sequence = known.batches[-1].last_sequence + 1 if known is not None else 0
+    sequence = known.last_sequence + 1 if known is not None else 0
+    if epoch is None:
+        epoch = known.epoch if known is not None else 0
     for number in range(count):
         size = 1 + number % 3
         at = partition.log_end
@@ -58,9 +68,13 @@ def write(partition: Partition, count: int, *, producer_id: int = -1, epoch: int
         options = BatchOptions(codec=number % len(NAMES))
         if producer_id >= 0:
             options = replace(
-                options, producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence
+                options,
+                producer_id=producer_id,
+                producer_epoch=epoch,
+                base_sequence=sequence,
+                transactional=transactional,
             )
-        partition.append(encode(records, options))
+        partition.append(encode(records, options), in_transaction=transactional)
         sequence += size
 
 
@@ -209,6 +223,62 @@ def test_snapshots_of_producers(kafka_tools: KafkaTools, tmp_path: Path) -> None
             assert line.number("lastSequence") == header.last_sequence
             assert line.number("lastOffset") == header.last_offset
             assert line.number("lastTimestamp") == header.max_timestamp
+
+
+def write_transactions(partition: Partition, rounds: int) -> None:
+    """Three producers whose transactions overlap; one ends each round, by turns either way."""
+    for number in range(rounds):
+        write(partition, 2, producer_id=3000 + number % 3, transactional=True)
+        write(partition, 1)
+        producer_id = 3000 + (number + 1) % 3
+        staged = partition.stage_marker(
+            producer_id, number // 7, number % 2 == 0, 4 + number // 5, START_MS + number
+        )
+        partition.flush()
+        assert staged.next_offset == partition.log_end
+
+
+def test_transactions(kafka_tools: KafkaTools, tmp_path: Path) -> None:
+    """Kafka reads our markers, finds our aborted transactions, and what a snapshot leaves open."""
+    store, partition = open_store(tmp_path / "data")
+    write_transactions(partition, 25)
+    sync(partition)
+    opened = partition.open_transactions()
+    assert opened
+    assert len(partition.segments) > 2
+    index = {
+        item.last_offset: item for item in partition.aborted_transactions(0, partition.log_end)
+    }
+    assert index
+    end = partition.log_end
+    store.close()
+    folder = tmp_path / "data" / str(ID)
+    lines = kafka_tools.dump_log(folder)
+    check_logs(lines, folder)
+    markers = [line for line in of_kind(lines, "record") if "endTxnMarker" in line.fields]
+    assert len(markers) == 25
+    assert [line.fields["endTxnMarker"] for line in markers[:2]] == ["COMMIT", "ABORT"]
+    assert [line.number("coordinatorEpoch") for line in markers[::5]] == [4, 5, 6, 7, 8]
+    control = [line for line in of_kind(lines, "batch") if line.fields["isControl"]]
+    assert [line.fields["isTransactional"] for line in control] == [True] * 25
+    shown = of_kind(lines, "txn-index")
+    assert [
+        (
+            line.number("producerId"),
+            line.number("firstOffset"),
+            line.number("lastOffset"),
+            line.number("lastStableOffset"),
+        )
+        for line in shown
+    ] == list(index.values())
+    (last,) = folder.glob(f"*{end}.snapshot")
+    newest = {line.number("producerId"): line for line in kafka_tools.dump_snapshot(last)}
+    for producer_id, line in newest.items():
+        first = opened.get(producer_id, (0, None))[1]
+        shown_first = re.findall(r"\d+", str(line.fields["currentTxnFirstOffset"]))
+        assert shown_first == ([] if first is None else [str(first)]), line
+        assert line.number("coordinatorEpoch") <= 8
+    assert set(opened) <= set(newest)
 
 
 def test_a_log_after_a_crash(kafka_tools: KafkaTools, tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A stopped data directory with every kind of file; tests put back what they change."""
     folder = stopped(tmp_path_factory.mktemp("verify") / "data", batches=5)
     suffixes = {path.suffix for path in files_of(folder)}
-    assert {".log", ".index", ".timeindex", ".digest", ".snapshot"} <= suffixes
+    assert {".log", ".index", ".timeindex", ".txnindex", ".digest", ".snapshot"} <= suffixes
     assert len(list((folder / "orders-0").glob("*.log"))) > 1
     assert all(p.stat().st_size for p in (folder / "orders-0").glob("*000.index"))
     return folder
@@ -52,7 +52,7 @@ def test_a_sound_directory_has_no_findings(sound: Path) -> None:
     report = verify(str(sound), open_records=True)
     assert report.findings == []
     assert report.clean_stop is True
-    assert (report.partitions, report.batches, report.records) == (4, 20, 40)
+    assert (report.partitions, report.batches, report.records) == (4, 22, 42)
 
 
 def test_after_a_crash_nothing_is_damaged(tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ def test_a_changed_length_costs_one_batch(folder: Path) -> None:
     change(folder / FIRST_LOG, 89 + 11, 0x40)
     report = verify(str(folder))
     assert only_damage(report) == ("batch", 89, 2)
-    assert report.batches == 35
+    assert report.batches == 37
 
 
 def test_a_changed_epoch_is_told_from_a_changed_digest(folder: Path) -> None:

@@ -8,7 +8,8 @@ immutable and replaced whole, so that a read which has begun goes on with what i
 
 Reading the archive takes milliseconds to seconds, so a partition only says *what* to read
 (`ArchivedRead`); the bytes come from `load`, on a thread that may wait. Indexes of archived
-segments are kept in memory up to a bound, the longest unused go first.
+segments are kept in memory up to a bound, the longest unused go first. Which transactions were
+aborted is told by the segments' own indexes of them; the manifest says which segments have one.
 
 Where the objects lie is `archive_stores`; how they get there is `tiering`.
 """
@@ -40,8 +41,10 @@ from penstock.log.segment import (
     INDEX_SUFFIX,
     LOG_SUFFIX,
     TIME_INDEX_SUFFIX,
+    TXN_INDEX_SUFFIX,
     segment_name,
 )
+from penstock.log.txn_index import AbortedTransaction, TransactionIndex
 from penstock.records.batch import (
     HEADER_SIZE,
     MIN_BATCH_LENGTH,
@@ -91,6 +94,16 @@ class ArchivedSegment:
     archived_ms: int
     # CRC-32C of the whole log file.
     checksum: int
+    # How many aborted transactions its index of them lists, and the index's CRC-32C.
+    aborted: int = 0
+    aborted_checksum: int = 0
+
+    def to_row(self) -> dict[str, int]:
+        """As the manifest has it: what most segments do not have is left out."""
+        row = asdict(self)
+        return (
+            row if self.aborted else {k: v for k, v in row.items() if not k.startswith("aborted")}
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +116,7 @@ class Manifest:
     segments: tuple[ArchivedSegment, ...] = ()
 
     def to_bytes(self) -> bytes:
-        rows = [asdict(segment) for segment in self.segments]
+        rows = [segment.to_row() for segment in self.segments]
         document = {
             "version": _VERSION,
             "folder": self.folder,
@@ -137,6 +150,9 @@ class Manifest:
         return replace(self, generation=self.generation + 1, segments=segments)
 
 
+_Index = OffsetIndex | TimeIndex | TransactionIndex
+
+
 class ArchiveReader:
     """An archive, and the indexes that were fetched from it lately. Safe from any thread."""
 
@@ -144,7 +160,7 @@ class ArchiveReader:
         self.archive = archive
         self._cache_bytes = cache_bytes
         self._cached_bytes = 0
-        self._cache: OrderedDict[str, tuple[OffsetIndex | TimeIndex, int]] = OrderedDict()
+        self._cache: OrderedDict[str, tuple[_Index, int]] = OrderedDict()
         self._lock = threading.Lock()
 
     def offset_index(self, folder: str, segment: ArchivedSegment) -> OffsetIndex:
@@ -166,10 +182,23 @@ class ArchiveReader:
             self._keep(name, found, len(data))
         return found
 
+    def aborted_index(self, folder: str, segment: ArchivedSegment) -> TransactionIndex:
+        """Of a segment that has one. Without it nobody can tell which records are void."""
+        name = object_name(folder, segment.base_offset, TXN_INDEX_SUFFIX)
+        found = self._cached(name)
+        if not isinstance(found, TransactionIndex):
+            data = self._fetch(name)
+            read = TransactionIndex.from_bytes(data)
+            if read is None or crc32c(data) != segment.aborted_checksum:
+                raise StorageError(f"{name} in the archive is damaged or missing")
+            found = read
+            self._keep(name, found, len(data))
+        return found
+
     def _fetch(self, name: str) -> bytes:
         return read_object(self.archive, name) or b""
 
-    def _cached(self, name: str) -> OffsetIndex | TimeIndex | None:
+    def _cached(self, name: str) -> _Index | None:
         with self._lock:
             entry = self._cache.get(name)
             if entry is None:
@@ -177,7 +206,7 @@ class ArchiveReader:
             self._cache.move_to_end(name)
             return entry[0]
 
-    def _keep(self, name: str, index: OffsetIndex | TimeIndex, size: int) -> None:
+    def _keep(self, name: str, index: _Index, size: int) -> None:
         with self._lock:
             previous = self._cache.pop(name, None)
             self._cached_bytes += size - (previous[1] if previous else 0)
@@ -263,6 +292,16 @@ class ArchivedLog:
         if at == len(self.segments):
             return None
         return ArchivedRead(self, self.segments[at], offset, max_bytes, whole_first, limit)
+
+    def aborted_transactions(self, start: int, end: int) -> list[AbortedTransaction]:
+        """Those that reach into [start, end), as far as their markers are archived. Blocks."""
+        found: list[AbortedTransaction] = []
+        for segment in self.segments[bisect_left(self.segments, start, key=_last_offset) :]:
+            if segment.aborted:
+                index = self.open_reader().aborted_index(self.manifest.folder, segment)
+                if index.collect(start, end, found):
+                    break
+        return found
 
     def open_reader(self) -> ArchiveReader:
         if self.reader is None:

@@ -8,7 +8,8 @@ A pass is due when
 - tombstones that a pass of this process has kept may go now.
 
 Records younger than `min.compaction.lag.ms`, judged by whole segments, are left alone, and the
-active segment always is. How far a partition is clean stands in its folder, in Kafka's
+active segment always is. So is everything from the first unstable offset on: nobody knows yet
+which of it counts. How far a partition is clean stands in its folder, in Kafka's
 `cleaner-offset-checkpoint` format; it is written after the swap, so it may lag behind the truth,
 which costs work, but never runs ahead of it, which would bring deleted keys back.
 
@@ -18,12 +19,14 @@ On the partition's thread, except `save`.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from penstock.log.checkpoint import read_checkpoint, write_checkpoint
 from penstock.log.compaction import DEFAULT_MAX_KEYS, Input, Job, Result
 from penstock.log.partition import Partition
 from penstock.log.segment import Segment
+from penstock.log.txn_index import AbortedTransaction
 from penstock.records.batch import NO_TIMESTAMP
 
 CHECKPOINT_FILE: Final = "cleaner-offset-checkpoint"
@@ -80,15 +83,18 @@ class Cleaner:
             index_interval_bytes=config.index_interval_bytes,
             max_keys=max_keys,
             producer_ends=self._producer_ends(),
+            producer_markers=self._producer_markers(),
+            aborted=self._aborted((*clean, *dirty)),
         )
         return Due(ratio, job)
 
     def _inputs(self) -> list[Input]:
-        segments = self._partition.segments
-        return [
+        segments, stable = self._partition.segments, self._partition.stable
+        inputs = [
             Input(segment.base_offset, segments[at + 1].base_offset, segment.size)
             for at, segment in enumerate(self._partition.closed)
         ]
+        return [item for item in inputs if item.end_offset <= stable]
 
     def _first_dirty(self, inputs: list[Input]) -> int:
         if not inputs or self.clean_until > inputs[-1].end_offset:
@@ -119,6 +125,14 @@ class Cleaner:
     def _producer_ends(self) -> tuple[int, ...]:
         known = self._partition.producers.by_id.values()
         return tuple(item.batches[-1].last_offset for item in known if item.batches)
+
+    def _producer_markers(self) -> tuple[tuple[int, int], ...]:
+        known = self._partition.producers.by_id.items()
+        return tuple((id_, item.epoch) for id_, item in known if not item.batches)
+
+    def _aborted(self, inputs: Sequence[Input]) -> tuple[AbortedTransaction, ...]:
+        start, end = inputs[0].base_offset, inputs[-1].end_offset
+        return tuple(self._partition.aborted_transactions(start, end))
 
     def finish(self, result: Result) -> None:
         """Take in a pass whose outputs are in place; `save` follows."""

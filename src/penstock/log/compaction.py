@@ -20,8 +20,9 @@ dirty part anew without the records that a newer one has replaced:
 `.cleaned` files beside them, all synced. It opens what it reads itself, needs no partition and no
 clock, and so runs in another process (`compaction_worker`). Then comes the swap (`swap`).
 
-The cleaner runs on plain batches only: it ends before the first transactional one, of which the
-engine takes none yet.
+Of aborted transactions nothing stays, and their markers and those of committed ones go once they
+mark nothing any longer (`cleaned_txns`). The inputs end at or below the first unstable offset. A
+marker that is all the log remembers of a producer stays, for the producer's epoch.
 """
 
 from __future__ import annotations
@@ -33,24 +34,25 @@ from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 
 from penstock.errors import CorruptBatchError, StorageError
+from penstock.log.cleaned_txns import CleanedTransactions
 from penstock.log.disk import Disk, File
-from penstock.log.segment import DERIVED_SUFFIXES, LOG_SUFFIX, Segment, segment_name
+from penstock.log.segment import LOG_SUFFIX, TXN_INDEX_SUFFIX, Segment, segment_name
 from penstock.log.swap import CLEANED, PLAN_FILE, Replacement, remove_cleaned
+from penstock.log.txn_index import AbortedTransaction
 from penstock.records.batch import (
     CODEC_MASK,
-    CONTROL,
     HEADER_SIZE,
     MIN_BATCH_LENGTH,
     NO_TIMESTAMP,
-    TRANSACTIONAL,
     BatchHeader,
     Buffer,
     read_header,
     verify,
 )
+from penstock.records.control import read_marker
 from penstock.records.record import assemble, payload, read_varint, write_varint
 
-# Attribute bit 6: the base timestamp is the time from which tombstones may go.
+# Attribute bit 6: the base timestamp is the time from which tombstones and markers may go.
 DELETE_HORIZON: Final = 0x40
 DEFAULT_MAX_KEYS: Final = 1_000_000
 
@@ -83,6 +85,10 @@ class Job:
     max_keys: int = DEFAULT_MAX_KEYS
     # Last offsets of the last batches of the producers that the log remembers.
     producer_ends: tuple[int, ...] = ()
+    # Id and epoch of the producers of which the log remembers no batch, only a marker.
+    producer_markers: tuple[tuple[int, int], ...] = ()
+    # The aborted transactions that reach into the inputs.
+    aborted: tuple[AbortedTransaction, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -90,8 +96,13 @@ class Job:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Job:
         inputs = tuple(Input(**item) for item in data["inputs"])
-        ends = tuple(data["producer_ends"])
-        return cls(**{**data, "inputs": inputs, "producer_ends": ends})
+        lists = {
+            "inputs": inputs,
+            "producer_ends": tuple(data["producer_ends"]),
+            "producer_markers": tuple((id_, epoch) for id_, epoch in data["producer_markers"]),
+            "aborted": tuple(AbortedTransaction._make(row) for row in data["aborted"]),
+        }
+        return cls(**{**data, **lists})
 
 
 @dataclass(slots=True)
@@ -102,7 +113,7 @@ class Result:
     clean_until: int = 0
     # False: the bound on keys was reached, and a further pass has work to do.
     complete: bool = True
-    # When the first of the tombstones that were kept may go; -1 if there are none.
+    # When the first of the tombstones and markers that were kept may go; -1 if there are none.
     next_horizon_ms: int = NO_TIMESTAMP
     records_read: int = 0
     records_kept: int = 0
@@ -288,13 +299,11 @@ class _Output(Segment):
         self.write_pending()
         self.file.sync()
         self.write_indexes()
-        for suffix in DERIVED_SUFFIXES:
-            file = self.disk.open(self.path(suffix))
-            try:
-                file.sync()
-            finally:
-                file.close()
         self.file.close()
+
+    def had_aborted(self) -> bool:
+        """Whether the index of a segment that it may replace must be replaced too."""
+        return self.disk.exists(super().path(TXN_INDEX_SUFFIX))
 
     def discard(self) -> None:
         self.file.close()
@@ -311,6 +320,10 @@ class _Pass:
         self._breathe = breathe
         self._newest: dict[bytes | None, int] = {}
         self._producer_ends = frozenset(job.producer_ends)
+        self._producer_markers = frozenset(job.producer_markers)
+        self._transactions = CleanedTransactions(job.aborted)
+        # What the index of the output must say of the marker at hand.
+        self._entry: AbortedTransaction | None = None
         self._output: _Output | None = None
         # The inputs and outputs since the last place where one began with the other.
         self._inputs: list[int] = []
@@ -330,15 +343,18 @@ class _Pass:
 
     def note_newest(self) -> None:
         job = self._job
+        transactions = CleanedTransactions(
+            entry for entry in job.aborted if entry.last_offset >= job.clean_until
+        )
         for item in job.inputs:
             if item.end_offset > job.clean_until:
-                if not self._note_segment(item):
+                if not self._note_segment(item, transactions):
                     break
                 self.end = item.end_offset
         self._newest.pop(None, None)
         self.result.clean_until = self.end
 
-    def _note_segment(self, item: Input) -> bool:
+    def _note_segment(self, item: Input, transactions: CleanedTransactions) -> bool:
         """Whether the whole segment was noted."""
         newest, job = self._newest, self._job
         file = self._open(item)
@@ -346,12 +362,14 @@ class _Pass:
             for header, batch in _batches(file, item.size):
                 if header.last_offset < job.clean_until:
                     continue
-                if header.attributes & (CONTROL | TRANSACTIONAL):
-                    return False
+                if header.is_control:
+                    transactions.end(header, read_marker(batch))
+                    self.end = header.next_offset
+                    continue
                 if len(newest) >= job.max_keys:
                     self.result.complete = False
                     return False
-                if header.record_count:
+                if not transactions.is_aborted(header) and header.record_count:
                     columns = parse(bytes(payload(batch)), header.record_count)
                     newest.update(zip(columns.keys, _offsets(header, columns), strict=True))
                 self.end = header.next_offset
@@ -375,6 +393,8 @@ class _Pass:
                     changed = header if kept is batch else read_header(kept)
                     result.records_kept += changed.record_count
                     self._add(kept, changed)
+                    if self._entry is not None:
+                        self._add_entry(self._entry)
                 self._changed = self._changed or kept is not batch
                 self._breathe()
         finally:
@@ -410,6 +430,12 @@ class _Pass:
             output = self._open_output(header.base_offset)
         output.add(batch, header.last_offset, header.max_timestamp)
 
+    def _add_entry(self, entry: AbortedTransaction) -> None:
+        assert self._output is not None
+        assert self._output.aborted is not None
+        self._output.aborted.append(entry)
+        self._entry = None
+
     def _close_output(self) -> None:
         assert self._output is not None
         self._output.complete()
@@ -431,10 +457,15 @@ class _Pass:
 
     def _filter(self, header: BatchHeader, batch: memoryview) -> Buffer | None:
         """What becomes of a batch: itself, a smaller one, an empty one, or nothing (None)."""
-        if header.base_offset >= self.end or header.attributes & (CONTROL | TRANSACTIONAL):
+        if header.is_control:
+            return self._filter_marker(header, batch)
+        aborted = self._transactions.is_aborted(header)
+        if header.base_offset >= self.end:
             return batch
         if not header.record_count:
             return batch if header.last_offset in self._producer_ends else None
+        if aborted:
+            return self._without_records(header)
         data = bytes(payload(batch))
         columns = parse(data, header.record_count)
         keep = self._places_to_keep(header, columns)
@@ -444,6 +475,21 @@ class _Pass:
         if horizon_ms is None and len(keep) == header.record_count:
             return batch
         return _rebuild(header, data, columns, keep, horizon_ms)
+
+    def _filter_marker(self, header: BatchHeader, batch: memoryview) -> Buffer | None:
+        """What becomes of a marker: it stays, it stays and gets a horizon, or it goes (None)."""
+        idle, self._entry = self._transactions.end(header, read_marker(batch))
+        needed = (header.producer_id, header.producer_epoch) in self._producer_markers
+        if not idle or needed or header.base_offset >= self.end:
+            return batch
+        known = bool(header.attributes & DELETE_HORIZON)
+        if known and self._job.now_ms >= header.base_timestamp:
+            return None
+        horizon_ms = self._horizon(header)
+        if known:
+            return batch
+        data = bytes(payload(batch))
+        return _rebuild(header, data, parse(data, header.record_count), [0], horizon_ms)
 
     def _places_to_keep(self, header: BatchHeader, columns: Columns) -> Sequence[int]:
         keep: Sequence[int] = range(header.record_count)
@@ -467,15 +513,18 @@ class _Pass:
         if not columns.tombstones or set(columns.tombstones).isdisjoint(keep):
             return None
         known = header.attributes & DELETE_HORIZON
-        horizon_ms = (
-            header.base_timestamp
-            if known
-            else min(self._job.now_ms + self._job.delete_retention_ms, _MAX_TIME)
-        )
+        horizon_ms = self._horizon(header)
+        return None if known else horizon_ms
+
+    def _horizon(self, header: BatchHeader) -> int:
+        """When what waits in the batch may go: as it says, or from now on."""
+        horizon_ms = header.base_timestamp
+        if not header.attributes & DELETE_HORIZON:
+            horizon_ms = min(self._job.now_ms + self._job.delete_retention_ms, _MAX_TIME)
         result = self.result
         if result.next_horizon_ms == NO_TIMESTAMP or horizon_ms < result.next_horizon_ms:
             result.next_horizon_ms = horizon_ms
-        return None if known else horizon_ms
+        return horizon_ms
 
     def _without_records(self, header: BatchHeader) -> bytes | None:
         if header.last_offset not in self._producer_ends:

@@ -7,7 +7,7 @@ is the same as a table for those who list, describe and change settings by name.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any, Final, Literal
 
@@ -20,6 +20,9 @@ DAY_MS: Final = 24 * HOUR_MS
 NO_LIMIT: Final = -1
 _MAX_LONG: Final = 0x7FFFFFFFFFFFFFFF
 _MAX_INT: Final = 0x7FFFFFFF
+DISCARD_OLDEST: Final = "discard-oldest"
+# Each of them is asked for its place on every commit.
+MAX_OVERFLOW_GROUPS: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +174,16 @@ _ALL: Final = (
             "When acks=all is answered: `disk` after fsync (survives power loss), `os` once the "
             "operating system has it (survives a process crash), `memory` never on disk.",
             **_one_of("disk", "os", "memory")),
+    Setting("errors.deadletterqueue.group.enable", "bool", True,
+            "Whether share groups may write their dead letters here."),
+    Setting("overflow", "string", DISCARD_OLDEST,
+            "What happens at the bound of retention.bytes or retention.ms: `discard-oldest` drops "
+            "the oldest segments; `block` makes producers wait, and `reject` answers them with a "
+            "retriable error, while a group of overflow.groups still needs the data.",
+            **_one_of(DISCARD_OLDEST, "block", "reject")),
+    Setting("overflow.groups", "list", (),
+            "The groups, by name, whose unread records are not dropped with `block` and `reject`.",
+            lambda v: len(v) <= MAX_OVERFLOW_GROUPS, f"at most {MAX_OVERFLOW_GROUPS} names"),
 )  # fmt: skip
 
 SETTINGS: Final[dict[str, Setting]] = {setting.name: setting for setting in _ALL}
@@ -178,6 +191,9 @@ SETTINGS: Final[dict[str, Setting]] = {setting.name: setting for setting in _ALL
 
 # What is held in memory is bounded, and let go in small pieces, unless the topic says otherwise.
 _MEMORY_BOUNDS: Final = {"retention.bytes": 128 << 20, "segment.bytes": 16 << 20}
+# A full topic makes room by whole segments: unless it says otherwise it has several.
+_GUARDED_SEGMENTS: Final = 8
+_SMALLEST_GUARDED_SEGMENT: Final = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +218,8 @@ class TopicConfig:
     local_retention_ms: int = -2
     local_retention_bytes: int = -2
     durability: Durability = "disk"
+    overflow: str = DISCARD_OLDEST
+    overflow_groups: tuple[str, ...] = ()
 
     @property
     def compacted(self) -> bool:
@@ -214,6 +232,11 @@ class TopicConfig:
     @property
     def append_time(self) -> bool:
         return self.message_timestamp_type == "LogAppendTime"
+
+    @property
+    def guarded(self) -> bool:
+        """Whether records stay until the groups of `overflow_groups` have read them."""
+        return self.overflow != DISCARD_OLDEST
 
 
 def _like(name: str) -> str:
@@ -257,7 +280,35 @@ def topic_config(overrides: Mapping[str, str], defaults: TopicConfig | None = No
         for name in values
         if (attribute := name.replace(".", "_")) in TopicConfig.__dataclass_fields__
     }
-    return _replace(base, changes)
+    config = _replace(base, changes)
+    if config.guarded:
+        _check_guarded(config)
+        if "segment.bytes" not in overrides and config.retention_bytes > 0:
+            piece = max(config.retention_bytes // _GUARDED_SEGMENTS, _SMALLEST_GUARDED_SEGMENT)
+            config = replace(config, segment_bytes=min(config.segment_bytes, piece))
+    return config
+
+
+def _check_guarded(config: TopicConfig) -> None:
+    """ConfigError if a topic cannot wait for its groups."""
+    how = f"overflow={config.overflow}"
+    if not config.overflow_groups:
+        raise ConfigError(
+            f"{how} needs overflow.groups",
+            advice="Name the groups whose unread records must not be dropped.",
+        )
+    if not config.deleted_by_age:
+        raise ConfigError(
+            f"{how} is not for a topic that is only compacted: nothing is dropped at a bound there",
+            advice="Add delete to cleanup.policy, or leave overflow out.",
+        )
+    if config.retention_bytes < 0 and config.retention_ms < 0:
+        raise ConfigError(
+            f"{how} needs a bound: retention.bytes and retention.ms are both -1",
+            advice="Set retention.bytes.",
+        )
+    if not config.retention_bytes or not config.retention_ms:
+        raise ConfigError(f"{how} needs room: neither retention.bytes nor retention.ms can be 0")
 
 
 def _replace(base: TopicConfig, changes: Mapping[str, Any]) -> TopicConfig:

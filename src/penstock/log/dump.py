@@ -19,8 +19,10 @@ from penstock.log.segment import (
     LOG_SUFFIX,
     SNAPSHOT_SUFFIX,
     TIME_INDEX_SUFFIX,
+    TXN_INDEX_SUFFIX,
     segment_name,
 )
+from penstock.log.txn_index import ABORTED_ENTRY, ABORTED_ENTRY_SIZE
 from penstock.records import record
 from penstock.records.batch import BatchHeader
 from penstock.records.record import Record
@@ -79,10 +81,25 @@ class ProducerEntry(NamedTuple):
     last_sequence: int
     last_offset: int
     timestamp_ms: int
+    # Where its open transaction began, and the epoch in its last marker; -1 if there is none.
+    txn_first_offset: int = -1
+    coordinator_epoch: int = -1
 
 
-Entry = SegmentStart | BatchEntry | BrokenEntry | IndexEntry | TimeEntry | ProducerEntry
-DERIVED = (INDEX_SUFFIX, TIME_INDEX_SUFFIX, SNAPSHOT_SUFFIX)
+class AbortedEntry(NamedTuple):
+    """An entry of an index of aborted transactions; `last_offset` is that of the marker."""
+
+    path: str
+    producer_id: int
+    first_offset: int
+    last_offset: int
+    last_stable_offset: int
+
+
+Entry = (
+    SegmentStart | BatchEntry | BrokenEntry | IndexEntry | TimeEntry | ProducerEntry | AbortedEntry
+)
+DERIVED = (INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX, SNAPSHOT_SUFFIX)
 
 
 def dump_logs(
@@ -123,7 +140,7 @@ def _open_batch(log: LogFile, path: str, position: int, header: BatchHeader) -> 
 
 
 def dump_derived(path: str) -> Iterator[Entry]:
-    """The entries of an index, a time index or a producers' snapshot."""
+    """The entries of an index, of whichever kind, or of a producers' snapshot."""
     data = read_bytes(path)
     if data is None:
         raise DataDirectoryError(f"{path} does not exist", advice="Check the path.")
@@ -138,13 +155,23 @@ def dump_derived(path: str) -> Iterator[Entry]:
         for at in range(0, len(data) - TIME_ENTRY_SIZE + 1, TIME_ENTRY_SIZE):
             timestamp_ms, relative = TIME_ENTRY.unpack_from(data, at)
             yield TimeEntry(path, timestamp_ms, base + relative)
+    elif suffix == TXN_INDEX_SUFFIX:
+        for at in range(0, len(data) - ABORTED_ENTRY_SIZE + 1, ABORTED_ENTRY_SIZE):
+            _, *fields = ABORTED_ENTRY.unpack_from(data, at)
+            yield AbortedEntry(path, *fields)
     else:
         states = ProducerStates.from_bytes(data)
         if states is None:
             raise DataDirectoryError(f"{path} is damaged", advice="Run `penstock log verify`.")
         for producer_id, known in states.by_id.items():
-            last = known.batches[-1]
+            last_offset = known.batches[-1].last_offset if known.batches else -1
             yield ProducerEntry(
-                path, producer_id, known.epoch, last.last_sequence, last.last_offset,
-                last.timestamp_ms,
-            )  # fmt: skip
+                path,
+                producer_id,
+                known.epoch,
+                known.last_sequence,
+                last_offset,
+                known.last_timestamp_ms,
+                known.txn.first_offset,
+                known.txn.coordinator_epoch,
+            )

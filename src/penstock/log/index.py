@@ -49,6 +49,11 @@ class OffsetIndex:
         at = bisect_right(self.positions, position) - 1
         return self.positions[at] if at >= 0 else 0
 
+    def ceiling_of_position(self, position: int) -> int | None:
+        """The relative last offset of the first indexed batch at or after `position`."""
+        at = bisect_left(self.positions, position)
+        return self.offsets[at] if at < len(self.offsets) else None
+
     def to_bytes(self) -> bytes:
         flat = array("i", bytes(OFFSET_ENTRY_SIZE * len(self.offsets)))
         flat[0::2] = self.offsets

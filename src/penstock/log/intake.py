@@ -8,13 +8,19 @@ from __future__ import annotations
 
 from typing import Final
 
-from penstock.errors import CorruptBatchError, InvalidRecordError, InvalidTimestampError
+from penstock.errors import (
+    CorruptBatchError,
+    InvalidRecordError,
+    InvalidTimestampError,
+    InvalidTxnStateError,
+)
 from penstock.records import record
 from penstock.records.batch import (
     CONTROL,
     HEADER_SIZE,
     LENGTH_BASE,
     MAGIC,
+    NO_PRODUCER_ID,
     TRANSACTIONAL,
     batch_size,
 )
@@ -38,11 +44,15 @@ def explain_shape(view: memoryview) -> None:
     raise InvalidRecordError("a produce request carries one batch per partition")
 
 
-def explain_counts(count: int, last_delta: int, attributes: int) -> None:
+def explain_counts(
+    count: int, last_delta: int, attributes: int, producer_id: int, in_transaction: bool
+) -> None:
     if attributes & CONTROL:
         raise InvalidRecordError("control batches are written by the broker only")
-    if attributes & TRANSACTIONAL:
-        raise InvalidRecordError("the batch belongs to a transaction that is not open")
+    if attributes & TRANSACTIONAL and producer_id == NO_PRODUCER_ID:
+        raise InvalidRecordError("a transactional batch without a producer id")
+    if attributes & TRANSACTIONAL and not in_transaction:
+        raise InvalidTxnStateError("the batch belongs to a transaction that is not open")
     if count < 1 or last_delta != count - 1:
         raise InvalidRecordError(f"{count} records with a last offset delta of {last_delta}")
 

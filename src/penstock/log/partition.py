@@ -1,10 +1,11 @@
 """The log of one partition: segments end to end, written at one end, read anywhere.
 
 Offsets
-    log_start ≤ visible ≤ log_end
+    log_start ≤ stable ≤ visible ≤ log_end
 
 `log_start` is the first offset that can still be read; `log_end` the next to be given out;
-`visible` (Kafka's high watermark) where consumers stop. An offset is given out once: `log_end`
+`visible` (Kafka's high watermark) where consumers stop, `stable` where those stop that read only
+what is committed (see `transactions`). An offset is given out once: `log_end`
 never goes back while the partition is open, not even when a failed write is taken back.
 
 Writing has three steps, so that one network read full of requests costs one system call and
@@ -23,15 +24,15 @@ so the partition turns `failed` and refuses writes; reads up to `visible` go on.
 a sync must be told then: `repair` cuts back to what is known to be safe and goes on in a new
 segment, past the offsets that were lost.
 
-Everything runs on the thread that owns the partition, except `SyncPlan.run`.
+Reading is in `readable`. Everything runs on the thread that owns the partition, except
+`SyncPlan.run`.
 """
 
 from __future__ import annotations
 
 import logging
 import struct
-from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -41,28 +42,24 @@ from crc32c import crc32c
 from penstock.errors import (
     CorruptBatchError,
     InvalidRecordError,
+    InvalidTxnStateError,
     OffsetOutOfRangeError,
     RecordTooLargeError,
     StorageError,
 )
-from penstock.log import intake, timesearch
-from penstock.log.archive import NOTHING_ARCHIVED, ArchivedLog, ArchivedRead
+from penstock.log import intake
 from penstock.log.clock import Clock
 from penstock.log.config import TopicConfig
 from penstock.log.disk import Disk
 from penstock.log.epochs import LeaderEpochs
 from penstock.log.memory import OffsetReserve
-from penstock.log.producers import BatchMeta, Producer, ProducerStates, replay_producers
-from penstock.log.segment import SNAPSHOT_SUFFIX, Segment, create_segment
-from penstock.log.slice import Slice
-from penstock.log.sync import (
-    ClosedSegment,
-    SyncPlan,
-    clear_failed_sync,
-    finish_closed,
-    mark_failed_sync,
-)
-from penstock.log.timesearch import TimestampedOffset
+from penstock.log.producers import BatchMeta, Producer, ProducerStates
+from penstock.log.readable import Readable, base_offset
+from penstock.log.repair import End, cut_back, go_on
+from penstock.log.segment import Segment, create_segment
+from penstock.log.sync import ClosedSegment, SyncPlan, mark_failed_sync
+from penstock.log.transactions import Ending
+from penstock.log.txn_index import MAX_ENTRIES, AbortedTransaction
 from penstock.records.batch import (
     APPEND_TIME,
     CONTROL,
@@ -73,12 +70,12 @@ from penstock.records.batch import (
     MAGIC,
     NO_PRODUCER_ID,
     TRANSACTIONAL,
-    BatchHeader,
     clear_append_time,
     next_sequence,
     stamp_append_time,
 )
 from penstock.records.compression import NAMES as CODEC_NAMES
+from penstock.records.control import Marker, encode_marker
 
 log = logging.getLogger(__name__)
 
@@ -122,26 +119,21 @@ class _StagedBatch(NamedTuple):
     max_timestamp_ms: int
 
 
-class Partition:
+class Partition(Readable):
     """One partition; `recovery.open_partition` makes them."""
 
     def __init__(
         self, id_: PartitionId, disk: Disk, folder: str, config: TopicConfig, clock: Clock
     ) -> None:
+        super().__init__(id_)
         self.id = id_
         self.disk = disk
         self.folder = folder
         self.config = config
         self.clock = clock
-        self.segments: list[Segment] = []
-        # The older part of the log that is also, or only, in the archive.
-        self.archived: ArchivedLog = NOTHING_ARCHIVED
         self.producers = ProducerStates()
         self.epochs = LeaderEpochs(disk, folder)
         self.leader_epoch = 0
-        self.log_start = 0
-        self.log_end = 0
-        self.visible = 0
         self.failure: StorageError | None = None
         # How often it was cut back to what is safe since it was opened.
         self.repairs = 0
@@ -152,13 +144,21 @@ class Partition:
         self.untouched = False
         # Its topic was deleted; whoever still holds this must let go.
         self.gone = False
-        self._visible_segment: Segment | None = None
-        self._visible_position = 0
-        self._synced: tuple[int, Segment, int] | None = None
+        # Only the broker itself writes here, and knows what it writes.
+        self.own_records = False
+        # It is gone, or guarded: whoever writes by the short way asks first if it `admits` that.
+        self.asks = False
+        self.admits: Callable[[], bool] = bool
+        # Of a guarded topic: what its groups still need begins here. Nothing is known at first.
+        self.keep_from = 0
+        self._synced: End | None = None
         self._staged: list[_StagedBatch] = []
         self._staged_bytes = 0
         self._staged_end = 0
         self._undo: dict[int, Producer | None] = {}
+        # Aborted by markers that are staged; and all whose markers are not visible yet.
+        self._staged_aborts: list[AbortedTransaction] = []
+        self._ending = Ending()
         self._closed_unsynced: list[ClosedSegment] = []
         self._closing: list[ClosedSegment] = []
         self._sync_running = False
@@ -171,10 +171,6 @@ class Partition:
 
     def __repr__(self) -> str:
         return f"Partition({self.id}, {self.log_start}..{self.visible}..{self.log_end})"
-
-    @property
-    def active(self) -> Segment:
-        return self.segments[-1]
 
     @property
     def closed(self) -> list[Segment]:
@@ -192,8 +188,9 @@ class Partition:
         return self.segments[:end]
 
     @property
-    def size_bytes(self) -> int:
-        return sum(segment.size for segment in self.segments)
+    def staged_bytes(self) -> int:
+        """What waits for the next `flush`."""
+        return self._staged_bytes
 
     @property
     def syncs(self) -> bool:
@@ -212,7 +209,7 @@ class Partition:
         self.active.index_interval_bytes = self.config.index_interval_bytes
         self.log_end = self._staged_end = log_end
         self.log_start = max(self.log_start, self.archived.earliest(segments[0].base_offset))
-        self._synced = (log_end, self.active, self.active.size)
+        self._synced = End(log_end, self.active, self.active.size)
         self._show(log_end, self.active, self.active.size)
 
     def reconfigure(self, config: TopicConfig) -> None:
@@ -222,18 +219,14 @@ class Partition:
             # What waited for a sync need not wait any longer.
             self._show(self.log_end, self.active, self.active.size)
 
-    def _show(self, offset: int, segment: Segment, position: int) -> None:
-        self.visible = offset
-        self._visible_segment = segment
-        self._visible_position = position
-
     # ---- writing -------------------------------------------------------------------------
 
-    def stage(self, view: memoryview, now_ms: int) -> Staged:
+    def stage(self, view: memoryview, now_ms: int, in_transaction: bool = False) -> Staged:
         """Check one batch, give it its offsets and queue it for `flush`.
 
         `view` is exactly the batch, writable, and must stay as it is until the flush: base
         offset and leader epoch (and the time, if the log stamps it) are patched in place.
+        A transactional batch is taken `in_transaction` only: the coordinator knows of it.
         """
         if self.failure is not None or self._unflushed is not None:
             self._refuse()
@@ -251,9 +244,10 @@ class Partition:
                 f"a batch of {size} bytes exceeds max.message.bytes={self.config.max_message_bytes}"
             )
         if count < 1 or last_delta != count - 1 or attributes & _UNUSUAL:
-            intake.explain_counts(count, last_delta, attributes)
-            # Left is a batch that claims to be stamped by a log: this one has not done it yet.
-            clear_append_time(view, 0, size)
+            intake.explain_counts(count, last_delta, attributes, producer_id, in_transaction)
+            if attributes & APPEND_TIME:
+                # It claims to be stamped by a log: this one has not done it yet.
+                clear_append_time(view, 0, size)
         if count * _MIN_RECORD_BYTES > size and (
             count > _MAX_RECORDS or not attributes & _CODEC_MASK
         ):
@@ -274,6 +268,10 @@ class Partition:
                     True,
                     repeated.timestamp_ms if config.append_time else -1,
                 )
+            if producer_id in self.producers.open and not attributes & TRANSACTIONAL:
+                raise InvalidTxnStateError(
+                    f"producer {producer_id} has a transaction open, and wrote outside of it"
+                )
         if config.append_time:
             max_ts = append_time_ms = now_ms
         elif not (
@@ -286,7 +284,7 @@ class Partition:
             intake.require_recent(
                 view, count, base_ts, now_ms - config.message_timestamp_before_max_ms
             )
-        if config.compacted:
+        if config.compacted and not self.own_records:
             intake.require_keys(view, count)
         base = self._staged_end
         last = base + last_delta
@@ -303,11 +301,45 @@ class Partition:
         if producer_id != NO_PRODUCER_ID:
             self._undo.setdefault(producer_id, self.producers.by_id.get(producer_id))
             meta = BatchMeta(sequence, last_sequence, base, last, max_ts)
-            self.producers.update(producer_id, producer_epoch, meta, now_ms)
+            self.producers.update(
+                producer_id, producer_epoch, meta, now_ms, attributes & TRANSACTIONAL
+            )
         self._staged.append(_StagedBatch(view, size, last, max_ts))
         self._staged_bytes += size
         self._staged_end = last + 1
         return Staged(base, last + 1, False, append_time_ms)
+
+    def stage_marker(
+        self,
+        producer_id: int,
+        producer_epoch: int,
+        commit: bool,
+        coordinator_epoch: int,
+        now_ms: int,
+    ) -> Staged:
+        """Queue the marker that ends the producer's transaction here, if one is open."""
+        if self.failure is not None or self._unflushed is not None:
+            self._refuse()
+        self.producers.check_marker(producer_id, producer_epoch, coordinator_epoch)
+        marker = Marker(commit, coordinator_epoch)
+        append_time = self.config.append_time
+        batch = encode_marker(marker, producer_id, producer_epoch, now_ms, append_time=append_time)
+        view = memoryview(batch)
+        size, offset = len(view), self._staged_end
+        assert self.active.aborted is not None
+        crowded = len(self.active.aborted.entries) + len(self._staged_aborts) >= MAX_ENTRIES
+        self._roll_if_due(size, offset, now_ms, crowded=crowded)
+        _PLACE.pack_into(view, 0, offset, size - LENGTH_BASE, self.leader_epoch)
+        self._undo.setdefault(producer_id, self.producers.by_id.get(producer_id))
+        ended = self.producers.end(producer_id, producer_epoch, marker, offset, now_ms, now_ms)
+        if ended is not None:
+            self._ending.add(ended, self.visible)
+            if not commit:
+                self._staged_aborts.append(self.producers.aborted(ended))
+        self._staged.append(_StagedBatch(view, size, offset, now_ms))
+        self._staged_bytes += size
+        self._staged_end = offset + 1
+        return Staged(offset, offset + 1, False, now_ms if append_time else -1)
 
     def _refuse(self) -> None:
         error = self._unflushed or self.failure
@@ -315,7 +347,9 @@ class Partition:
         # The error is raised many times: it must not collect a traceback each time.
         raise error.with_traceback(None)
 
-    def _roll_if_due(self, size: int, last_offset: int, max_ts: int) -> None:
+    def _roll_if_due(
+        self, size: int, last_offset: int, max_ts: int, *, crowded: bool = False
+    ) -> None:
         """Close the active segment if the batch must not go there."""
         active = self.active
         empty = not active.size and not self._staged
@@ -323,7 +357,7 @@ class Partition:
         old = active.first_timestamp_ms >= 0 and (
             max_ts - active.first_timestamp_ms > self.config.segment_ms
         )
-        if not empty and (full or old or not active.fits(last_offset)):
+        if not empty and (full or old or crowded or not active.fits(last_offset)):
             try:
                 self.flush()
             except StorageError as error:
@@ -363,6 +397,10 @@ class Partition:
                 batch.view, position, batch.size, batch.last_offset, batch.max_timestamp_ms
             )
             position += batch.size
+        if self._staged_aborts:
+            assert segment.aborted is not None
+            for aborted in self._staged_aborts:
+                segment.aborted.append(aborted)
         self.log_end = self._staged_end
         self._forget_staged()
         if not self.syncs:
@@ -371,6 +409,7 @@ class Partition:
     def _take_back(self, error: StorageError) -> None:
         for producer_id, before in self._undo.items():
             self.producers.restore(producer_id, before)
+        self._ending.take_back(self.log_end)
         self._forget_staged()
         self._staged_end = self.log_end
         self._untidy = True
@@ -389,10 +428,12 @@ class Partition:
         self._staged = []
         self._staged_bytes = 0
         self._undo = {}
+        self._staged_aborts = []
 
-    def append(self, batch: bytes) -> int:
+    def append(self, batch: bytes, *, in_transaction: bool = False) -> int:
         """Stage and flush one batch; returns its base offset."""
-        staged = self.stage(memoryview(bytearray(batch)), self.clock.now_ms())
+        view = memoryview(bytearray(batch))
+        staged = self.stage(view, self.clock.now_ms(), in_transaction)
         self.flush()
         return staged.base_offset
 
@@ -438,7 +479,7 @@ class Partition:
         if self.failure is not None or self._sync_running or self.config.durability == "memory":
             return False
         assert self._synced is not None
-        return bool(self._closed_unsynced) or (self.syncs and self._synced[0] < self.log_end)
+        return bool(self._closed_unsynced) or (self.syncs and self._synced.offset < self.log_end)
 
     @property
     def sync_running(self) -> bool:
@@ -475,7 +516,7 @@ class Partition:
         position = plan.active_size if plan.active else 0
         if plan.active is None and segment.base_offset != plan.offset:
             segment = self.segment_for(plan.offset)
-        self._synced = (plan.offset, segment, position)
+        self._synced = End(plan.offset, segment, position)
         if self.syncs and plan.offset > self.visible:
             self._show(plan.offset, segment, position)
 
@@ -500,7 +541,8 @@ class Partition:
         if self.damaged:
             return self._damaged_below
         unfinished = self._closing or self._closed_unsynced
-        return min(self._synced[0], unfinished[0].next_offset - 1 if unfinished else self.log_end)
+        limit = unfinished[0].next_offset - 1 if unfinished else self.log_end
+        return min(self._synced.offset, limit)
 
     def repair(self) -> None:
         """Cut back to what is known to be safe and go on in a new segment.
@@ -517,149 +559,53 @@ class Partition:
             raise
 
     def _repair(self) -> None:
-        offset, segment, keep = self._cut_back()
-        following = create_segment(self.disk, self.folder, max(self.log_end, offset))
-        if following.base_offset == segment.base_offset:
-            following = segment
-        following.index_interval_bytes = self.config.index_interval_bytes
-        # Before its snapshot is there, which says that the log reaches this far.
-        self.disk.sync_dir(self.folder)
-        segments = keep if following is segment else [*keep, following]
-        producers = replay_producers(self.disk, self.folder, segments)
-        for closed in self._closed_unsynced:
-            if closed.segment in keep and closed.segment is not segment:
-                finish_closed(self.disk, self.folder, closed)
-        if following is not segment:
-            last = ClosedSegment(segment, following.base_offset, producers.to_bytes())
-            finish_closed(self.disk, self.folder, last)
-        clear_failed_sync(self.disk, self.folder)
-        self.segments, self.producers, self._closed_unsynced = segments, producers, []
+        end, doubtful = self._safe_end()
+        disk, folder = self.disk, self.folder
+        keep = cut_back(disk, folder, self.segments, end, doubtful)
+        self.segments, self.producers = go_on(
+            disk,
+            folder,
+            keep,
+            max(self.log_end, end.offset),
+            self._closed_unsynced,
+            self.config.index_interval_bytes,
+        )
+        self._closed_unsynced = []
+        self._ending.clear()
         self._untidy = False
-        lost = self.log_end - offset
-        self._synced = (self.log_end, self.active, self.active.size)
-        self._show(self.log_end, self.active, self.active.size)
+        self._synced = End(self.log_end, self.active, self.active.size)
+        self._show(*self._synced)
         self.failure = None
         self.repairs += 1
+        lost = self.log_end - end.offset
         log.warning("%s is repaired; %d unacknowledged offsets are left empty", self.id, lost)
 
-    def _cut_back(self) -> tuple[int, Segment, list[Segment]]:
-        """Keep what is synced or visible: its end, its last segment, all its segments."""
+    def _safe_end(self) -> tuple[End, list[Segment]]:
+        """Up to where the log is synced or visible; the segments that may be in memory only."""
         assert self._synced is not None
         assert self._visible_segment is not None
-        offset, segment, position = self._synced
-        doubtful: list[Segment] = []
-        if self.visible > offset:
-            # Acknowledged from the page cache, which still holds it.
-            doubtful = [s for s in self.segments if s.base_offset >= segment.base_offset]
-            offset, segment, position = (
-                self.visible, self._visible_segment, self._visible_position
-            )  # fmt: skip
-        keep = [s for s in self.segments if s.base_offset <= segment.base_offset]
-        extra = self.segments[len(keep) :]
-        # First the snapshots, which say that all before them is safe; then what they vouch for.
-        for one in extra:
-            self.disk.remove(one.path(SNAPSHOT_SUFFIX))
-        self.disk.sync_dir(self.folder)
-        for one in extra:
-            one.remove()
-        self.disk.sync_dir(self.folder)
-        segment.truncate(position)
-        segment.file.sync()
-        for kept in keep:
-            if kept in doubtful:
-                kept.write_again()
-        return offset, segment, keep
+        synced = self._synced
+        if self.visible <= synced.offset:
+            return synced, []
+        # Acknowledged from the page cache, which still holds it.
+        doubtful = [s for s in self.segments if s.base_offset >= synced.segment.base_offset]
+        return End(self.visible, self._visible_segment, self._visible_position), doubtful
 
-    # ---- reading -------------------------------------------------------------------------
+    # ---- transactions --------------------------------------------------------------------
 
-    def segment_for(self, offset: int) -> Segment:
-        """The last segment whose base is at or below the offset."""
-        segments = self.segments
-        if offset >= segments[-1].base_offset:
-            return segments[-1]
-        at = bisect_right(segments, offset, key=_base_offset) - 1
-        return segments[max(at, 0)]
+    @property
+    def stable(self) -> int:
+        """The last stable offset: below it every transaction is decided, visibly."""
+        opened, visible = self.producers.open, self.visible
+        if not opened and not self._ending:
+            return visible
+        first = min(next(iter(opened.values()), visible), self._ending.first_offset(visible))
+        return max(min(first, visible), self.log_start)
 
-    def read(
-        self, offset: int, max_bytes: int, *, whole_first: bool = True, limit: int | None = None
-    ) -> Slice | ArchivedRead | None:
-        """Batches from the one that holds `offset`, cut at a batch boundary.
-
-        None if there is nothing (yet) to read there. With `whole_first` the first batch comes
-        even if it alone exceeds `max_bytes`. Readers stop at `limit`, by default `visible`.
-        """
-        end = self.visible if limit is None else limit
-        if offset < self.log_start or offset > self.log_end:
-            raise OffsetOutOfRangeError(
-                f"offset {offset} is not in {self.id}, which holds {self.log_start} to {end}"
-            )
-        if offset >= end:
-            return None
-        segments = self.segments
-        if offset < segments[0].base_offset:
-            archived = self.archived.read(offset, max_bytes, whole_first=whole_first, limit=end)
-            if archived is not None:
-                return archived
-        at = len(segments) - 1
-        if offset < segments[-1].base_offset:
-            at = max(bisect_right(segments, offset, key=_base_offset) - 1, 0)
-        while at < len(segments):
-            segment = segments[at]
-            stop = self.readable_size(segment, end)
-            found = segment.find(offset)
-            if found is not None and found[0] < stop:
-                position, header = found
-                last = segment.end_of_slice(position, max_bytes, stop)
-                if last == position:
-                    if not whole_first:
-                        return None
-                    last = position + header.size
-                return Slice(segment.file, position, last - position)
-            if segment is self._visible_segment:
-                return None
-            # The rest of this segment was compacted away or cut off: go on in the next.
-            at += 1
-        return None
-
-    def is_last(self, found: Slice) -> bool:
-        """Whether nothing that is visible follows what was read."""
-        segment = self._visible_segment
-        assert segment is not None
-        at_end = found.position + found.length >= self._visible_position
-        return found.file is segment.file and at_end
-
-    def readable_size(self, segment: Segment, end: int) -> int:
-        """How many bytes of the segment lie before the offset `end`."""
-        visible = self._visible_segment
-        assert visible is not None
-        if end < self.visible:
-            found = segment.find(end)
-            return found[0] if found is not None else segment.size
-        if segment is visible:
-            return self._visible_position
-        return segment.size if segment.base_offset < visible.base_offset else 0
-
-    def batches(self, start: int | None = None) -> Iterator[tuple[BatchHeader, bytes]]:
-        """Every batch from `start` up to `log_end`, for replay at start-up."""
-        first = self.log_start if start is None else start
-        for segment in self.segments:
-            if segment is not self.active and self._next_base(segment) <= first:
-                continue
-            for position, header in segment.scan(0):
-                if header.last_offset >= first:
-                    yield header, segment.batch_at(position, header)
-
-    def _next_base(self, segment: Segment) -> int:
-        at = self.segments.index(segment)
-        return self.segments[at + 1].base_offset
-
-    def offset_for_time(self, timestamp_ms: int) -> TimestampedOffset | None:
-        """The first visible record at or after the timestamp."""
-        return timesearch.offset_for_time(self, timestamp_ms)
-
-    def max_timestamp(self) -> TimestampedOffset | None:
-        """The first record with the largest timestamp of all that are visible."""
-        return timesearch.max_timestamp(self)
+    def open_transactions(self) -> dict[int, tuple[int, int]]:
+        """Producer id → epoch and first offset of every transaction that is open here."""
+        by_id = self.producers.by_id
+        return {id_: (by_id[id_].epoch, first) for id_, first in self.producers.open.items()}
 
     # ---- shrinking -----------------------------------------------------------------------
 
@@ -677,13 +623,9 @@ class Partition:
         self.untouched = False
         dropped = set(map(id, gone))
         kept = [s for s in self.segments if id(s) not in dropped]
-        self.segments = sorted([*kept, *new], key=_base_offset)
+        self.segments = sorted([*kept, *new], key=base_offset)
         self._closed_unsynced = [c for c in self._closed_unsynced if id(c.segment) not in dropped]
 
     def close(self) -> None:
         for segment in self.segments:
             segment.close()
-
-
-def _base_offset(segment: Segment) -> int:
-    return segment.base_offset

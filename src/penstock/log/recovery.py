@@ -56,6 +56,7 @@ from penstock.log.sync import (
     finish_closed,
     mark_failed_sync,
 )
+from penstock.log.transactions import aborted_index, observe
 
 log = logging.getLogger(__name__)
 
@@ -138,11 +139,13 @@ def _open_clean(partition: Partition, bases: list[int], recovery_point: int) -> 
     active = segments[-1]
     log_end = active.base_offset
     stored_digest = active.stored_digest()
-    if stored_digest is None or stored_digest[0] != active.size:
+    if stored_digest is None or stored_digest.size != active.size:
         active.rebuild_indexes()
     else:
         active.load_indexes()
-        active.digest = stored_digest[1]
+        active.digest = stored_digest.digest
+    # As long as it is written it is in memory.
+    aborted_index(active)
     tail = active.index.floor_of_position(active.size)
     for at, header in active.scan(0):
         active.first_timestamp_ms = header.max_timestamp
@@ -238,7 +241,7 @@ def _check_segment(
         elif not epochs.holds(header.leader_epoch, header.base_offset):
             break
         segment.observe(at, header)
-        partition.producers.observe(header)
+        observe(segment, at, header, partition.producers)
         log_end, epoch = header.next_offset, header.leader_epoch
     return segment, log_end
 

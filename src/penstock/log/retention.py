@@ -13,6 +13,10 @@ Offsets are never given out twice: after 2 the new start is known even if all fi
 crash before 4 leaves segments below the start of the log, which the next round removes. Whoever
 still reads one holds its file open.
 
+A *guarded* topic (`overflow` = block, reject) loses nothing from `Partition.keep_from` on, which
+its groups still need. There the bound is what the log may not exceed: the oldest segments go as
+soon as it is reached, and not only once the rest alone reaches it.
+
 With an archive (`tiering`) the local copies of archived segments go by `local.retention.*`; that
 moves no start, and the `retention.*` settings count archived and local segments together.
 """
@@ -84,6 +88,25 @@ def roll_if_expired(partition: Partition, now_ms: int) -> bool:
     return True
 
 
+def roll_if_alone(partition: Partition) -> bool:
+    """Close the active segment of a full, guarded log if it is all there is; whether it was done.
+
+    Only then can it go once it is read; the producers that wait for that write nothing meanwhile.
+    """
+    config = partition.config
+    if (
+        not config.guarded
+        or config.retention_bytes < 0
+        or partition.failure is not None
+        or not partition.active.size
+        or total_bytes(partition) > partition.active.size
+        or partition.active.size < config.retention_bytes
+    ):
+        return False
+    partition.roll()
+    return True
+
+
 def expired(partition: Partition, now_ms: int) -> Removal | None:
     """What goes now by `retention.ms`, `retention.bytes` and the start of the log."""
     closed = partition.closed
@@ -124,13 +147,21 @@ def _expired(partition: Partition, pieces: Sequence[_Piece], now_ms: int) -> int
     config = partition.config
     count = _count(piece.end_offset <= partition.log_start for piece in pieces)
     if config.deleted_by_age:
-        total = sum(piece.size for piece in _archived_pieces(partition)) + partition.size_bytes
-        count = max(
-            count,
-            _count_older(pieces, config.retention_ms, now_ms),
-            _count_excess(pieces, config.retention_bytes, total),
-        )
+        total = total_bytes(partition)
+        older = _count_older(pieces, config.retention_ms, now_ms)
+        if config.guarded:
+            excess = _count_over(pieces, config.retention_bytes, total)
+            unneeded = _count(piece.end_offset <= partition.keep_from for piece in pieces)
+            count = max(count, min(max(older, excess), unneeded))
+        else:
+            excess = _count_excess(pieces, config.retention_bytes, total)
+            count = max(count, older, excess)
     return pieces[count - 1].end_offset if count else partition.log_start
+
+
+def total_bytes(partition: Partition) -> int:
+    """What `retention.bytes` counts: what is local, and what is in the archive only."""
+    return sum(piece.size for piece in _archived_pieces(partition)) + partition.size_bytes
 
 
 def _pieces(segments: Sequence[Segment], ends: Sequence[int], now_ms: int) -> list[_Piece]:
@@ -176,6 +207,19 @@ def _count_excess(pieces: Sequence[_Piece], limit_bytes: int, total_bytes: int) 
     count = 0
     for piece in pieces:
         if total_bytes - piece.size < limit_bytes:
+            break
+        total_bytes -= piece.size
+        count += 1
+    return count
+
+
+def _count_over(pieces: Sequence[_Piece], limit_bytes: int, total_bytes: int) -> int:
+    """How many must go for the log to be smaller than its bound, which producers wait for."""
+    if limit_bytes < 0:
+        return 0
+    count = 0
+    for piece in pieces:
+        if total_bytes < limit_bytes:
             break
         total_bytes -= piece.size
         count += 1

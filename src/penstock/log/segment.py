@@ -1,4 +1,4 @@
-"""A stretch of one partition: a `.log` file of record batches with its two indexes.
+"""A stretch of one partition: a `.log` file of record batches with its indexes.
 
 Invariants
 - Batches lie end to end; offsets rise. The file is named by the segment's base offset.
@@ -10,6 +10,8 @@ Invariants
   own checksum does not cover. With it, `penstock log verify` finds any changed byte.
 - The indexes are in memory while the segment is active; of a closed segment they are loaded
   when first needed and let go when not used (`release`).
+- The third index, of aborted transactions, follows from the log only together with what was open
+  at its start. So it is not rebuilt here: `transactions.aborted_index` loads or makes it.
 
 Not safe from two threads, except that a `File` may be read and synced from any.
 """
@@ -18,7 +20,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
@@ -31,6 +33,7 @@ from penstock.log.index import (
     OffsetIndex,
     TimeIndex,
 )
+from penstock.log.txn_index import TransactionIndex
 from penstock.records.batch import (
     CRC_START,
     HEADER,
@@ -45,10 +48,12 @@ from penstock.records.batch import (
 LOG_SUFFIX: Final = ".log"
 INDEX_SUFFIX: Final = ".index"
 TIME_INDEX_SUFFIX: Final = ".timeindex"
+TXN_INDEX_SUFFIX: Final = ".txnindex"
 DIGEST_SUFFIX: Final = ".digest"
 SNAPSHOT_SUFFIX: Final = ".snapshot"
-# What is stored beside the log of a closed segment, all of it made from the log.
-DERIVED_SUFFIXES: Final = (INDEX_SUFFIX, TIME_INDEX_SUFFIX, DIGEST_SUFFIX)
+# What is stored beside the log of a closed segment, all of it made from the log. The index of
+# aborted transactions is there only where it has, or had, entries.
+DERIVED_SUFFIXES: Final = (INDEX_SUFFIX, TIME_INDEX_SUFFIX, TXN_INDEX_SUFFIX, DIGEST_SUFFIX)
 SEGMENT_SUFFIXES: Final = (LOG_SUFFIX, *DERIVED_SUFFIXES)
 
 # Scans read ahead this much: a few index intervals, small enough to be cheap when unneeded.
@@ -60,17 +65,45 @@ def segment_name(base_offset: int) -> str:
     return f"{base_offset:020d}"
 
 
-def digest_line(size: int, digest: int, index: bytes, time_index: bytes) -> bytes:
-    """What `.digest` holds: the log's size and digest, and the checksums of both indexes."""
-    return f"{size} {digest:08x} {crc32c(index):08x} {crc32c(time_index):08x}\n".encode()
+class StoredDigest(NamedTuple):
+    """What a `.digest` file says: the log's size and digest, and the checksums of its indexes."""
+
+    size: int
+    digest: int
+    offset_index: int
+    time_index: int
+    # None: there are no aborted transactions.
+    aborted: int | None = None
+
+    def to_bytes(self) -> bytes:
+        line = f"{self.size} {self.digest:08x} {self.offset_index:08x} {self.time_index:08x}"
+        return (line if self.aborted is None else f"{line} {self.aborted:08x}").encode() + b"\n"
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> StoredDigest | None:
+        """None if it is not written the way they are written."""
+        try:
+            size, *sums = data.decode("ascii").removesuffix("\n").split(" ")
+            found = cls(int(size), *(int(text, 16) for text in sums))
+        except (ValueError, TypeError):
+            return None
+        return found if found.to_bytes() == data else None
+
+
+def digest_of(
+    size: int, digest: int, index: bytes, time_index: bytes, aborted: bytes = b""
+) -> StoredDigest:
+    return StoredDigest(
+        size, digest, crc32c(index), crc32c(time_index), crc32c(aborted) if aborted else None
+    )
 
 
 class Segment:
     """One segment; `open_segment` and `create_segment` make them."""
 
     __slots__ = (
-        "_index", "_time_index", "base_offset", "bytes_since_index", "digest", "disk", "file",
-        "first_timestamp_ms", "folder", "index_interval_bytes", "last_modified_ms",
+        "_index", "_time_index", "aborted", "base_offset", "bytes_since_index", "digest", "disk",
+        "file", "first_timestamp_ms", "folder", "index_interval_bytes", "last_modified_ms",
         "max_timestamp_ms", "max_timestamp_offset", "size", "used",
     )  # fmt: skip
 
@@ -91,6 +124,8 @@ class Segment:
         self.used = False
         self._index: OffsetIndex | None = OffsetIndex()
         self._time_index: TimeIndex | None = TimeIndex()
+        # None: not in memory, see `transactions.aborted_index`.
+        self.aborted: TransactionIndex | None = TransactionIndex()
 
     def __repr__(self) -> str:
         return f"Segment({self.path(LOG_SUFFIX)}, {self.size} bytes)"
@@ -132,22 +167,31 @@ class Segment:
 
     def indexes_are_stored(self) -> bool:
         """Whether the disk has them as they are now, from an earlier clean stop."""
+        return self.stored_digest() == self._contents()[0]
+
+    def _contents(self) -> tuple[StoredDigest, bytes, bytes, bytes]:
+        """The indexes as they are stored, and the digest that goes with them."""
         self._index_time()
-        sums = crc32c(self.index.to_bytes()), crc32c(self.time_index.to_bytes())
-        return self.stored_digest() == (self.size, self.digest, *sums)
+        index, time_index = self.index.to_bytes(), self.time_index.to_bytes()
+        path = self.path(TXN_INDEX_SUFFIX)
+        if self.aborted is not None:
+            aborted = self.aborted.to_bytes()
+        else:
+            # As it was stored.
+            aborted = read_whole(self.disk, path) if self.disk.exists(path) else b""
+        known = digest_of(self.size, self.digest, index, time_index, aborted)
+        return known, index, time_index, aborted
 
     def write_indexes(self) -> None:
         """Store indexes and digest, synced; their names are the caller's to sync.
 
         The last entry of the time index is the segment's largest timestamp.
         """
-        self._index_time()
-        index, time_index = self.index.to_bytes(), self.time_index.to_bytes()
-        for suffix, data in (
-            (INDEX_SUFFIX, index),
-            (TIME_INDEX_SUFFIX, time_index),
-            (DIGEST_SUFFIX, digest_line(self.size, self.digest, index, time_index)),
-        ):
+        known, index, time_index, aborted = self._contents()
+        files = [(INDEX_SUFFIX, index), (TIME_INDEX_SUFFIX, time_index)]
+        if aborted or self.had_aborted():
+            files.append((TXN_INDEX_SUFFIX, aborted))
+        for suffix, data in (*files, (DIGEST_SUFFIX, known.to_bytes())):
             file = self.disk.open(self.path(suffix), create=True)
             try:
                 file.truncate(0)
@@ -156,6 +200,10 @@ class Segment:
                 file.sync()
             finally:
                 file.close()
+
+    def had_aborted(self) -> bool:
+        """Whether an index of aborted transactions is there, and must be emptied if it is wrong."""
+        return self.disk.exists(self.path(TXN_INDEX_SUFFIX))
 
     def write_again(self) -> None:
         """Write all that is there once more and sync it.
@@ -168,8 +216,15 @@ class Segment:
 
     def truncate(self, position: int) -> None:
         """Cut the file at a batch boundary; indexes and totals are made anew from the rest."""
+        if self.aborted is None:
+            self.aborted = self.stored_aborted()
         self.file.truncate(position)
         self.size = position
+        end = self.base_offset
+        for _, header in self.scan(0):
+            end = header.next_offset
+        if self.aborted is not None:
+            self.aborted.truncate(end)
         self.rebuild_indexes()
 
     # ---- reading -------------------------------------------------------------------------
@@ -197,6 +252,8 @@ class Segment:
 
     def preload_indexes(self) -> None:
         """From disk if they are sound there and not in memory; a closed segment's on any thread."""
+        if self.aborted is None:
+            self.aborted = self.stored_aborted()
         paths = self.path(INDEX_SUFFIX), self.path(TIME_INDEX_SUFFIX)
         in_memory = self._index is not None and self._time_index is not None
         if in_memory or not all(map(self.disk.exists, paths)):
@@ -205,7 +262,7 @@ class Segment:
         known = self.stored_digest()
         # A changed entry would send readers to the wrong place without anyone noticing.
         sums = (self.size, crc32c(stored[0]), crc32c(stored[1]))
-        if known is not None and (known[0], *known[2:]) != sums:
+        if known is not None and (known.size, known.offset_index, known.time_index) != sums:
             return
         index = OffsetIndex.from_bytes(stored[0], self.size)
         time_index = TimeIndex.from_bytes(stored[1])
@@ -222,7 +279,9 @@ class Segment:
             doubtful = bool(self.size and not data)
         else:
             # An empty index is right where no record has a time.
-            doubtful = (known[0], known[3]) != (self.size, crc32c(data))
+            doubtful = (known.size, known.time_index) != (self.size, crc32c(data))
+            if not doubtful and known.aborted is None:
+                self.aborted = TransactionIndex()
         if doubtful or len(data) % TIME_ENTRY_SIZE:
             self.rebuild_indexes()
         elif data:
@@ -251,21 +310,30 @@ class Segment:
         head = HEADER.pack(*header)
         self.account(head, position, header.size, header.last_offset, header.max_timestamp)
 
-    def stored_digest(self) -> tuple[int, int, int, int] | None:
-        """Size, digest and the indexes' checksums when they were stored; None if not."""
+    def stored_digest(self) -> StoredDigest | None:
+        """What was stored of the segment with its indexes; None if nothing that can be read."""
         path = self.path(DIGEST_SUFFIX)
         if not self.disk.exists(path):
             return None
-        try:
-            size, *sums = read_whole(self.disk, path).split()
-            digest, index, time_index = (int(checksum, 16) for checksum in sums)
-            return int(size), digest, index, time_index
-        except ValueError:
+        return StoredDigest.from_bytes(read_whole(self.disk, path))
+
+    def stored_aborted(self) -> TransactionIndex | None:
+        """The index of aborted transactions on disk; None if it is not sound."""
+        known = self.stored_digest()
+        if known is None or known.size != self.size:
+            # Nothing vouches for it: not for an entry, nor for there being none.
             return None
+        if known.aborted is None:
+            return TransactionIndex()
+        path = self.path(TXN_INDEX_SUFFIX)
+        data = read_whole(self.disk, path) if self.disk.exists(path) else b""
+        return TransactionIndex.from_bytes(data) if crc32c(data) == known.aborted else None
 
     def release(self) -> None:
         """Let the indexes go from memory; only for closed segments whose indexes are stored."""
         self._index = self._time_index = None
+        if self.aborted is not None and self.aborted.entries:
+            self.aborted = None
 
     def scan(self, position: int, end: int | None = None) -> Iterator[tuple[int, BatchHeader]]:
         """Positions and headers of the batches from `position` on, unverified."""
@@ -394,5 +462,6 @@ def open_segment(disk: Disk, folder: str, base_offset: int) -> Segment:
     segment = Segment(disk, folder, base_offset, file)
     segment.size = file.size()
     segment.release()
+    segment.aborted = None
     segment.load_max_timestamp()
     return segment

@@ -11,6 +11,10 @@ leaves a plan, and `finish_swap` does what is left of 3 and 4: each step can be 
 plan is gone for good before the next compaction starts, so it never meets the wrong `.cleaned`
 files. Nothing is guessed from offsets: an output may be empty, or end far below what it replaced.
 
+The producers' snapshots at the start of replaced segments go: they may tell of transactions as open
+whose markers are compacted away. What remains in the log tells all that is needed of them, and the
+snapshots behind them stay.
+
 `Swap` is this for a partition that is in use. Readers go on with the files that they have open.
 """
 
@@ -32,6 +36,7 @@ from penstock.log.segment import (
     open_segment,
     segment_name,
 )
+from penstock.log.transactions import aborted_index
 
 CLEANED: Final = ".cleaned"
 PLAN_FILE: Final = "compaction-swap"
@@ -87,6 +92,7 @@ def _put_in_place(disk: Disk, folder: str, base: int) -> None:
         final = os.path.join(folder, segment_name(base) + suffix)
         if disk.exists(final + CLEANED):
             disk.rename(final + CLEANED, final)
+    disk.remove(snapshot_path(folder, base))
 
 
 def _remove_replaced(disk: Disk, folder: str, base: int) -> None:
@@ -127,7 +133,7 @@ class Swap:
     def load_indexes(self) -> None:
         """Make anew what `prepare` could not read."""
         for segment in self._old:
-            _ = segment.index, segment.time_index
+            _ = segment.index, segment.time_index, aborted_index(segment)
 
     def run(self) -> None:
         """Change the files, and open the new ones."""

@@ -1,6 +1,7 @@
 """Moving closed segments to the archive, and finding records there by time.
 
-Of a segment the log, its indexes, its digest and the producers' snapshot at its end are copied.
+Of a segment the log, its indexes, its digest and the producers' snapshot at its end are copied,
+once all of it lies below the last stable offset: readers of the archive need not know what is open.
 The order of steps, after a crash between any two of which every record is still readable and
 every object in the archive is listed, overwritten or removed later:
 
@@ -44,14 +45,18 @@ from penstock.log.disk import Disk, File, read_whole, write_atomically
 from penstock.log.partition import Partition
 from penstock.log.producers import snapshot_path
 from penstock.log.segment import (
-    DERIVED_SUFFIXES,
+    DIGEST_SUFFIX,
+    INDEX_SUFFIX,
     LOG_SUFFIX,
     SEGMENT_SUFFIXES,
     SNAPSHOT_SUFFIX,
+    TIME_INDEX_SUFFIX,
+    TXN_INDEX_SUFFIX,
     Segment,
     open_segment,
 )
 from penstock.log.timesearch import TimestampedOffset
+from penstock.log.transactions import aborted_index
 from penstock.records import record
 
 PARTITION_METADATA: Final = "partition.metadata"
@@ -83,8 +88,14 @@ class Upload:
         segment = open_segment(self.disk, self.folder, self.base_offset)
         try:
             last_offset = _check(segment)
-            for suffix in DERIVED_SUFFIXES:
+            for suffix in (INDEX_SUFFIX, TIME_INDEX_SUFFIX, DIGEST_SUFFIX):
                 self._put_file(archive, segment.path(suffix), target, suffix, stopped)
+            index = aborted_index(segment)
+            aborted = index.to_bytes()
+            if aborted:
+                _put_bytes(
+                    archive, object_name(target, self.base_offset, TXN_INDEX_SUFFIX), aborted
+                )
             # The producers as of the segment's end, under the segment's name.
             path = snapshot_path(self.folder, self.end_offset)
             if self.disk.exists(path):
@@ -99,6 +110,8 @@ class Upload:
                 segment.max_timestamp_ms,
                 self.now_ms,
                 checksum,
+                len(index.entries),
+                crc32c(aborted),
             )
         finally:
             segment.close()
@@ -151,6 +164,13 @@ def _put_verified(
     return sent
 
 
+def _put_bytes(archive: Archive, name: str, data: bytes) -> None:
+    """Put a small object and read it back."""
+    archive.put(name, [data], len(data))
+    if read_object(archive, name) != data:
+        raise StorageError(f"{name} came out of the archive differently from how it went in")
+
+
 def archive_folder(cluster_id: str, partition: Partition) -> str:
     """Where a partition's objects lie: told apart also from an earlier topic of the same name."""
     path = os.path.join(partition.folder, PARTITION_METADATA)
@@ -162,11 +182,13 @@ def archive_folder(cluster_id: str, partition: Partition) -> str:
 
 
 def next_upload(partition: Partition) -> Upload | None:
-    """The oldest closed segment that is not archived; on the partition's thread."""
-    done = partition.archived.end
+    """The oldest closed segment that is not archived and is stable; on the partition's thread."""
+    done, stable = partition.archived.end, partition.stable
     segments = partition.segments
     for at, segment in enumerate(partition.closed):
         end = segments[at + 1].base_offset
+        if end > stable:
+            break
         if segment.base_offset >= done and end > partition.log_start and segment.size:
             now_ms = partition.clock.now_ms()
             return Upload(partition.disk, partition.folder, segment.base_offset, end, now_ms)

@@ -16,7 +16,7 @@ from penstock.records import record
 from penstock.records.batch import BatchHeader
 
 if TYPE_CHECKING:
-    from penstock.log.partition import Partition
+    from penstock.log.readable import Readable
 
 
 class TimestampedOffset(NamedTuple):
@@ -27,7 +27,7 @@ class TimestampedOffset(NamedTuple):
     leader_epoch: int
 
 
-def offset_for_time(partition: Partition, timestamp_ms: int) -> TimestampedOffset | None:
+def offset_for_time(partition: Readable, timestamp_ms: int) -> TimestampedOffset | None:
     """The first visible record at or after the timestamp."""
     for segment in partition.segments:
         found = segment.find_by_time(timestamp_ms)
@@ -49,7 +49,7 @@ def offset_for_time(partition: Partition, timestamp_ms: int) -> TimestampedOffse
     return None
 
 
-def max_timestamp(partition: Partition) -> TimestampedOffset | None:
+def max_timestamp(partition: Readable) -> TimestampedOffset | None:
     """The first record with the largest timestamp of all that are visible."""
     best: Segment | None = None
     for segment in partition.segments:
@@ -63,7 +63,7 @@ def max_timestamp(partition: Partition) -> TimestampedOffset | None:
     return found or _max_timestamp_by_scan(partition)
 
 
-def _max_timestamp_by_scan(partition: Partition) -> TimestampedOffset | None:
+def _max_timestamp_by_scan(partition: Readable) -> TimestampedOffset | None:
     """The slow way, while the largest timestamp is not synced yet or below the log's start."""
     start, newest = partition.log_start, -1
     for segment in partition.segments:

@@ -53,6 +53,7 @@ from penstock.log.store import (
 from penstock.log.swap import CLEANED, PLAN_FILE
 from penstock.log.sync import FAILED_SYNC_MARK
 from penstock.log.tiering import REMOVALS_FILE
+from penstock.log.transactions import rebuild_aborted
 from penstock.log.verify_segment import Expectation, SegmentCheck, SegmentFacts
 
 _LEFTOVER_SUFFIXES = (CLEANED, ".tmp")
@@ -461,11 +462,8 @@ def rebuild_indexes(data_dir: str | None, segments: list[tuple[str, int]]) -> No
             try:
                 segment.size = segment.file.size()
                 segment.rebuild_indexes()
+                rebuild_aborted(segment)
                 segment.write_indexes()
-                for suffix in DERIVED_SUFFIXES:
-                    derived = disk.open(segment.path(suffix))
-                    derived.sync()
-                    derived.close()
             finally:
                 segment.close()
             disk.sync_dir(folder)

@@ -1,9 +1,9 @@
-"""One segment examined: its batches, its two indexes and its digest, each against the others.
+"""One segment examined: its batches, its indexes and its digest, each against the others.
 
 A batch's checksum covers all of it but the first 21 bytes; of those, length, format and the
 checksum itself cannot change unnoticed. Base offset and leader epoch can, and the digest over
-all heads is there for them. The digest file also holds checksums of both indexes. Between them
-every byte of the four files is covered: each is compared with what follows from the log.
+all heads is there for them. The digest file also holds checksums of the indexes. Between them
+every byte of these files is covered: each is compared with what follows from the log.
 
 A segment is *settled* if its files must be as they were stored: after a clean stop all are, after
 a crash those that end below the recovery point. The tail of one that is not may be torn.
@@ -27,11 +27,15 @@ from penstock.log.segment import (
     INDEX_SUFFIX,
     LOG_SUFFIX,
     TIME_INDEX_SUFFIX,
-    digest_line,
+    TXN_INDEX_SUFFIX,
+    StoredDigest,
+    digest_of,
     segment_name,
 )
+from penstock.log.txn_index import ABORTED_ENTRY, ABORTED_ENTRY_SIZE
 from penstock.records import record
 from penstock.records.batch import CRC_START, HEADER, NO_TIMESTAMP, BatchHeader, read_header
+from penstock.records.control import Marker, read_marker
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +84,10 @@ class SegmentCheck:
         self._max_timestamp_offset = -1
         self._index = _IndexCheck(read_bytes(self._stem + INDEX_SUFFIX))
         self._times = _TimeIndexCheck(read_bytes(self._stem + TIME_INDEX_SUFFIX))
+        self._aborted = _AbortedCheck(read_bytes(self._stem + TXN_INDEX_SUFFIX))
         self._stored = read_bytes(self._stem + DIGEST_SUFFIX)
-        self._prefix_size = _stated_size(self._stored)
+        self._known = StoredDigest.from_bytes(self._stored or b"")
+        self._prefix_size = self._known.size if self._known is not None else None
         self._prefix_digest: int | None = 0 if self._prefix_size == 0 else None
 
     @property
@@ -101,8 +107,7 @@ class SegmentCheck:
 
     @property
     def _prefix_matches(self) -> bool:
-        fields = _digest_fields(self._stored) if self._stored is not None else None
-        return fields is not None and self._prefix_digest == fields[1]
+        return self._known is not None and self._prefix_digest == self._known.digest
 
     def findings(self) -> Iterator[Finding]:
         path = self._stem + LOG_SUFFIX
@@ -163,6 +168,10 @@ class SegmentCheck:
             self._max_timestamp_offset = relative
         self._index.meet(position, relative)
         self._times.meet(relative, header.max_timestamp if raised else None)
+        if header.is_transactional:
+            control = header.is_control
+            marker = read_marker(log.read(position, header.size)) if control else None
+            self._aborted.meet(header, marker)
         if self.expected.open_records:
             yield from self._open(log, position, header)
 
@@ -244,6 +253,12 @@ class SegmentCheck:
                 told.add(suffix)
                 position, message = fault
                 yield Finding(severity, "index", self._stem + suffix, message, remedy, position)
+        aborted_fault = self._aborted.fault(self._stretches, complete=self.expected.settled)
+        if aborted_fault is not None:
+            told.add(TXN_INDEX_SUFFIX)
+            position, message = aborted_fault
+            path = self._stem + TXN_INDEX_SUFFIX
+            yield Finding(severity, "index", path, message, remedy, position)
         if self._stored is None:
             if self.expected.settled:
                 yield self._missing(DIGEST_SUFFIX)
@@ -259,23 +274,27 @@ class SegmentCheck:
         assert stored is not None
         path = self._stem + DIGEST_SUFFIX
         index, times = self._index.data or b"", self._times.data or b""
-        if stored == digest_line(self._size, self._digest, index, times):
+        aborted = self._aborted.data or b""
+        if stored == digest_of(self._size, self._digest, index, times, aborted).to_bytes():
             return
-        fields = _digest_fields(stored)
-        if fields is None:
+        known = self._known
+        if known is None:
             yield Finding(severity, "digest", path, "the digest is not readable", remedy)
             return
-        size, digest, index_sum, times_sum = fields
+        size = known.size
         if size != self._size and (self.expected.settled or size > self._size):
             yield from self._check_size(size)
-        elif self._prefix_digest != digest and not any(s.position < size for s in self._stretches):
+        elif self._prefix_digest != known.digest and not any(
+            s.position < size for s in self._stretches
+        ):
             yield self._changed_heads()
         pairs = (
-            (INDEX_SUFFIX, self._index, index_sum),
-            (TIME_INDEX_SUFFIX, self._times, times_sum),
+            (INDEX_SUFFIX, self._index.data, known.offset_index),
+            (TIME_INDEX_SUFFIX, self._times.data, known.time_index),
+            (TXN_INDEX_SUFFIX, aborted, known.aborted or 0),
         )
-        for suffix, check, checksum in pairs:
-            if suffix not in told and check.data is not None and crc32c(check.data) != checksum:
+        for suffix, data, checksum in pairs:
+            if suffix not in told and data is not None and crc32c(data) != checksum:
                 message = (
                     "the index is not the one whose checksum was kept in "
                     f"{os.path.basename(path)}; one of the two files has changed"
@@ -388,18 +407,60 @@ class _TimeIndexCheck:
         return self._fault
 
 
-def _digest_fields(data: bytes) -> tuple[int, int, int, int] | None:
-    """The four numbers, only if written the way they are written."""
-    try:
-        size_text, *sums = data.decode("ascii").split(" ")
-        digest, index, times = (int(text, 16) for text in sums)
-        size = int(size_text)
-    except ValueError:
-        return None
-    canonical = f"{size} {digest:08x} {index:08x} {times:08x}\n".encode()
-    return (size, digest, index, times) if canonical == data else None
+class _AbortedCheck:
+    """Each entry must name an abort marker, and be there for what the marker voids.
 
+    Compaction takes records away, so an entry may begin before the first that is left; and it may
+    list a transaction of which nothing is left.
+    """
 
-def _stated_size(data: bytes | None) -> int | None:
-    fields = _digest_fields(data) if data is not None else None
-    return fields[0] if fields is not None else None
+    def __init__(self, data: bytes | None) -> None:
+        self.data = data
+        # The offset of a marker → where its entry is, the producer, the first offset.
+        self._wanted: dict[int, tuple[int, int, int]] = {}
+        self._fault: tuple[int, str] | None = None
+        self._unlisted: str | None = None
+        # Producer id → where its transaction begins in this segment.
+        self._begun: dict[int, int] = {}
+        whole = len(data or b"") // ABORTED_ENTRY_SIZE * ABORTED_ENTRY_SIZE
+        previous = -1
+        for at in range(0, whole, ABORTED_ENTRY_SIZE):
+            assert data is not None
+            version, producer_id, first, last, _ = ABORTED_ENTRY.unpack_from(data, at)
+            if version != 0:
+                self._blame(at, f"an entry of version {version}")
+            if last <= previous or first > last:
+                self._blame(at, "the entries do not rise")
+            previous = last
+            self._wanted[last] = (at, producer_id, first)
+        if data is not None and len(data) != whole:
+            self._blame(whole, f"{len(data) - whole} bytes are too few for an entry")
+
+    def _blame(self, at: int, text: str) -> None:
+        self._fault = self._fault or (at, text)
+
+    def meet(self, header: BatchHeader, marker: Marker | None) -> None:
+        producer_id = header.producer_id
+        if not header.is_control:
+            self._begun.setdefault(producer_id, header.base_offset)
+            return
+        first = self._begun.pop(producer_id, None)
+        if marker is None or marker.commit:
+            return
+        entry = self._wanted.pop(header.last_offset, None)
+        if entry is None:
+            if first is not None and self._unlisted is None:
+                self._unlisted = (
+                    f"the transaction of producer {producer_id} that was aborted at offset "
+                    f"{header.last_offset} is not listed"
+                )
+        elif entry[1] != producer_id or (first is not None and entry[2] > first):
+            self._blame(entry[0], f"the marker at offset {header.last_offset} says otherwise")
+
+    def fault(self, stretches: list[Broken], *, complete: bool) -> tuple[int, str] | None:
+        if not stretches:
+            for last, (at, _, _) in self._wanted.items():
+                self._blame(at, f"no transaction was aborted at offset {last}")
+            if complete and self._unlisted is not None:
+                self._blame(len(self.data or b""), self._unlisted)
+        return self._fault

@@ -82,6 +82,9 @@ class BatchHeader(NamedTuple):
 
     @property
     def last_sequence(self) -> int:
+        """-1 where the batch has no sequence numbers, as markers and plain batches."""
+        if self.base_sequence < 0:
+            return -1
         return next_sequence(self.base_sequence, self.last_offset_delta)
 
     @property

@@ -3,12 +3,16 @@
 A fetch that finds less than it asked for waits, for as long as it allows, and is woken by the
 partitions it reads from; nobody polls. The answer holds *slices* of the log's files, which the
 connection sends from there. What lies in the archive is loaded on another thread.
+
+A reader of committed records stops at the last stable offset, and is told which transactions among
+what it gets were aborted: it passes over their records itself.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 from uuid import UUID
 
@@ -18,8 +22,11 @@ from penstock.errors import LogError, OffsetOutOfRangeError
 from penstock.log.archive import ArchivedRead
 from penstock.log.partition import Partition
 from penstock.log.slice import Slice
+from penstock.log.txn_index import AbortedTransaction
+from penstock.records.batch import headers
 from penstock.wire import decoder, parts_encoder, response_header
 from penstock.wire.errors import ErrorCode
+from penstock.wire.messages.fetch import AbortedTransaction as AbortedInAnswer
 from penstock.wire.messages.fetch import (
     FetchableTopicResponse,
     FetchRequest,
@@ -49,6 +56,7 @@ class PendingFetch:
         self.slot: Slot = context.connection.open_slot()
         self.request = request
         self.session = session
+        self.committed = request.isolation_level == READ_COMMITTED
         self.min_bytes = min(request.min_bytes, request.max_bytes)
         # Whether there is no reason to wait, however little was found.
         self.urgent = False
@@ -108,6 +116,7 @@ class PendingFetch:
                 size += len(records)
             if data.error_code:
                 self.urgent = True
+                self.broker.traffic.errors[1, data.error_code] += 1
         return results, size, self.urgent
 
     def _read(self, item: FetchedPartition, budget: int, *, first: bool) -> PartitionData:
@@ -130,19 +139,25 @@ class PendingFetch:
         data.error_code = check_epoch(partition, item.leader_epoch)
         if data.error_code:
             return data
-        data.high_watermark = data.last_stable_offset = partition.visible
+        data.high_watermark = limit = partition.visible
+        data.last_stable_offset = partition.stable
         data.log_start_offset = partition.log_start
-        if self.request.isolation_level == READ_COMMITTED:
+        if self.committed:
+            limit = data.last_stable_offset
             data.aborted_transactions = []
         allowed = min(item.max_bytes, budget)
         if allowed <= 0 and not first:
-            self.urgent = self.urgent or item.offset < partition.visible
+            self.urgent = self.urgent or item.offset < limit
             return data
         try:
-            found = partition.read(item.offset, max(allowed, 0), whole_first=first)
+            found = partition.read(item.offset, max(allowed, 0), whole_first=first, limit=limit)
+            if self.committed and isinstance(found, Slice):
+                end = partition.end_of(item.offset, found, limit)
+                data.aborted_transactions = told(partition.aborted(item.offset, end))
         except OffsetOutOfRangeError:
             data.error_code = ErrorCode.OFFSET_OUT_OF_RANGE
             data.high_watermark = data.last_stable_offset = data.log_start_offset = -1
+            data.aborted_transactions = None
             return data
         except LogError as error:
             log.error("reading %s at %d: %s", partition.id, item.offset, error)
@@ -151,8 +166,9 @@ class PendingFetch:
         # More than fits is there, so nothing is gained by waiting.
         if found is not None:
             data.records = cast("Any", found)
-            self.urgent = self.urgent or (isinstance(found, Slice) and not partition.is_last(found))
-        elif not first and item.offset < partition.visible:
+            more = isinstance(found, Slice) and not partition.is_last(found, limit)
+            self.urgent = self.urgent or more
+        elif not first and item.offset < limit:
             self.urgent = True
         return data
 
@@ -172,18 +188,38 @@ class PendingFetch:
     ) -> None:
         # One at a time and connection, so that they are not all in memory together.
         await self.context.connection.turn_of(self.slot)
-        for _, data in results:
+        for item, data in results:
             archived: Any = data.records
             if not isinstance(archived, ArchivedRead) or self.context.connection.closed:
                 continue
             try:
-                data.records = await self.broker.loop.run_in_executor(None, archived.load)
+                records = await self.broker.loop.run_in_executor(None, archived.load)
+                if self.committed:
+                    data.aborted_transactions = await self._aborted(item, archived, records)
+                data.records = records
             except Exception as error:
                 # A store out of reach is for the reader to retry, whatever went wrong with it.
                 self.broker.warn_now_and_then("reading from the archive", error)
                 data.records = _NO_RECORDS
                 data.error_code = ErrorCode.KAFKA_STORAGE_ERROR
         self._answer(results)
+
+    async def _aborted(
+        self, item: FetchedPartition, archived: ArchivedRead, records: bytes
+    ) -> list[AbortedInAnswer]:
+        """The aborted transactions among what came from the archive."""
+        end = max((header.next_offset for _, header in headers(records)), default=item.offset)
+        partition = self.broker.partition(item.topic, item.number)
+        # At one moment: a segment that leaves the local disk is in the archive before.
+        log_, local = archived.log, list[AbortedTransaction]()
+        if partition is not None:
+            log_ = partition.archived
+            local = partition.aborted_transactions(item.offset, end)
+        lookup = partial(log_.aborted_transactions, item.offset, end)
+        away = await self.broker.loop.run_in_executor(None, lookup)
+        # Some segments are in both places.
+        found = {entry.last_offset: entry for entry in (*away, *local)}
+        return told([(entry.producer_id, entry.first_offset) for entry in found.values()])
 
     def _answer(self, results: list[tuple[FetchedPartition, PartitionData]]) -> None:
         topics: dict[tuple[str, UUID], FetchableTopicResponse] = {}
@@ -197,7 +233,15 @@ class PendingFetch:
                 )
             topic.partitions.append(data)
         response = FetchResponse(session_id=self.session.id, responses=list(topics.values()))
+        response.throttle_time_ms = self.context.throttle_ms
+        if self.context.quota is not None:
+            size = sum(len(data.records or ()) for _, data in results)
+            response.throttle_time_ms = self.context.quota.consumed(size)
         answer(self.slot, self.context, response)
+
+
+def told(aborted: list[tuple[int, int]]) -> list[AbortedInAnswer]:
+    return [AbortedInAnswer(producer_id=id_, first_offset=first) for id_, first in aborted]
 
 
 def answer(slot: Slot, context: RequestContext, response: FetchResponse) -> None:
@@ -225,6 +269,8 @@ def handle(broker: Broker, frame: memoryview, at: int, context: RequestContext) 
         slot = context.connection.open_slot()
         answer(slot, context, FetchResponse(error_code=error.code, session_id=0))
         return
+    if context.quota is not None:
+        request.max_bytes = min(request.max_bytes, context.quota.most_bytes)
     # Records staged by earlier requests of this read must be there before they are read.
     broker.finish_round()
     PendingFetch(broker, context, request, session).start()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from penstock.broker.apis.context import RequestContext
-from penstock.broker.apis.fetch import check_epoch
+from penstock.broker.apis.fetch import READ_COMMITTED, check_epoch
 from penstock.errors import LogError
 from penstock.log.partition import Partition
 from penstock.log.tiering import max_lookup, time_lookup
@@ -53,16 +53,18 @@ async def list_offsets(
     broker: Broker, request: ListOffsetsRequest, context: RequestContext
 ) -> ListOffsetsResponse:
     topics: list[ListOffsetsTopicResponse] = []
+    committed = request.isolation_level == READ_COMMITTED
     for topic in request.topics:
         answers = [
-            await _list_one(broker, topic.name, item, context.version) for item in topic.partitions
+            await _list_one(broker, topic.name, item, context.version, committed=committed)
+            for item in topic.partitions
         ]
         topics.append(ListOffsetsTopicResponse(name=topic.name, partitions=answers))
     return ListOffsetsResponse(topics=topics)
 
 
 async def _list_one(
-    broker: Broker, topic: str, item: ListOffsetsPartition, version: int
+    broker: Broker, topic: str, item: ListOffsetsPartition, version: int, *, committed: bool
 ) -> ListOffsetsPartitionResponse:
     answer = ListOffsetsPartitionResponse(
         partition_index=item.partition_index, timestamp=-1, offset=-1, leader_epoch=-1
@@ -78,7 +80,7 @@ async def _list_one(
     if answer.error_code:
         return answer
     try:
-        found = await _lookup(broker, partition, item.timestamp)
+        found = await _lookup(broker, partition, item.timestamp, committed=committed)
     except LogError:
         answer.error_code = ErrorCode.KAFKA_STORAGE_ERROR
         return answer
@@ -91,10 +93,10 @@ async def _list_one(
 
 
 async def _lookup(
-    broker: Broker, partition: Partition, timestamp_ms: int
+    broker: Broker, partition: Partition, timestamp_ms: int, *, committed: bool
 ) -> TimestampedOffset | int | None:
     if timestamp_ms == LATEST:
-        return partition.visible
+        return partition.stable if committed else partition.visible
     if timestamp_ms == EARLIEST:
         return partition.log_start
     if timestamp_ms == EARLIEST_LOCAL:
@@ -102,6 +104,16 @@ async def _lookup(
     if timestamp_ms == LATEST_TIERED:
         tiered = partition.archived.segments
         return tiered[-1].last_offset if tiered else -1
+    found = await _by_time(broker, partition, timestamp_ms)
+    if committed and found is not None and found.offset >= partition.stable:
+        # As in Kafka: what its reader cannot fetch yet is not there.
+        return None
+    return found
+
+
+async def _by_time(
+    broker: Broker, partition: Partition, timestamp_ms: int
+) -> TimestampedOffset | None:
     if timestamp_ms == MAX_TIMESTAMP:
         archived = max_lookup(partition)
         if archived is None:
@@ -163,10 +175,10 @@ def describe_producers(
                 ProducerState(
                     producer_id=producer_id,
                     producer_epoch=known.epoch,
-                    last_sequence=known.batches[-1].last_sequence,
+                    last_sequence=known.last_sequence,
                     last_timestamp=known.last_timestamp_ms,
-                    coordinator_epoch=-1,
-                    current_txn_start_offset=-1,
+                    coordinator_epoch=known.txn.coordinator_epoch,
+                    current_txn_start_offset=known.txn.first_offset,
                 )
                 for producer_id, known in partition.producers.by_id.items()
             ]
