@@ -36,6 +36,9 @@ class Timers(Generic[K]):
 
     def set(self, key: K, due_ms: int) -> None:
         """Note a deadline, in place of the one that the key may have."""
+        if self._due_ms.get(key) == due_ms:
+            # A second entry for it would never be swept out.
+            return
         first_ms = self.next_ms
         self._due_ms[key] = due_ms
         self._count += 1

@@ -1,0 +1,121 @@
+"""The journal by itself, on a disk that fails at awkward moments."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from penstock.broker.catalog import JOURNAL_TOPIC
+from penstock.broker.committer import Committer
+from penstock.broker.journal import Journal, Key
+from penstock.broker.waiting import SyncWaiters
+from penstock.errors import StorageError
+from penstock.log.store import LogStore
+from penstock.testing.faults import SimulatedDisk
+
+JOURNAL = f"{JOURNAL_TOPIC}-0"
+
+
+class Keeper:
+    """What the entries say, and a beginning that may fail."""
+
+    def __init__(self) -> None:
+        self.disk = SimulatedDisk()
+        self.state: dict[Key, Any] = {}
+        self.begun = 0
+        self.fail_begin = False
+        self.store = LogStore("/simulated/data", self.disk)
+        self.waiters = SyncWaiters()
+        self.journal = Journal(self.store, self.waiters, "disk")
+
+    def begin(self) -> None:
+        if self.fail_begin:
+            raise StorageError("no room")
+        self.begun += 1
+
+    async def run(self, story: Callable[[Keeper], Coroutine[Any, Any, None]]) -> None:
+        self.store.open()
+        committer = Committer(self.waiters.release)
+        self.waiters.attach(committer)
+        self.journal.open(self.state.__setitem__, self.state.clear, self.begin)
+        try:
+            await story(self)
+        finally:
+            await committer.close()
+
+    async def fail_sync(self) -> None:
+        """Lose an entry to a failed sync."""
+        self.disk.fail("sync", path_part=JOURNAL)
+        self.journal.write([(("lost",), 1)])
+        with pytest.raises(StorageError):
+            await self.journal.durable()
+
+
+def play(story: Callable[[Keeper], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(Keeper().run(story))
+
+
+def test_a_beginning_that_fails_is_made_up_for() -> None:
+    async def story(keeper: Keeper) -> None:
+        journal = keeper.journal
+        journal.write([(("kept",), 1)])
+        await journal.durable()
+        await keeper.fail_sync()
+        keeper.fail_begin = True
+        for _ in range(2):
+            with pytest.raises(StorageError, match="no room"):
+                journal.write([(("new",), 1)])
+        keeper.fail_begin = False
+        with pytest.raises(StorageError, match="ask once more"):
+            journal.write([(("new",), 1)])
+        assert keeper.begun == 1
+        assert keeper.state == {("kept",): 1}
+        journal.write([(("new",), 1)])
+        await journal.durable()
+        assert keeper.state == {("kept",): 1, ("new",): 1}
+
+    play(story)
+
+
+def test_a_start_knows_that_a_sync_had_failed_before() -> None:
+    async def story(keeper: Keeper) -> None:
+        assert not keeper.journal.doubtful
+        keeper.journal.write([(("kept",), 1)])
+        await keeper.journal.durable()
+        await keeper.fail_sync()
+        # The process is killed before the repair.
+        keeper.store.abandon()
+        store = LogStore("/simulated/data", keeper.disk)
+        store.open()
+        again = Journal(store, keeper.waiters, "disk")
+        again.open(keeper.state.__setitem__, keeper.state.clear, keeper.begin)
+        assert again.doubtful
+
+    play(story)
+
+
+@pytest.mark.parametrize("appended", [False, True], ids=["staged", "appended"])
+def test_what_rests_on_a_lost_state_is_not_confirmed(appended: bool) -> None:
+    """The disk fails and is repaired by somebody else, between an entry and the turn's end."""
+
+    async def story(keeper: Keeper) -> None:
+        journal, told = keeper.journal, list[StorageError | None]()
+        journal.stage([(("new",), 1)])
+        journal.when_durable(told.append)
+        if appended:
+            journal.write([(("more",), 1)])
+        journal.partition.refuse_staged(StorageError("the disk is on fire"))
+        journal.partition.repair()
+        await asyncio.sleep(0)
+        assert [type(error) for error in told] == [StorageError]
+        while keeper.begun == 0:
+            # While a sync is under way it cannot be repaired.
+            with pytest.raises(StorageError):
+                await journal.durable()
+            await asyncio.sleep(0)
+        assert keeper.state == {}
+
+    play(story)
