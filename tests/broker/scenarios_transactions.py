@@ -1,0 +1,410 @@
+"""Questions about transactions, to be answered the same by both brokers.
+
+Kafka carries out an end in the background and says CONCURRENT_TRANSACTIONS meanwhile; there it is
+asked again, as every client does. Penstock answers when it is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from time import monotonic
+from typing import Any, Final
+from uuid import uuid4
+
+from penstock.broker.transactions.state import NO_IDS, Ids
+from penstock.records import record
+from penstock.records.record import BatchOptions
+from penstock.wire.errors import ErrorCode
+from penstock.wire.messages.add_partitions_to_txn import (
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnTopic,
+)
+from penstock.wire.messages.describe_transactions import DescribeTransactionsRequest
+from penstock.wire.messages.find_coordinator import FindCoordinatorRequest
+from penstock.wire.messages.init_producer_id import InitProducerIdRequest
+from penstock.wire.messages.list_transactions import ListTransactionsRequest
+from tests.broker.requests import batch, one, produce
+from tests.broker.talk import READY_TIMEOUT_S, Talk, error_name, scenario
+from tests.broker.transactions.raw_producer import RawProducer
+
+INIT_VERSION: Final = 5
+NOT_YET: Final = frozenset(
+    {
+        ErrorCode.CONCURRENT_TRANSACTIONS,
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        ErrorCode.NOT_COORDINATOR,
+    }
+)
+
+
+def new_id() -> str:
+    return f"txn-{uuid4().hex[:10]}"
+
+
+def settled(ask: Callable[[], int]) -> str:
+    """The error's name, once the broker has come to an answer."""
+    deadline = monotonic() + READY_TIMEOUT_S
+    while (code := ask()) in NOT_YET:
+        assert monotonic() < deadline, error_name(code)
+    return error_name(code)
+
+
+def init(producer: RawProducer, version: int = INIT_VERSION, **asked: Any) -> Any:
+    """The error's name and the epoch."""
+    answers: list[Any] = []
+
+    def ask() -> int:
+        answers.append(producer.init(version=version, **asked))
+        return int(answers[-1].error_code)
+
+    return settled(ask), answers[-1].producer_epoch
+
+
+def fresh(talk: Talk, form: str = "newer", name: str | None = None) -> RawProducer:
+    """A producer that has asked for nothing yet, of an id that is coordinated."""
+    name = name or new_id()
+    # Kafka makes the topics of groups and transactions when they are first asked for.
+    for kind, key in enumerate(("g", name)):
+        request = FindCoordinatorRequest(key_type=kind, coordinator_keys=[key])
+        assert settled(lambda r=request: talk.call(r, 4).coordinators[0].error_code) == "NONE"  # type: ignore[misc]
+    return RawProducer(talk.client, name, form)
+
+
+def started(talk: Talk, form: str = "newer", name: str | None = None) -> RawProducer:
+    producer = fresh(talk, form, name)
+    assert init(producer)[0] == "NONE"
+    return producer
+
+
+def end(producer: RawProducer, *, commit: bool = True, version: int | None = None) -> str:
+    return settled(lambda: producer.end(commit=commit, version=version))
+
+
+def ended(producer: RawProducer, *, commit: bool) -> tuple[str, int]:
+    return end(producer, commit=commit), producer.ids.epoch
+
+
+def send(producer: RawProducer, topic: str, **how: Any) -> str:
+    return settled(lambda: producer.send(topic, b"x", **how))
+
+
+def wait_for_state(producer: RawProducer, state: str) -> None:
+    deadline = monotonic() + READY_TIMEOUT_S
+    while producer.describe().transaction_state != state:
+        assert monotonic() < deadline, producer.describe()
+
+
+# ---- beginning ---------------------------------------------------------------------------
+
+
+@scenario
+def txn_bad_timeouts(talk: Talk) -> Any:
+    producer = started(talk)
+    return [init(producer, timeout_ms=t)[0] for t in (0, -1, 900_000, 900_001)]
+
+
+@scenario
+def txn_epochs_of_one_id(talk: Talk) -> Any:
+    producer = fresh(talk)
+    return [init(producer) for _ in range(3)]
+
+
+@scenario
+def txn_a_producer_says_who_it_was(talk: Talk) -> Any:
+    producer = started(talk)
+    first = producer.ids
+    answers = [init(producer, expected=first), init(producer, expected=first)]
+    second = producer.ids
+    stranger = Ids(first.producer_id + 1_000_000, first.epoch)
+    answers += [init(producer, expected=stranger), init(producer, 3, expected=stranger)]
+    answers += [init(producer, expected=second), init(producer)]
+    answers += [init(producer, expected=second), init(producer, 3, expected=second)]
+    return answers
+
+
+@scenario
+def txn_an_unknown_id_with_ids(talk: Talk) -> Any:
+    return init(fresh(talk), expected=Ids(1_000_000, 5))
+
+
+@scenario
+def txn_half_of_the_ids(talk: Talk) -> Any:
+    producer = fresh(talk)
+    return [init(producer, expected=Ids(*ids)) for ids in ((5, -1), (-1, 5))]
+
+
+# ---- strangers and zombies ---------------------------------------------------------------
+
+
+def codes_of_everything(talk: Talk, producer: RawProducer, topic: str) -> Any:
+    """What a producer is answered to each request, in older and newer versions."""
+    codes: list[Any] = []
+    asks: list[tuple[str, int, Callable[[], int]]] = []
+    for version in (0, 1, 2, 3):
+        asks.append(("add", version, partial(producer.add, topic, 0, version=version)))
+        asks.append(("group", version, partial(producer.add_group, "g", version=version)))
+        asks.append(("end", version, partial(producer.end, version=version)))
+    asks.append(("end", 5, partial(producer.end, version=5)))
+    codes += [(what, version, settled(ask)) for what, version, ask in asks]
+    for version in (9, 10, 11, 12):
+        producer.produce_version = version
+        codes.append(("produce", version, send(producer, topic, say_so=False)))
+    for version in (2, 3, 4, 5):
+        producer.offsets_version = version
+        answer = settled(lambda: producer.send_offset("g", topic, 1, say_so=False))
+        codes.append(("offsets", version, answer))
+    return codes
+
+
+@scenario
+def txn_an_unknown_transactional_id(talk: Talk) -> Any:
+    topic = talk.topic()
+    producer = fresh(talk)
+    producer.ids = Ids(1_000_000, 0)
+    return codes_of_everything(talk, producer, topic)
+
+
+@scenario
+def txn_a_foreign_producer_id(talk: Talk) -> Any:
+    topic, producer = talk.topic(), started(talk)
+    producer.ids = Ids(producer.ids.producer_id + 1_000_000, 0)
+    return codes_of_everything(talk, producer, topic)
+
+
+@scenario
+def txn_a_zombie(talk: Talk) -> Any:
+    topic, zombie = talk.topic(), started(talk)
+    started(talk, name=zombie.name)
+    return codes_of_everything(talk, zombie, topic)
+
+
+@scenario
+def txn_an_epoch_from_the_future(talk: Talk) -> Any:
+    topic, producer = talk.topic(), started(talk)
+    producer.ids = Ids(producer.ids.producer_id, producer.ids.epoch + 1)
+    return codes_of_everything(talk, producer, topic)
+
+
+@scenario
+def txn_an_empty_id(talk: Talk) -> Any:
+    topic, producer = talk.topic(), started(talk)
+    producer.name = ""
+    return [
+        settled(lambda: producer.add(topic, 0)),
+        settled(lambda: producer.add_group("g")),
+        end(producer),
+    ]
+
+
+@scenario
+def txn_what_the_predecessor_left_open_is_aborted(talk: Talk) -> Any:
+    topic, first = talk.topic(), started(talk)
+    sent = send(first, topic)
+    second = started(talk, name=first.name)
+    state = second.describe().transaction_state
+    return sent, state, second.ids.epoch > first.ids.epoch + 1, end(first), send(first, topic)
+
+
+# ---- writing -----------------------------------------------------------------------------
+
+
+@scenario
+def txn_a_write_that_was_not_announced(talk: Talk) -> Any:
+    topic = talk.topic()
+    answers = []
+    for version in (9, 10, 11):
+        producer = started(talk, "older")
+        producer.produce_version = version
+        answers.append(send(producer, topic, say_so=False))
+    return answers
+
+
+@scenario
+def txn_offsets_that_were_not_announced(talk: Talk) -> Any:
+    topic = talk.topic()
+    answers = []
+    for version in (2, 3, 4):
+        producer = started(talk, "older")
+        producer.offsets_version = version
+        answers.append(settled(partial(producer.send_offset, "g", topic, 1, say_so=False)))
+    return answers
+
+
+@scenario
+def txn_partitions_that_are_not_there(talk: Talk) -> Any:
+    topic, producer = talk.topic(), started(talk, "older")
+    request = AddPartitionsToTxnRequest(
+        v3_and_below_transactional_id=producer.name,
+        v3_and_below_producer_id=producer.ids.producer_id,
+        v3_and_below_producer_epoch=producer.ids.epoch,
+        v3_and_below_topics=[
+            AddPartitionsToTxnTopic(name=topic, partitions=[0, 7]),
+            AddPartitionsToTxnTopic(name="not-there", partitions=[0]),
+        ],
+    )
+    results = talk.call(request, 3).results_by_topic_v3_and_below
+    codes = {
+        (item.name == topic, part.partition_index): error_name(part.partition_error_code)
+        for item in results
+        for part in item.results_by_partition
+    }
+    return codes, producer.describe().transaction_state
+
+
+def transactional(ids: Ids) -> bytes:
+    options = BatchOptions(
+        producer_id=ids.producer_id, producer_epoch=ids.epoch, base_sequence=0, transactional=True
+    )
+    return record.simple_batch([b"x"], timestamp_ms=1_700_000_000_000, options=options)
+
+
+@scenario
+def txn_transactional_records_without_an_id(talk: Talk) -> Any:
+    topic, producer = talk.topic(), started(talk)
+    return error_name(one(talk.call(produce(topic, transactional(producer.ids)), 12)).error_code)
+
+
+@scenario
+def txn_plain_records_with_an_id(talk: Talk) -> Any:
+    topic, producer = talk.topic(), started(talk)
+    request = produce(topic, batch(b"plain"), transactional_id=producer.name)
+    return error_name(one(talk.call(request, 12)).error_code)
+
+
+@scenario
+def txn_plain_records_in_an_open_transaction(talk: Talk) -> Any:
+    topic, producer = talk.topic(), started(talk)
+    sent = send(producer, topic)
+    plain = batch(b"plain", producer=(*producer.ids, 1))
+    answer = one(talk.call(produce(topic, plain), 12))
+    return sent, error_name(answer.error_code)
+
+
+# ---- ending ------------------------------------------------------------------------------
+
+
+@scenario
+def txn_the_older_form_ends_nothing(talk: Talk) -> Any:
+    producer = started(talk, "older")
+    return ended(producer, commit=True), ended(producer, commit=False)
+
+
+@scenario
+def txn_the_newer_form_ends_nothing(talk: Talk) -> Any:
+    producer = started(talk)
+    answers = [ended(producer, commit=commit) for commit in (True, False, False, True)]
+    topic = talk.topic()
+    answers.append((send(producer, topic), 0))
+    answers += [ended(producer, commit=commit) for commit in (True, True, False)]
+    return answers
+
+
+@scenario
+def txn_ends_in_the_older_form_are_repeated(talk: Talk) -> Any:
+    topic, producer = talk.topic(), started(talk, "older")
+    answers = []
+    for commit in (True, False):
+        answers += [send(producer, topic), ended(producer, commit=commit)]
+        answers += [ended(producer, commit=commit), ended(producer, commit=not commit)]
+    return answers
+
+
+@scenario
+def txn_ends_in_the_newer_form_are_repeated(talk: Talk) -> Any:
+    topic, producer = talk.topic(), started(talk)
+    answers: list[Any] = []
+    for commit in (True, False):
+        answers.append(send(producer, topic))
+        before = producer.ids
+        answers.append(ended(producer, commit=commit))
+        after = producer.ids
+        producer.ids = before
+        answers.append(ended(producer, commit=commit))
+        producer.ids = before
+        answers.append(ended(producer, commit=not commit))
+        producer.ids = after
+    return answers
+
+
+@scenario
+def txn_one_that_took_too_long(talk: Talk) -> Any:
+    topic, producer = talk.topic(), fresh(talk)
+    init(producer, timeout_ms=50)
+    sent = send(producer, topic)
+    wait_for_state(producer, "CompleteAbort")
+    late = producer.ids
+    codes = codes_of_everything(talk, producer, topic)
+    return sent, codes, init(producer, expected=late)[0], init(producer)[0]
+
+
+# ---- questions ---------------------------------------------------------------------------
+
+
+@scenario
+def txn_descriptions(talk: Talk) -> Any:
+    topic, producer = talk.topic(2), started(talk)
+
+    def described() -> Any:
+        state = producer.describe()
+        topics = [(item.topic == topic, sorted(item.partitions)) for item in state.topics]
+        own = (state.producer_id, state.producer_epoch) == producer.ids
+        return (
+            error_name(state.error_code),
+            state.transaction_state,
+            state.transaction_timeout_ms,
+            state.transaction_start_time_ms > 0,
+            own,
+            topics,
+        )
+
+    answers = [described()]
+    send(producer, topic)
+    send(producer, topic, number=1)
+    answers.append(described())
+    end(producer)
+    wait_for_state(producer, "CompleteCommit")
+    answers.append(described())
+    request = DescribeTransactionsRequest(transactional_ids=["", new_id()])
+    strange = [
+        (error_name(item.error_code), item.transaction_state, item.producer_id)
+        for item in talk.call(request).transaction_states
+    ]
+    return answers, strange
+
+
+@scenario
+def txn_listings(talk: Talk) -> Any:
+    topic, idle, busy = talk.topic(), started(talk), started(talk)
+    send(busy, topic)
+    names = {idle.name: "idle", busy.name: "busy"}
+
+    def listed(version: int = 2, **filters: Any) -> Any:
+        answer = talk.call(ListTransactionsRequest(**filters), version)
+        ours = {
+            (names[item.transactional_id], item.transaction_state)
+            for item in answer.transaction_states
+            if item.transactional_id in names
+        }
+        return error_name(answer.error_code), sorted(ours), sorted(answer.unknown_state_filters)
+
+    return [
+        listed(0),
+        listed(1, duration_filter=0),
+        listed(1, duration_filter=3_600_000),
+        listed(state_filters=["Ongoing", "Nonsense"]),
+        listed(state_filters=["Nonsense"]),
+        listed(producer_id_filters=[idle.ids.producer_id]),
+        listed(transactional_id_pattern=f"{busy.name[:-2]}.."),
+        listed(transactional_id_pattern=busy.name[:-2]),
+        listed(transactional_id_pattern=""),
+        listed(transactional_id_pattern="("),
+    ]
+
+
+@scenario
+def txn_init_with_a_null_or_known_name(talk: Talk) -> Any:
+    request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=-5)
+    answer = talk.call(request, INIT_VERSION)
+    return error_name(answer.error_code), answer.producer_epoch, NO_IDS
