@@ -47,6 +47,7 @@ public final class JavaClient {
 
     private final Map<Map<String, Object>, KafkaProducer<byte[], byte[]>> producers = new HashMap<>();
     private final Map<Map<String, Object>, Admin> admins = new HashMap<>();
+    private final ShareCommands shareConsumers = new ShareCommands();
 
     public static void main(String[] args) throws IOException {
         PrintStream answers = new PrintStream(System.out, true, StandardCharsets.UTF_8);
@@ -78,10 +79,23 @@ public final class JavaClient {
             case "ping" -> answer.put("java", Runtime.version().toString());
             case "close" -> close(config.get("bootstrap.servers"));
             case "dump" -> dump(request, answer);
+            case "assign" -> AssignorCommands.run(request, answer);
             case "produce" -> produce(config, request, answer);
             case "consume" -> consume(config, request, answer);
-            default -> AdminCommands.run(
-                admins.computeIfAbsent(config, Admin::create), op, request, answer);
+            case "consume_as_member" ->
+                GroupCommands.consumeAsMember(GroupCommands.withGroup(config), request, answer);
+            default -> {
+                if (ShareCommands.OPERATIONS.contains(op)) {
+                    shareConsumers.run(op, config, request, answer);
+                    return;
+                }
+                Admin admin = admins.computeIfAbsent(config, Admin::create);
+                if (GroupCommands.OPERATIONS.contains(op)) {
+                    GroupCommands.run(admin, op, request, answer);
+                } else {
+                    AdminCommands.run(admin, op, request, answer);
+                }
+            }
         }
     }
 
@@ -94,6 +108,9 @@ public final class JavaClient {
 
     /** Ends the clients that talk to one address, or all of them when it is null. */
     private void close(Object bootstrap) {
+        if (bootstrap == null) {
+            shareConsumers.close();
+        }
         producers.entrySet().removeIf(entry -> {
             boolean ends = bootstrap == null || bootstrap.equals(entry.getKey().get("bootstrap.servers"));
             if (ends) {
@@ -238,7 +255,7 @@ public final class JavaClient {
         return new TopicPartition(node.get("topic").asText(), node.get("partition").asInt());
     }
 
-    private static ObjectNode recordNode(ConsumerRecord<byte[], byte[]> record) {
+    static ObjectNode recordNode(ConsumerRecord<byte[], byte[]> record) {
         ObjectNode node = JSON.createObjectNode()
             .put("topic", record.topic())
             .put("partition", record.partition())

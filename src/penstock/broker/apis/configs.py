@@ -1,16 +1,17 @@
-"""Settings of topics, shown and changed; the broker's own, shown."""
+"""Settings of topics and groups, shown and changed; the broker's own, shown."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from penstock.broker.apis.context import RequestContext
 from penstock.broker.apis.topics import FROM_DEFAULT, FROM_TOPIC, error_of, repeated
 from penstock.broker.catalog import ApiError, Topic, check_name
 from penstock.broker.config import NODE_ID
+from penstock.broker.groups.settings import GROUP_SETTINGS
 from penstock.errors import LogError
 from penstock.log.config import SETTINGS, Setting
 from penstock.wire.errors import ErrorCode
@@ -39,18 +40,66 @@ from penstock.wire.messages.incremental_alter_configs import (
 from penstock.wire.messages.incremental_alter_configs import (
     AlterConfigsResourceResponse as IncrementalResult,
 )
+from penstock.wire.messages.list_config_resources import (
+    ConfigResource,
+    ListConfigResourcesRequest,
+    ListConfigResourcesResponse,
+)
 
 if TYPE_CHECKING:
     from penstock.broker.server import Broker
 
 TOPIC: Final = 2
 BROKER: Final = 4
+GROUP: Final = 32
 FROM_BROKER: Final = 4
+FROM_GROUP: Final = 8
 SET, DELETE, APPEND, SUBTRACT = range(4)
 _TYPES: Final = {"bool": 1, "string": 2, "int": 3, "long": 5, "double": 6, "list": 7}
 
+# What a resource's settings are to become, from what they are.
+Change = Callable[[Mapping[str, str]], Mapping[str, str]]
+Resource = TypeVar("Resource", AlterConfigsResource, IncrementalResource)
 
-def describe_configs(
+
+@dataclass(frozen=True, slots=True)
+class Configured:
+    """A topic or a group: which settings there are, and which it has."""
+
+    kind: int
+    name: str
+    table: Mapping[str, Setting]
+    own: Mapping[str, str]
+    defaults: Mapping[str, str]
+    source: int
+
+
+def configured(broker: Broker, kind: int, name: str) -> Configured:
+    """What is known of a resource's settings; ApiError if it has none."""
+    if kind == TOPIC:
+        topic = topic_named(broker, name)
+        defaults = broker.config.effective_defaults
+        return Configured(kind, name, SETTINGS, topic.settings, defaults, FROM_TOPIC)
+    if kind == GROUP:
+        if not name:
+            raise ApiError(ErrorCode.INVALID_REQUEST, "a group's id is empty")
+        own = broker.coordination.groups.configs.get(name, {})
+        return Configured(kind, name, GROUP_SETTINGS, own, {}, FROM_GROUP)
+    raise ApiError(ErrorCode.INVALID_REQUEST, f"resources of type {kind} have no settings")
+
+
+def topic_named(broker: Broker, name: str) -> Topic:
+    topic = broker.catalog.topics.get(name)
+    if topic is None:
+        check_name(name)
+        raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "there is no such topic")
+    return topic
+
+
+# ---- showing -----------------------------------------------------------------------------------
+
+
+async def describe_configs(
     broker: Broker, request: DescribeConfigsRequest, context: RequestContext
 ) -> DescribeConfigsResponse:
     results: list[DescribeConfigsResult] = []
@@ -65,6 +114,8 @@ def describe_configs(
             result.configs = _describe(broker, resource, request)
         except ApiError as error:
             result.error_code, result.error_message = error_of(error)
+    if any(resource.resource_type == GROUP for resource in request.resources):
+        await broker.coordination.commit()
     return DescribeConfigsResponse(results=results)
 
 
@@ -72,39 +123,25 @@ def _describe(
     broker: Broker, resource: DescribeConfigsResource, request: DescribeConfigsRequest
 ) -> list[DescribeConfigsResourceResult]:
     keys = resource.configuration_keys
-    if resource.resource_type == TOPIC:
-        topic = topic_named(broker, resource.resource_name)
-        return [
-            _describe_setting(broker, topic, setting, request)
-            for name, setting in SETTINGS.items()
-            if not keys or name in keys
-        ]
     if resource.resource_type == BROKER:
         if resource.resource_name not in ("", str(NODE_ID)):
             raise ApiError(ErrorCode.INVALID_REQUEST, f"there is only broker {NODE_ID}")
         return [item for item in _describe_broker(broker) if not keys or item.name in keys]
-    raise ApiError(
-        ErrorCode.INVALID_REQUEST, f"resources of type {resource.resource_type} have no settings"
-    )
-
-
-def topic_named(broker: Broker, name: str) -> Topic:
-    topic = broker.catalog.topics.get(name)
-    if topic is None:
-        check_name(name)
-        raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "there is no such topic")
-    return topic
+    of = configured(broker, resource.resource_type, resource.resource_name)
+    return [
+        _describe_setting(of, setting, request)
+        for name, setting in of.table.items()
+        if not keys or name in keys
+    ]
 
 
 def _describe_setting(
-    broker: Broker, topic: Topic, setting: Setting, request: DescribeConfigsRequest
+    of: Configured, setting: Setting, request: DescribeConfigsRequest
 ) -> DescribeConfigsResourceResult:
-    built_in = setting.render(setting.default)
-    by_broker = broker.config.effective_defaults.get(setting.name)
     candidates = [
-        (topic.settings.get(setting.name), FROM_TOPIC),
-        (by_broker, FROM_BROKER),
-        (built_in, FROM_DEFAULT),
+        (of.own.get(setting.name), of.source),
+        (of.defaults.get(setting.name), FROM_BROKER),
+        (setting.render(setting.default), FROM_DEFAULT),
     ]
     known = [(value, source) for value, source in candidates if value is not None]
     value, source = known[0]
@@ -126,6 +163,9 @@ def _describe_broker(broker: Broker) -> list[DescribeConfigsResourceResult]:
     config, limits = broker.config, broker.config.limits
     values = {
         "node.id": str(NODE_ID),
+        "transaction.max.timeout.ms": str(config.transaction_max_timeout_ms),
+        "transaction.two.phase.commit.enable": str(config.two_phase_commit).lower(),
+        "transactional.id.expiration.ms": str(config.transactional_id_expiration_ms),
         "log.dirs": broker.store.folder,
         "listeners": f"PLAINTEXT://{config.host}:{config.port}",
         "advertised.listeners": "PLAINTEXT://{}:{}".format(*broker.advertised),
@@ -144,25 +184,46 @@ def _describe_broker(broker: Broker) -> list[DescribeConfigsResourceResult]:
     ]
 
 
+async def list_config_resources(
+    broker: Broker, request: ListConfigResourcesRequest, context: RequestContext
+) -> ListConfigResourcesResponse:
+    """Everything that has settings, or all of some kinds; of clients' metrics there are none."""
+    names: dict[int, list[str]] = {
+        TOPIC: list(broker.catalog.topics),
+        BROKER: [str(NODE_ID)],
+        GROUP: list(broker.coordination.groups.configs),
+    }
+    # Version 0 asks for those of clients' metrics only.
+    kinds = (request.resource_types or list(names)) if context.version else []
+    await broker.coordination.commit()
+    return ListConfigResourcesResponse(
+        config_resources=[
+            ConfigResource(resource_name=name, resource_type=kind)
+            for kind in kinds
+            for name in names.get(kind, ())
+        ]
+    )
+
+
+# ---- changing ----------------------------------------------------------------------------------
+
+
 async def alter_configs(
     broker: Broker, request: AlterConfigsRequest, context: RequestContext
 ) -> AlterConfigsResponse:
-    """The older form: the given settings replace all that the topic had."""
-    twice = repeated((item.resource_type, item.resource_name) for item in request.resources)
-    results: list[AlterConfigsResourceResponse] = []
-    for resource in request.resources:
-        result = AlterConfigsResourceResponse(
-            resource_type=resource.resource_type,
-            resource_name=resource.resource_name,
-            error_message=None,
-        )
-        results.append(result)
-        try:
-            topic = _alterable(broker, resource, twice)
-            settings = _values(resource)
-            await _change(broker, topic, partial(_instead, settings), request.validate_only)
-        except (ApiError, LogError) as error:
-            result.error_code, result.error_message = error_of(error)
+    """The older form: the given settings replace all that the resource had."""
+
+    def plan(resource: AlterConfigsResource, of: Configured) -> Change:
+        settings = _values(resource)
+        return lambda before: settings
+
+    results = await _alter(
+        broker,
+        request.resources,
+        plan,
+        AlterConfigsResourceResponse,
+        validate_only=request.validate_only,
+    )
     return AlterConfigsResponse(responses=results)
 
 
@@ -170,43 +231,46 @@ async def incremental_alter_configs(
     broker: Broker, request: IncrementalAlterConfigsRequest, context: RequestContext
 ) -> IncrementalAlterConfigsResponse:
     """Set, unset, or change by item; what is not named stays."""
-    twice = repeated((item.resource_type, item.resource_name) for item in request.resources)
-    results: list[IncrementalResult] = []
-    for resource in request.resources:
-        result = IncrementalResult(
-            resource_type=resource.resource_type,
-            resource_name=resource.resource_name,
-            error_message=None,
-        )
-        results.append(result)
-        try:
-            topic = _alterable(broker, resource, twice)
-            if repeated(change.name for change in resource.configs):
-                raise ApiError(ErrorCode.INVALID_REQUEST, "a setting is in the request twice")
-            apply = partial(_applied, broker, resource.configs)
-            await _change(broker, topic, apply, request.validate_only)
-        except (ApiError, LogError) as error:
-            result.error_code, result.error_message = error_of(error)
+
+    def plan(resource: IncrementalResource, of: Configured) -> Change:
+        if repeated(change.name for change in resource.configs):
+            raise ApiError(ErrorCode.INVALID_REQUEST, "a setting is in the request twice")
+        return partial(_applied, of, resource.configs)
+
+    results = await _alter(
+        broker, request.resources, plan, IncrementalResult, validate_only=request.validate_only
+    )
     return IncrementalAlterConfigsResponse(responses=results)
 
 
-def _alterable(
+async def _alter(
     broker: Broker,
-    resource: AlterConfigsResource | IncrementalResource,
-    twice: set[tuple[int, str]],
-) -> Topic:
-    resource_type, name = resource.resource_type, resource.resource_name
-    if (resource_type, name) in twice:
-        raise ApiError(ErrorCode.INVALID_REQUEST, f"{name!r} is in the request twice")
-    if resource_type == BROKER:
-        raise ApiError(
-            ErrorCode.INVALID_REQUEST, "the broker's settings are given when it is started"
-        )
-    if resource_type != TOPIC:
-        raise ApiError(
-            ErrorCode.INVALID_REQUEST, f"resources of type {resource_type} have no settings"
-        )
-    return topic_named(broker, name)
+    resources: Sequence[Resource],
+    plan: Callable[[Resource, Configured], Change],
+    result_type: Any,
+    *,
+    validate_only: bool,
+) -> list[Any]:
+    """Change each resource as planned, or say why not."""
+    twice = repeated((item.resource_type, item.resource_name) for item in resources)
+    results: list[Any] = []
+    for resource in resources:
+        kind, name = resource.resource_type, resource.resource_name
+        result = result_type(resource_type=kind, resource_name=name, error_message=None)
+        results.append(result)
+        try:
+            if (kind, name) in twice:
+                raise ApiError(ErrorCode.INVALID_REQUEST, f"{name!r} is in the request twice")
+            if kind == BROKER:
+                raise ApiError(
+                    ErrorCode.INVALID_REQUEST,
+                    "the broker's settings are given when it is started",
+                )
+            of = configured(broker, kind, name)
+            await _change(broker, of, plan(resource, of), validate_only=validate_only)
+        except (ApiError, LogError) as error:
+            result.error_code, result.error_message = error_of(error)
+    return results
 
 
 def _values(resource: AlterConfigsResource) -> dict[str, str]:
@@ -218,27 +282,24 @@ def _values(resource: AlterConfigsResource) -> dict[str, str]:
     return settings
 
 
-def _instead(settings: Mapping[str, str], before: Mapping[str, str]) -> Mapping[str, str]:
-    return settings
-
-
 def _applied(
-    broker: Broker, changes: list[AlterableConfig], before: Mapping[str, str]
+    of: Configured, changes: list[AlterableConfig], before: Mapping[str, str]
 ) -> dict[str, str]:
     settings = dict(before)
     for change in changes:
-        _apply(broker, settings, change)
+        _apply(of, settings, change)
     return settings
 
 
-def _apply(broker: Broker, settings: dict[str, str], change: AlterableConfig) -> None:
+def _apply(of: Configured, settings: dict[str, str], change: AlterableConfig) -> None:
     operation = change.config_operation
     if operation == DELETE:
         settings.pop(change.name, None)
         return
-    setting = SETTINGS.get(change.name)
+    setting = of.table.get(change.name)
     if setting is None:
-        raise ApiError(ErrorCode.INVALID_CONFIG, f"there is no topic setting {change.name!r}")
+        what = "topic" if of.kind == TOPIC else "group"
+        raise ApiError(ErrorCode.INVALID_CONFIG, f"there is no {what} setting {change.name!r}")
     if change.value is None:
         raise ApiError(ErrorCode.INVALID_REQUEST, f"{change.name} has no value")
     if operation == SET:
@@ -248,20 +309,19 @@ def _apply(broker: Broker, settings: dict[str, str], change: AlterableConfig) ->
         raise ApiError(
             ErrorCode.INVALID_CONFIG, f"{change.name} cannot be changed by operation {operation}"
         )
-    default = broker.config.effective_defaults.get(change.name, setting.render(setting.default))
+    default = of.defaults.get(change.name, setting.render(setting.default))
     items = [item for item in settings.get(change.name, default).split(",") if item]
     given = [item.strip() for item in change.value.split(",") if item.strip()]
     kept = [item for item in items if item not in given]
     settings[change.name] = ",".join(kept + given if operation == APPEND else kept)
 
 
-async def _change(
-    broker: Broker,
-    topic: Topic,
-    change: Callable[[Mapping[str, str]], Mapping[str, str]],
-    validate_only: bool,
-) -> None:
-    if validate_only:
-        broker.catalog.change_settings(topic, change(topic.settings))
+async def _change(broker: Broker, of: Configured, change: Change, *, validate_only: bool) -> None:
+    if of.kind == GROUP:
+        entries = broker.coordination.groups.change_settings(of.name, change(of.own))
+        if not validate_only:
+            await broker.coordination.commit(entries)
+    elif validate_only:
+        broker.catalog.change_settings(topic_named(broker, of.name), change(of.own))
     else:
-        await broker.change_settings(topic.name, change)
+        await broker.change_settings(of.name, change)

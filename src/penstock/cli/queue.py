@@ -1,0 +1,378 @@
+"""`penstock queue`: share groups, their settings, and their dead letters.
+
+Everything is asked for, and changed, by the Kafka protocol, so it works on Apache Kafka as well.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from penstock.cli import output
+from penstock.cli.kafka import (
+    DEFAULT_BOOTSTRAP,
+    AsJson,
+    Bootstrap,
+    BrokerError,
+    ClientSettings,
+    Connection,
+    connect,
+)
+from penstock.cli.values import parse_pairs, show_time
+from penstock.errors import PenstockError
+
+if TYPE_CHECKING:
+    from penstock.cli.dead_letters import Letter, LetterKind, Outcome
+    from penstock.cli.queue_view import QueueView
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Look at queues, set them up, and send dead letters back.",
+    epilog="A queue is a topic that a share group takes record by record: each record goes to one "
+    "consumer, which accepts, releases or rejects it. Many groups, of either kind, may read the "
+    "same topic.",
+)
+
+_SHOWN_LETTERS: Final = 10
+
+Group = Annotated[str, typer.Argument(metavar="GROUP", help="The share group.")]
+DeadLetterTopic = Annotated[
+    str,
+    typer.Option(
+        "--dead-letters",
+        metavar="TOPIC",
+        help="The topic of the dead letters; without it, the one that the group has.",
+    ),
+]
+
+
+# ---- list --------------------------------------------------------------------------------
+
+
+@app.command("list")
+def list_command(
+    json: AsJson = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    client: ClientSettings = [],  # noqa: B006 - typer copies it
+) -> None:
+    """List the queues: share groups, and how many records each has not finished.
+
+    \b
+    Examples:
+      penstock queue list
+      penstock queue list --json | jq -r '.[] | select(.lag > 1000) | .group'
+    """
+    from penstock.cli.group_view import list_share_groups
+    from penstock.cli.queue_view import partitions_of
+
+    connection = connect(bootstrap, client)
+    rows: list[dict[str, Any]] = []
+    for group in sorted(list_share_groups(connection), key=lambda each: each.id):
+        try:
+            parts = partitions_of(connection, group.id)
+        except BrokerError as error:
+            if error.kafka_name != "GROUP_ID_NOT_FOUND":
+                raise
+            parts = ()
+        topics = sorted({part.topic for part in parts})
+        lag = sum(part.lag or 0 for part in parts)
+        rows.append({"group": group.id, "state": group.state, "topics": topics, "lag": lag})
+    if json:
+        output.write_json(rows)
+    elif rows:
+        output.print_table(
+            ("group", "state", "topics", ">unfinished"),
+            (
+                (row["group"], row["state"], ", ".join(row["topics"]) or "-", str(row["lag"]))
+                for row in rows
+            ),
+        )
+    else:
+        output.say("there are no queues; a share consumer with a group.id makes one")
+
+
+# ---- inspect -----------------------------------------------------------------------------
+
+
+@app.command("inspect")
+def inspect(
+    group: Group,
+    letters: Annotated[
+        int,
+        typer.Option("--letters", "-n", min=0, metavar="N",
+                     help="Show the last N dead letters; 0 does not read them."),
+    ] = _SHOWN_LETTERS,
+    dead_letters: DeadLetterTopic = "",
+    json: AsJson = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    client: ClientSettings = [],  # noqa: B006
+) -> None:  # fmt: skip
+    """Show a queue: its consumers, how far it is, its settings and its dead letters.
+
+    `start` is the first offset that is not finished, `unfinished` how many records from there on
+    are not: waiting, or in the hands of a consumer. Which of the two, and how often they were
+    delivered, the protocol does not tell. Dead letters are counted by where they came from and
+    why: `rejected` by a consumer, or delivered up to the `limit`.
+
+    \b
+    Examples:
+      penstock queue inspect emails
+      penstock queue inspect emails --letters 100 --json | jq '.letters[].value'
+    """
+    from penstock.cli.dead_letters import Reader
+    from penstock.cli.queue_view import DEAD_LETTER_TOPIC, look
+
+    connection = connect(bootstrap, client)
+    view = look(connection, group)
+    topic = dead_letters or view.settings.get(DEAD_LETTER_TOPIC, "")
+    counts: Counter[LetterKind] = Counter()
+    last: deque[Letter] = deque(maxlen=letters)
+    if topic and letters and _exists(connection, topic):
+        reader = Reader(connection, topic)
+        try:
+            for letter in reader.letters():
+                if letter.kind.group == group:
+                    counts[letter.kind] += 1
+                    last.append(letter)
+        finally:
+            reader.close()
+    if json:
+        output.write_json(_view_json(view, topic, counts, last))
+        return
+    _print_view(view)
+    if counts:
+        _print_counts(counts, "dead letters", f"dead letters in {topic}")
+        _print_letters(last)
+    elif letters:
+        output.say(f"no dead letters in {topic}" if topic else "the group has no dead-letter topic")
+
+
+def _exists(connection: Connection, topic: str) -> bool:
+    return topic in connection.admin().list_topics(timeout=10).topics
+
+
+def _view_json(
+    view: QueueView, topic: str, counts: Counter[LetterKind], letters: deque[Letter]
+) -> dict[str, Any]:
+    return {
+        "group": view.group,
+        "state": view.state,
+        "unfinished": view.lag,
+        "settings": dict(view.settings),
+        "members": [
+            {"id": m.id, "client_id": m.client_id, "host": m.host, "partitions": m.partitions}
+            for m in view.members
+        ],
+        "partitions": [
+            {"topic": p.topic, "partition": p.partition, "start": p.start, "unfinished": p.lag}
+            for p in view.partitions
+        ],
+        "dead_letter_topic": topic or None,
+        "dead_letters": [
+            {"topic": kind.topic, "reason": kind.reason, "count": count}
+            for kind, count in sorted(counts.items())
+        ],
+        "letters": [_letter_json(letter) for letter in letters],
+    }
+
+
+def _letter_json(letter: Letter) -> dict[str, Any]:
+    return {
+        "topic": letter.kind.topic,
+        "partition": letter.source_partition,
+        "offset": letter.source_offset,
+        "reason": letter.kind.reason,
+        "message": letter.message,
+        "deliveries": letter.delivery_count,
+        "time_ms": letter.timestamp_ms,
+        "key": output.json_bytes(letter.key),
+        "value": output.json_bytes(letter.value),
+        "headers": {name: output.json_bytes(value) for name, value in letter.headers},
+    }
+
+
+def _print_view(view: QueueView) -> None:
+    output.print_table(
+        ("topic", ">partition", ">start", ">unfinished"),
+        ((p.topic, str(p.partition), _number(p.start), _number(p.lag)) for p in view.partitions),
+        title=f"{view.group}: {view.state}, {len(view.members)} consumers",
+    )
+    if view.members:
+        output.print_table(
+            ("consumer", "client", "host", ">partitions"),
+            ((m.id, m.client_id, m.host, str(m.partitions)) for m in view.members),
+        )
+    if view.settings:
+        output.print_table(("setting", "value"), sorted(view.settings.items()))
+
+
+def _number(value: int | None) -> str:
+    return "-" if value is None else str(value)
+
+
+def _print_counts(counts: Counter[LetterKind], column: str, title: str = "") -> None:
+    output.print_table(
+        ("from topic", "reason", f">{column}"),
+        ((kind.topic, kind.reason, str(count)) for kind, count in sorted(counts.items())),
+        title=title,
+    )
+
+
+def _print_letters(letters: deque[Letter]) -> None:
+    output.print_table(
+        ("died", "record", ">deliveries", "why", "key", "value"),
+        (
+            (
+                show_time(letter.timestamp_ms),
+                f"{letter.kind.topic}-{letter.source_partition}@{letter.source_offset}",
+                _number(letter.delivery_count),
+                letter.message,
+                _short(letter.key),
+                _short(letter.value),
+            )
+            for letter in letters
+        ),
+    )
+
+
+def _short(data: bytes | None) -> str:
+    text = output.text_bytes(data)
+    return text if len(text) <= 60 else text[:59] + "…"
+
+
+# ---- alter -------------------------------------------------------------------------------
+
+
+@app.command("alter")
+def alter(
+    group: Group,
+    config: Annotated[
+        list[str],
+        typer.Option("--config", "-c", metavar="NAME=VALUE",
+                     help="A setting to set. May be repeated."),
+    ] = [],  # noqa: B006
+    unset: Annotated[
+        list[str],
+        typer.Option("--unset", metavar="NAME", help="A setting to take back. May be repeated."),
+    ] = [],  # noqa: B006
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    client: ClientSettings = [],  # noqa: B006
+) -> None:  # fmt: skip
+    """Change a queue's settings; the group need not exist yet.
+
+    \b
+    Examples:
+      penstock queue alter emails -c share.auto.offset.reset=earliest
+      penstock queue alter emails -c share.delivery.count.limit=3
+      penstock queue alter emails -c errors.deadletterqueue.topic.name=dlq.emails
+      penstock queue alter orders -c share.ordered.by.key=true
+    """
+    from penstock.cli.queue_view import change_settings
+
+    changes: dict[str, str | None] = dict(parse_pairs(config))
+    changes |= dict.fromkeys(unset)
+    if not changes:
+        raise typer.BadParameter("nothing to change; give --config or --unset")
+    change_settings(connect(bootstrap, client), group, changes)
+    output.say(f"changed {group}: {', '.join(sorted(changes))}")
+
+
+# ---- redrive -----------------------------------------------------------------------------
+
+
+@app.command("redrive")
+def redrive(
+    group: Group,
+    execute: Annotated[
+        bool, typer.Option("--execute", help="Do it. Without this, only say what would be done.")
+    ] = False,
+    reason: Annotated[
+        list[str],
+        typer.Option("--reason", metavar="REASON",
+                     help="Only letters that died for this: rejected, limit or other. May be "
+                     "repeated."),
+    ] = [],  # noqa: B006
+    source: Annotated[
+        list[str],
+        typer.Option("--from", metavar="TOPIC",
+                     help="Only letters from this topic. May be repeated."),
+    ] = [],  # noqa: B006
+    to: Annotated[
+        str | None,
+        typer.Option("--to", metavar="TOPIC",
+                     help="Send them there, instead of to where they came from."),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=1, metavar="N", help="Send at most N.")
+    ] = None,
+    dead_letters: DeadLetterTopic = "",
+    json: AsJson = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    client: ClientSettings = [],  # noqa: B006
+) -> None:  # fmt: skip
+    """Send dead letters back to the topics they came from.
+
+    Without --execute nothing is sent. Each letter is sent back once: how far it has come is kept
+    on the broker, and noted in the same transaction as the records are sent, so the command can
+    be stopped and run again. A record is sent back with its key, value and headers, to the
+    partition it was in; every group that reads the topic gets it.
+
+    \b
+    Examples:
+      penstock queue redrive emails                            # what would be sent
+      penstock queue redrive emails --reason limit --execute
+    """
+    from penstock.cli import dead_letters as dead
+    from penstock.cli.queue_view import DEAD_LETTER_TOPIC, settings_of
+
+    unknown = sorted(set(reason) - set(dead.REASONS))
+    if unknown:
+        raise typer.BadParameter(f"{unknown[0]!r} is no reason; use {', '.join(dead.REASONS)}")
+    connection = connect(bootstrap, client)
+    topic = dead.require_topic(
+        dead_letters or settings_of(connection, group).get(DEAD_LETTER_TOPIC, "")
+    )
+    if not _exists(connection, topic):
+        raise PenstockError(f"there is no topic {topic!r}", advice="No record has died yet.")
+
+    def wanted(kind: LetterKind) -> bool:
+        return (
+            kind.group == group
+            and (not reason or kind.reason in reason)
+            and (not source or kind.topic in source)
+        )
+
+    outcome = dead.redrive(connection, topic, wanted, execute=execute, limit=limit, target=to)
+    _tell(outcome, execute=execute, json=json)
+
+
+def _tell(outcome: Outcome, *, execute: bool, json: bool) -> None:
+    if json:
+        output.write_json(
+            {
+                "executed": execute,
+                "sent": outcome.sent.total(),
+                "sent_before": outcome.before.total(),
+                "without_record": outcome.bare.total(),
+                "kinds": [
+                    {"topic": kind.topic, "reason": kind.reason, "count": count}
+                    for kind, count in sorted(outcome.sent.items())
+                ],
+            }
+        )
+        return
+    if outcome.sent:
+        _print_counts(outcome.sent, "sent back" if execute else "to send back")
+    said = "sent back" if execute else "would send back"
+    output.say(f"{said} {outcome.sent.total()} dead letters")
+    if outcome.before:
+        output.say(f"{outcome.before.total()} were sent back before")
+    if outcome.bare:
+        output.warn(
+            f"{outcome.bare.total()} say only where their record is and cannot be sent back; "
+            "errors.deadletterqueue.copy.record.enable=true keeps the records in the letters"
+        )
+    if outcome.sent and not execute:
+        output.say("run it again with --execute to do it")

@@ -1,0 +1,177 @@
+"""Scenarios of queues: what is delivered, what answers are taken, what sessions allow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import monotonic
+from typing import Any
+
+from penstock.wire.messages.find_coordinator import FindCoordinatorRequest
+from penstock.wire.messages.share_group_heartbeat import ShareGroupHeartbeatRequest
+from tests.broker.requests import batch, new_name
+from tests.broker.shares.members import (
+    ACCEPT,
+    REJECT,
+    RELEASE,
+    RENEW,
+    Answer,
+    Got,
+    Taker,
+    lag_of,
+    numbered,
+    set_group,
+)
+from tests.broker.talk import READY_TIMEOUT_S, Talk, error_name, scenario
+
+
+def joined(talk: Talk, taker: Taker) -> None:
+    """Make the member one of its group: Kafka begins a queue only for a group that is there."""
+    deadline = monotonic() + READY_TIMEOUT_S
+    while True:
+        # Kafka makes its coordinator when it is first asked for.
+        talk.call(FindCoordinatorRequest(key_type=0, coordinator_keys=[taker.group]), 4)
+        answer = talk.call(
+            ShareGroupHeartbeatRequest(
+                group_id=taker.group,
+                member_id=taker.member,
+                member_epoch=0,
+                subscribed_topic_names=[taker.topic],
+            )
+        )
+        if not answer.error_code:
+            return
+        assert monotonic() < deadline, error_name(answer.error_code)
+
+
+def first(taker: Taker, **options: Any) -> Got:
+    """The first records that come; a queue may take a moment to begin."""
+    deadline = monotonic() + READY_TIMEOUT_S
+    while not (got := taker.fetch(wait_ms=500, **options)).acquired:
+        assert monotonic() < deadline, got
+    return got
+
+
+@contextmanager
+def takers(talk: Talk, *sizes: int, count: int = 1) -> Iterator[list[Taker]]:
+    """Members of a new group, and batches of these sizes for them."""
+    topic, group = talk.topic(), new_name("g")
+    talk.fill(topic, *(batch(*numbered(size)) for size in sizes))
+    set_group(talk, group, share_auto_offset_reset="earliest")
+    members = [Taker(talk, group, topic) for _ in range(count)]
+    try:
+        joined(talk, members[0])
+        yield members
+    finally:
+        for member in members:
+            member.client.close()
+
+
+@scenario
+def share_answers(talk: Talk) -> Any:
+    """Each record fares as it was answered for."""
+    with takers(talk, 6, 2) as (one,):
+        seen = [first(one).acquired]
+        kinds = [ACCEPT, RELEASE, REJECT, 0, RELEASE, ACCEPT]
+        seen.append(one.acknowledge((0, 5, kinds)))  # type: ignore[arg-type]
+        seen.append(first(one).acquired)
+        again = one.fetch([(1, 1, ACCEPT), (4, 4, RELEASE)], wait_ms=500)
+        return seen, again.acknowledge_error, again.acquired
+
+
+@scenario
+def share_wrong_answers(talk: Talk) -> Any:
+    """Answers that are none, or for what is not held."""
+    wrong: list[list[Answer]] = [
+        [(5, 5, ACCEPT)],
+        [(0, 5, ACCEPT)],
+        [(3, 2, ACCEPT)],
+        [(2, 3, ACCEPT), (3, 4, ACCEPT)],
+        [(2, 3, ACCEPT), (0, 1, ACCEPT)],
+        [(0, 2, [ACCEPT, ACCEPT])],
+        [(0, 0, 9)],
+        [(0, 0, -1)],
+        [(0, 0, RENEW)],
+    ]
+    with takers(talk, 5, count=2) as (one, other):
+        first(one)
+        other.fetch()
+        answers = [one.acknowledge(*answer) for answer in wrong]
+        fetched = [one.fetch(answer).acknowledge_error for answer in wrong]
+        foreign = other.acknowledge((0, 4, ACCEPT))
+        taken = [one.acknowledge((0, 4, ACCEPT)) for _ in range(2)]
+        return answers, fetched, foreign, taken
+
+
+@scenario
+def share_sessions(talk: Talk) -> Any:
+    """A session has its epochs."""
+    with takers(talk, 3) as (one,):
+        before = [
+            one.fetch(epoch=1).error,
+            one.acknowledge((0, 0, ACCEPT), epoch=1),
+            one.fetch(epoch=-1).error,
+            one.fetch([(0, 0, ACCEPT)], epoch=0).error,
+        ]
+        first(one)
+        after = [
+            one.fetch(epoch=one.epoch + 4).error,
+            one.acknowledge((0, 0, ACCEPT), epoch=0),
+            one.fetch().error,
+            one.acknowledge((0, 0, ACCEPT), epoch=-1),
+            one.fetch().error,
+        ]
+        return before, after
+
+
+@scenario
+def share_goodbye_and_loss(talk: Talk) -> Any:
+    """What a session had when it ended goes to others."""
+    results = []
+    for how in ("goodbye", "goodbye with answers", "lost"):
+        with takers(talk, 4, count=2) as (one, other):
+            first(one)
+            if how == "goodbye":
+                one.fetch(epoch=-1)
+            elif how == "lost":
+                one.client.close()
+            else:
+                one.fetch([(0, 1, ACCEPT)], epoch=-1)
+            results.append((how, first(other).acquired))
+    return results
+
+
+@scenario
+def share_how_much(talk: Talk) -> Any:
+    """Whole batches, or as many records as asked for."""
+    with takers(talk, 10, 10, 10, count=3) as (one, other, third):
+        strict = first(one, max_records=4, strict=True).offsets
+        whole = first(other, max_records=4).offsets
+        rest = first(third, max_records=100).offsets
+        return strict, whole, rest
+
+
+@scenario
+def share_renewals(talk: Talk) -> Any:
+    """More time for a record, and what must not come with asking for it."""
+    with takers(talk, 3) as (one,):
+        first(one)
+        taken = one.acknowledge((0, 1, RENEW), renew=True)
+        fetched = one.fetch([(0, 2, RENEW)], renew=True).acknowledge_error
+        request = one.request([(0, 0, RENEW)], renew=True)
+        request.max_records = 5
+        one.client.send(request, 2)
+        both = one.receive().error
+        return taken, fetched, both
+
+
+@scenario
+def share_lag(talk: Talk) -> Any:
+    """How many records are not finished."""
+    with takers(talk, 10) as (one,):
+        first(one)
+        one.acknowledge((0, 2, ACCEPT), (5, 6, ACCEPT))
+        lags = [lag_of(talk, one.group)]
+        one.acknowledge((3, 4, ACCEPT))
+        lags.append(lag_of(talk, one.group))
+        return lags
