@@ -1,0 +1,155 @@
+"""What brokers answer about client quotas; run on ours and on Apache Kafka."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from time import monotonic
+from typing import Any, Final
+
+from penstock.wire.messages.alter_client_quotas import (
+    AlterClientQuotasRequest,
+    OpData,
+    RequestEntityData,
+    RequestEntryData,
+)
+from penstock.wire.messages.describe_client_quotas import (
+    ComponentData,
+    DescribeClientQuotasRequest,
+)
+from tests.broker.requests import new_name
+from tests.broker.talk import READY_TIMEOUT_S, Talk, error_name, scenario
+
+EXACT, DEFAULT, ANY = range(3)
+USER, CLIENT = "user", "client-id"
+# Far above what any test uses: other scenarios run on the same broker.
+PLENTY: Final = 1_000_000_000_000.0
+Who = Mapping[str, str | None]
+
+
+def change(who: Sequence[tuple[str, str | None]], **quotas: float | None) -> RequestEntryData:
+    """Quotas of an entity, by name; None removes one."""
+    return RequestEntryData(
+        entity=[RequestEntityData(entity_type=kind, entity_name=name) for kind, name in who],
+        ops=[
+            OpData(key=key, value=value or 0.0, remove=value is None)
+            for key, value in quotas.items()
+        ],
+    )
+
+
+def alter(*entries: RequestEntryData, validate_only: bool = False) -> AlterClientQuotasRequest:
+    return AlterClientQuotasRequest(entries=list(entries), validate_only=validate_only)
+
+
+def describe(
+    *parts: tuple[str, int, str | None], strict: bool = False
+) -> DescribeClientQuotasRequest:
+    components = [
+        ComponentData(entity_type=kind, match_type=how, match=name) for kind, how, name in parts
+    ]
+    return DescribeClientQuotasRequest(components=components, strict=strict)
+
+
+def altered(talk: Talk, *entries: RequestEntryData, **more: bool) -> list[str]:
+    return [error_name(r.error_code) for r in talk.call(alter(*entries, **more)).entries]
+
+
+def described(
+    talk: Talk, *parts: tuple[str, int, str | None], strict: bool = False, suffix: str = ""
+) -> Any:
+    """Entities with their quotas in a fixed order; `suffix` is cut off their names."""
+    answer = talk.call(describe(*parts, strict=strict))
+    if answer.error_code:
+        return error_name(answer.error_code)
+    return sorted(
+        (
+            sorted((p.entity_type, (p.entity_name or "<default>").removesuffix(suffix))
+                   for p in entry.entity),
+            sorted((v.key, v.value) for v in entry.values),
+        )
+        for entry in answer.entries
+    )  # fmt: skip
+
+
+def wait_for(talk: Talk, count: int, *parts: tuple[str, int, str | None]) -> None:
+    """Kafka's broker learns of a change a moment after its controller has answered."""
+    deadline = monotonic() + READY_TIMEOUT_S
+    while len(talk.call(describe(*parts)).entries or ()) != count:
+        assert monotonic() < deadline
+
+
+@scenario
+def quotas_set_shown_and_removed(talk: Talk) -> Any:
+    end = new_name("-")
+    alice, app = f"alice{end}", f"app{end}"
+    outcomes = [
+        altered(
+            talk,
+            change([(USER, alice)], producer_byte_rate=PLENTY),
+            change([(USER, alice), (CLIENT, app)], producer_byte_rate=PLENTY + 1,
+                   consumer_byte_rate=PLENTY + 2),
+            change([(USER, alice), (CLIENT, None)], consumer_byte_rate=PLENTY + 3),
+            change([(CLIENT, app)], consumer_byte_rate=PLENTY + 4),
+        )
+    ]  # fmt: skip
+    wait_for(talk, 3, (USER, EXACT, alice))
+    wait_for(talk, 2, (CLIENT, EXACT, app))
+    filters: list[tuple[list[tuple[str, int, str | None]], bool]] = [
+        ([(USER, EXACT, alice)], False),
+        ([(USER, EXACT, alice)], True),
+        ([(CLIENT, EXACT, app)], False),
+        ([(CLIENT, EXACT, app)], True),
+        ([(USER, EXACT, alice), (CLIENT, EXACT, app)], True),
+        ([(USER, EXACT, alice), (CLIENT, DEFAULT, None)], True),
+        ([(USER, EXACT, alice), (CLIENT, ANY, None)], False),
+        ([(USER, EXACT, f"bob{end}")], False),
+        ([(USER, EXACT, alice), ("ip", ANY, None)], False),
+    ]
+    outcomes += [described(talk, *parts, strict=strict, suffix=end) for parts, strict in filters]
+    outcomes.append(altered(talk, change([(USER, alice)], producer_byte_rate=None)))
+    wait_for(talk, 2, (USER, EXACT, alice))
+    outcomes.append(described(talk, (USER, EXACT, alice), suffix=end))
+    outcomes.append(
+        altered(
+            talk,
+            change([(USER, alice), (CLIENT, app)], producer_byte_rate=None,
+                   consumer_byte_rate=PLENTY),
+            change([(USER, alice), (CLIENT, None)], consumer_byte_rate=None),
+            change([(CLIENT, app)], consumer_byte_rate=None, producer_byte_rate=None),
+        )
+    )  # fmt: skip
+    wait_for(talk, 1, (USER, EXACT, alice))
+    outcomes.append(described(talk, (USER, EXACT, alice), suffix=end))
+    altered(talk, change([(USER, alice), (CLIENT, app)], consumer_byte_rate=None))
+    wait_for(talk, 0, (USER, EXACT, alice))
+    return outcomes
+
+
+@scenario
+def quotas_that_cannot_be_set(talk: Talk) -> Any:
+    name = new_name()
+    rate = {"producer_byte_rate": PLENTY}
+    return [
+        altered(talk, change([], **rate)),
+        altered(talk, change([("planet", name)], **rate)),
+        altered(talk, change([(USER, "")], **rate)),
+        altered(talk, change([(USER, name)], no_such_quota=1)),
+        altered(talk, change([(USER, name)], producer_byte_rate=1.5)),
+        altered(talk, change([(USER, name), ("ip", "127.0.0.1")], **rate)),
+        altered(talk, change([(USER, name)], **rate), validate_only=True),
+        described(talk, (USER, EXACT, name)),
+    ]
+
+
+@scenario
+def quotas_asked_for_in_odd_ways(talk: Talk) -> Any:
+    return [
+        described(talk, ("", ANY, None)),
+        described(talk, ("planet", ANY, None)),
+        described(talk, (USER, ANY, None), (USER, ANY, None)),
+        described(talk, (USER, EXACT, None)),
+        described(talk, (USER, DEFAULT, "name")),
+        described(talk, (USER, ANY, "name")),
+        described(talk, (USER, 7, None)),
+        described(talk, strict=True),
+    ]
