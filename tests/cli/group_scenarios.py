@@ -1,0 +1,336 @@
+"""What `penstock groups` does, told once for any broker: the same on Penstock's and on Kafka."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+from uuid import uuid4
+
+from confluent_kafka import Consumer, Message, Producer, ShareConsumer, TopicPartition
+
+from tests.cli.runner import Ran, run
+
+TIMEOUT_S: Final = 30.0
+FIRST_MS: Final = int(time.time() * 1000) - 3_600_000
+STEP_MS: Final = 60_000
+
+Scenario = Callable[[str], None]
+SCENARIOS: dict[str, Scenario] = {}
+
+
+def scenario(function: Scenario) -> Scenario:
+    SCENARIOS[function.__name__] = function
+    return function
+
+
+class Place:
+    """A broker with a topic and a group of this scenario's own."""
+
+    def __init__(self, at: str, partitions: int = 2, records: int = 10, **settings: str) -> None:
+        self.at = at
+        self.topic = f"t-{uuid4().hex[:8]}"
+        self.group = f"g-{uuid4().hex[:8]}"
+        options = [f"-c{name.replace('_', '.')}={value}" for name, value in settings.items()]
+        self.run("topics", "create", self.topic, "-p", str(partitions), *options).ok()
+        producer = Producer({"bootstrap.servers": at})
+        for number in range(partitions):
+            for n in range(records):
+                producer.produce(
+                    self.topic, b"x" * 100, partition=number, timestamp=FIRST_MS + n * STEP_MS
+                )
+        producer.flush(TIMEOUT_S)
+
+    def run(self, *args: str, stdin: bytes = b"") -> Ran:
+        return run(*args, "--bootstrap", self.at, stdin=stdin)
+
+    def groups(self, *args: str) -> Ran:
+        return self.run("groups", *args)
+
+    def reset(self, *args: str) -> Ran:
+        return self.groups("reset", self.group, *args)
+
+    def plan(self, *args: str) -> list[tuple[int, int | None, int]]:
+        """Partition, old and new offset of each step."""
+        rows = self.reset("--json", *args).ok().json["partitions"]
+        return [(row["partition"], row["old"], row["new"]) for row in rows]
+
+    def commit(self, *offsets: int) -> None:
+        consumer = Consumer({"bootstrap.servers": self.at, "group.id": self.group})
+        places = [TopicPartition(self.topic, n, offset) for n, offset in enumerate(offsets)]
+        for place in consumer.commit(offsets=places, asynchronous=False) or ():
+            assert place.error is None
+        consumer.close()
+
+    @contextmanager
+    def member(self, **settings: str) -> Iterator[Callable[[], Message | None]]:
+        """A consumer that has joined the group and got partitions; what gives its records."""
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self.at,
+                "group.id": self.group,
+                "client.id": "reader",
+                "auto.offset.reset": "earliest",
+                "enable.auto.commit": False,
+                **{name.replace("_", "."): value for name, value in settings.items()},
+            }
+        )
+        try:
+            consumer.subscribe([self.topic])
+            first = None
+            deadline = time.monotonic() + TIMEOUT_S
+            while not consumer.assignment():
+                assert time.monotonic() < deadline, "no partitions were assigned"
+                first = consumer.poll(0.1)
+            # What assigns the partitions may bring the first record along.
+            early = [first] if first is not None else []
+            yield lambda: early.pop() if early else consumer.poll(0.1)
+        finally:
+            consumer.close()
+
+    def described(self, *args: str) -> Any:
+        (view,) = self.groups("describe", self.group, "--json", "--sample", "0", *args).ok().json
+        return view
+
+
+# ---- list and describe -----------------------------------------------------------------------
+
+
+@scenario
+def a_group_is_listed_with_its_state(at: str) -> None:
+    place = Place(at)
+    place.commit(3, 4)
+    listed = {row["group"]: row for row in place.groups("list", "--json").ok().json}
+    assert listed[place.group] == {"group": place.group, "kind": "classic", "state": "empty"}
+    assert place.group in place.groups("list").ok().out
+
+
+@scenario
+def describe_says_how_far_behind(at: str) -> None:
+    place = Place(at, retention_ms="86400000")
+    place.commit(4, 10)
+    view = place.described()
+    assert (view["state"], view["kind"], view["members"]) == ("empty", "classic", [])
+    first, second = view["partitions"]
+    assert (first["committed"], first["start"], first["end"]) == (4, 0, 10)
+    assert (first["records"], first["missed"], first["beyond"]) == (6, 0, 0)
+    # Ten records of a hundred bytes and a little more, in one or several batches.
+    assert 6 * 100 < first["bytes"] < 6 * 250
+    age_s = time.time() - (FIRST_MS + 4 * STEP_MS) / 1000
+    assert age_s - 60 < first["seconds"] <= age_s + 1
+    assert 86400 - age_s - 60 < first["time_to_loss_seconds"] < 86400 - age_s + 60
+    assert (second["records"], second["bytes"], second["seconds"]) == (0, 0, 0.0)
+    assert second["time_to_loss_seconds"] is None
+    assert view["total"]["records"] == 6
+    shown = place.groups("describe", place.group, "--sample", "10ms").ok().out
+    assert "empty, classic group, 0 members, 6 records behind" in shown
+
+
+@scenario
+def describe_says_how_many_were_missed(at: str) -> None:
+    from confluent_kafka.admin import AdminClient
+
+    place = Place(at, partitions=1)
+    place.commit(2)
+    admin = AdminClient({"bootstrap.servers": at})
+    futures = admin.delete_records([TopicPartition(place.topic, 0, 7)])
+    for future in futures.values():
+        future.result(TIMEOUT_S)
+    (part,) = place.described()["partitions"]
+    assert (part["start"], part["missed"], part["records"]) == (7, 5, 3)
+    shown = place.groups("describe", place.group, "--sample", "0").ok().out
+    assert "5 records missed; offset 2 was removed, the log starts at 7" in shown
+
+
+@scenario
+def describe_shows_members_and_their_partitions(at: str) -> None:
+    place = Place(at)
+    with place.member():
+        view = place.described()
+        assert view["state"] == "stable"
+        (member,) = view["members"]
+        assert member["client"] == "reader"
+        assert member["partitions"] == [
+            {"topic": place.topic, "partition": number} for number in (0, 1)
+        ]
+        # Nothing is committed yet: there is no lag to speak of, but who reads what.
+        assert [part["committed"] for part in view["partitions"]] == [None, None]
+        assert {part["member"] for part in view["partitions"]} == {member["member"]}
+        shown = place.groups("describe", place.group, "--sample", "0").ok().out
+        assert "1 member" in shown
+        assert f"{place.topic}: 0, 1" in shown
+
+
+@scenario
+def describe_knows_the_newer_protocol(at: str) -> None:
+    place = Place(at)
+    with place.member(group_protocol="consumer"):
+        view = place.described()
+        assert (view["kind"], view["protocol"], len(view["members"])) == ("consumer", "uniform", 1)
+        assert len(view["members"][0]["partitions"]) == 2
+        ran = place.reset("--to-latest", "-t", place.topic, "--execute")
+        assert ran.status == 1
+        assert "has 1 member (reader)" in ran.err
+        listed = {row["group"]: row for row in place.groups("list", "--json").ok().json}
+        assert listed[place.group]["kind"] == "consumer"
+
+
+@scenario
+def a_group_that_is_not_there(at: str) -> None:
+    for command in (("describe", "no-such-group"), ("reset", "no-such-group", "--to-latest")):
+        ran = run("groups", *command, "--bootstrap", at)
+        assert ran.status == 1
+        assert "there is no group no-such-group" in ran.err
+        assert "penstock groups list" in ran.err
+    ran = run("groups", "delete", "no-such-group", "--yes", "--bootstrap", at)
+    assert ran.status == 1
+    assert ran.err.startswith("error: ")
+
+
+# ---- reset -----------------------------------------------------------------------------------
+
+
+@scenario
+def a_reset_is_first_only_a_plan(at: str) -> None:
+    place = Place(at)
+    place.commit(4, 6)
+    ran = place.reset("--to-earliest").ok()
+    assert "--execute" in ran.err
+    assert [part["committed"] for part in place.described()["partitions"]] == [4, 6]
+    done = place.reset("--to-earliest", "--execute").ok()
+    assert "2 offsets set" in done.err
+    assert [part["committed"] for part in place.described()["partitions"]] == [0, 0]
+
+
+@scenario
+def every_way_to_say_where_to(at: str) -> None:
+    place = Place(at)
+    place.commit(4, 6)
+    minute_5 = str(FIRST_MS + 5 * STEP_MS)
+    ago_ms = int(time.time() * 1000) - (FIRST_MS + 2 * STEP_MS)
+    for args, new in (
+        (("--to-earliest",), (0, 0)),
+        (("--to-latest",), (10, 10)),
+        (("--to-offset", "3"), (3, 3)),
+        (("--to-offset", "99"), (10, 10)),
+        (("--to-time", minute_5), (5, 5)),
+        (("--to-time", str(FIRST_MS + 5 * STEP_MS - 1)), (5, 5)),
+        (("--to-time", "now"), (10, 10)),
+        (("--by-duration", f"{ago_ms + 30_000}ms"), (2, 2)),
+        (("--by-duration", "52w"), (0, 0)),
+        (("--shift-by", "-3"), (1, 3)),
+        (("--shift-by", "-5"), (0, 1)),
+        (("--shift-by", "100"), (10, 10)),
+    ):
+        assert place.plan(*args) == [(0, 4, new[0]), (1, 6, new[1])], args
+    rows = place.reset("--shift-by", "-5", "--json").ok().json["partitions"]
+    assert [row["change"] for row in rows] == [-4, -5]
+    assert "-1 is before the first record" in rows[0]["note"]
+    assert rows[1]["note"] == ""
+
+
+@scenario
+def topics_and_partitions_can_be_chosen(at: str) -> None:
+    place = Place(at, partitions=3)
+    place.commit(4, 5, 6)
+    assert place.plan("--to-offset", "1", "-t", f"{place.topic}:0,2") == [(0, 4, 1), (2, 6, 1)]
+    assert place.plan("--to-offset", "1", "--topic", place.topic, "--execute") == [
+        (0, 4, 1), (1, 5, 1), (2, 6, 1),
+    ]  # fmt: skip
+    for wrong, reason in (
+        (f"{place.topic}:7", f"{place.topic} has no partition 7"),
+        (f"{place.topic}-x", f"there is no topic {place.topic}-x"),
+    ):
+        ran = place.reset("--to-latest", "--topic", wrong, "--execute")
+        assert ran.status == 1
+        assert reason in ran.err
+
+
+@scenario
+def a_new_group_can_be_given_offsets(at: str) -> None:
+    place = Place(at)
+    ran = place.reset("--to-offset", "5", "-t", place.topic, "--execute").ok()
+    assert "is a new group" in ran.err
+    assert [part["committed"] for part in place.described()["partitions"]] == [5, 5]
+    other = place.groups("reset", f"{place.group}-x", "--shift-by", "1", "-t", place.topic)
+    assert other.status == 1
+    assert "no offset" in other.err
+
+
+@scenario
+def a_group_with_members_is_left_alone(at: str) -> None:
+    place = Place(at)
+    place.commit(4, 6)
+    with place.member():
+        ran = place.reset("--to-earliest", "--execute")
+        assert ran.status == 1
+        assert "has 1 member (reader)" in ran.err
+        assert "Stop its consumers first" in ran.err
+        assert "must be stopped" in place.reset("--to-earliest").ok().err
+        ran = place.groups("delete", place.group, "--yes")
+        assert ran.status == 1
+        assert "Stop its consumers first" in ran.err
+        assert [part["committed"] for part in place.described()["partitions"]] == [4, 6]
+    assert place.plan("--to-earliest", "--execute") == [(0, 4, 0), (1, 6, 0)]
+
+
+@scenario
+def consumers_go_on_where_a_reset_put_them(at: str) -> None:
+    place = Place(at, partitions=1)
+    place.commit(10)
+    place.reset("--to-offset", "7", "--execute").ok()
+    with place.member() as next_record:
+        offsets: list[int | None] = []
+        deadline = time.monotonic() + TIMEOUT_S
+        while len(offsets) < 3:
+            assert time.monotonic() < deadline
+            message = next_record()
+            if message is not None and message.error() is None:
+                offsets.append(message.offset())
+        assert offsets == [7, 8, 9]
+
+
+# ---- delete ----------------------------------------------------------------------------------
+
+
+@scenario
+def a_group_is_deleted_with_its_offsets(at: str) -> None:
+    place = Place(at)
+    place.commit(4, 6)
+    ran = place.groups("delete", place.group, "no-such-group", "--yes")
+    assert ran.status == 1
+    assert f"deleted {place.group}" in ran.err
+    names = [row["group"] for row in place.groups("list", "--json").ok().json]
+    assert place.group not in names
+
+
+# ---- queues ----------------------------------------------------------------------------------
+
+
+@scenario
+def share_groups_are_pointed_to_their_own_command(at: str) -> None:
+    place = Place(at)
+    consumer = ShareConsumer({"bootstrap.servers": at, "group.id": place.group})
+    try:
+        consumer.subscribe([place.topic])
+        deadline = time.monotonic() + TIMEOUT_S
+        while (place.group, "share", "stable") not in listed(at):
+            assert time.monotonic() < deadline
+            consumer.poll(0.1)
+        for args in (("describe", place.group), ("reset", place.group, "--to-latest")):
+            ran = place.groups(*args)
+            assert ran.status == 1
+            assert "is a share group" in ran.err
+            assert "penstock queue" in ran.err
+        assert "Stop its consumers first" in place.groups("delete", place.group, "--yes").err
+    finally:
+        consumer.close()
+    assert (place.group, "share", "empty") in listed(at)
+    place.groups("delete", place.group, "--yes").ok()
+    assert place.group not in {name for name, _, _ in listed(at)}
+
+
+def listed(at: str) -> set[tuple[str, str, str]]:
+    rows = run("groups", "list", "--json", "--bootstrap", at).ok().json
+    return {(row["group"], row["kind"], row["state"]) for row in rows}

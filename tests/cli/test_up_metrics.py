@@ -1,0 +1,49 @@
+"""`penstock up --metrics`: a page that Prometheus can read, and a line that says where it is."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.cli.runner import run
+from tests.cli.test_up import up
+
+
+@pytest.mark.parametrize("where", ["0", ":0", "127.0.0.1:0", "[::1]:0"])
+def test_the_page_is_where_it_says(tmp_path: Path, where: str) -> None:
+    with up(tmp_path / "data", "--metrics", where) as running:
+        address = running.wait_for(r"metrics +(\S+)\n")[1]
+        with urlopen(address, timeout=20) as answer:
+            families = list(text_string_to_metric_families(answer.read().decode()))
+        assert "penstock_info" in {family.name for family in families}
+        with urlopen(address.replace("/metrics", "/healthz"), timeout=20) as answer:
+            assert answer.read() == b"ok\n"
+        assert running.stop()[0] == 0
+
+
+def test_what_cannot_be_served_is_explained(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        with up(tmp_path / "data", "--metrics", port) as running:
+            _, err = running.process.communicate(timeout=20)
+            assert running.process.returncode == 1
+            assert b"cannot serve metrics" in err
+            assert b"--metrics" in err
+
+
+@pytest.mark.parametrize(
+    ("args", "status"),
+    [
+        (("--metrics", "here"), 2),
+        (("--alert-before", "soon"), 2),
+        (("--alert-webhook", "mailto:me"), 1),
+    ],
+)
+def test_wrong_settings(tmp_path: Path, args: tuple[str, ...], status: int) -> None:
+    ran = run("up", "--data", str(tmp_path / "data"), *args)
+    assert ran.status == status
+    assert "Traceback" not in ran.err
