@@ -1,5 +1,6 @@
 """Scenarios that run unchanged on the embedded broker and on a real Apache Kafka.
 
-`kafka/` holds the foreign half: Apache Kafka's jars by coordinates, and its Java client as a
-program that tests drive (`penstock.testing.kafka_tools`).
+`scenarios/` has a module for each area, `failover.py` the work that goes on while a node dies,
+`differences.py` what differs on purpose. `kafka/` holds the foreign half: Apache Kafka's jars by
+coordinates, and its Java client as a program that tests drive (`penstock.testing.kafka_tools`).
 """

@@ -1,11 +1,12 @@
-"""A real Apache Kafka beside us: one node, KRaft, from the jars, on free ports of 127.0.0.1.
+"""A real Apache Kafka beside us: KRaft, from the jars, on free ports of 127.0.0.1.
 
 For scenarios that must give the same result on both brokers, and for benchmarks. It is formatted
 with Kafka's own storage tool, runs as Kafka's own main class with the options of Kafka's start
 script, and counts as ready when it answers a Metadata request with itself in the list: from then
 on it serves whatever a client asks.
 
-Stopped and started again, it keeps its ports and its data.
+Stopped and started again, it keeps its ports and its data. `ApacheKafka` is one node;
+`ApacheKafkaCluster` is three of them, each broker and controller, to lose one and go on.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import subprocess
 import tempfile
 from base64 import urlsafe_b64encode
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
@@ -44,6 +47,8 @@ SMALL_JVM_OPTIONS: Final = (
     "-XX:TieredStopAtLevel=1",
     "-Djava.awt.headless=true",
 )
+# Three of them fit into a small machine.
+NODE_JVM_OPTIONS: Final = ("-Xmx256m", *SMALL_JVM_OPTIONS[1:])
 LOGGING_OPTIONS: Final = (
     "-Dorg.slf4j.simpleLogger.defaultLogLevel=info",
     "-Dorg.slf4j.simpleLogger.showDateTime=true",
@@ -57,6 +62,34 @@ ONE_NODE: Final = {
     "share.coordinator.state.topic.min.isr": "1",
     "group.initial.rebalance.delay.ms": "0",
 }
+# Small internal topics are made sooner, and what tests wait for may be as short as they like.
+FOR_TESTS: Final = {
+    "offsets.topic.num.partitions": "4",
+    "transaction.state.log.num.partitions": "4",
+    "share.coordinator.state.topic.num.partitions": "4",
+    "group.min.session.timeout.ms": "1000",
+    "group.consumer.min.heartbeat.interval.ms": "100",
+    "group.consumer.heartbeat.interval.ms": "200",
+    "group.consumer.min.session.timeout.ms": "1000",
+    "group.share.min.heartbeat.interval.ms": "100",
+    "group.share.heartbeat.interval.ms": "200",
+    "group.share.min.session.timeout.ms": "1000",
+    "group.share.min.record.lock.duration.ms": "1000",
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "200",
+}
+# Every topic on three nodes, writes that survive one of them, and a short wait until a dead one
+# is known to be dead.
+THREE_NODES: Final = {
+    "default.replication.factor": "3",
+    "min.insync.replicas": "2",
+    "offsets.topic.replication.factor": "3",
+    "transaction.state.log.replication.factor": "3",
+    "transaction.state.log.min.isr": "2",
+    "share.coordinator.state.topic.replication.factor": "3",
+    "share.coordinator.state.topic.min.isr": "2",
+    "broker.session.timeout.ms": "3000",
+    "broker.heartbeat.interval.ms": "500",
+}
 # Someone else may take a free port between our choice and Kafka's start.
 PORT_ATTEMPTS: Final = 3
 POLL_S: Final = 0.02
@@ -68,7 +101,7 @@ class ApacheKafka:
 
     `config` overrides or adds server properties. `data_dir` holds the configuration, the log of
     the process and, in `data/`, the segments; without it a temporary folder does, removed at the
-    end of the context.
+    end of the context. A node of a cluster is told its `ports` and its `cluster_id`.
     """
 
     def __init__(
@@ -79,6 +112,8 @@ class ApacheKafka:
         data_dir: Path | None = None,
         home: Path | None = None,
         start_timeout_s: float = 60.0,
+        ports: tuple[int, int] | None = None,
+        cluster_id: str | None = None,
     ) -> None:
         self._home = kafka_home() if home is None else home
         self._config = dict(config or {})
@@ -87,7 +122,8 @@ class ApacheKafka:
         self._temporary = data_dir is None
         self.folder = Path(tempfile.mkdtemp(prefix="kafka-")) if data_dir is None else data_dir
         self._process: subprocess.Popen[bytes] | None = None
-        self._ports: tuple[int, int] | None = None
+        self._ports = ports
+        self._cluster_id = cluster_id
         self.startup_s = 0.0
 
     def __enter__(self) -> Self:
@@ -110,10 +146,8 @@ class ApacheKafka:
     @staticmethod
     def choose_ports() -> tuple[int, int]:
         """Two ports that are free now, for clients and for the controller."""
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            second.bind(("127.0.0.1", 0))
-            return first.getsockname()[1], second.getsockname()[1]
+        first, second = choose_ports(2)
+        return first, second
 
     @property
     def bootstrap(self) -> str:
@@ -176,10 +210,16 @@ class ApacheKafka:
             self._process.wait()
             self._process = None
 
-    def _launch(self, ports: tuple[int, int]) -> None:
+    def prepare(self, ports: tuple[int, int]) -> Path:
+        """Write the configuration and format the storage where that is still to be done."""
+        self.folder.mkdir(parents=True, exist_ok=True)
         properties = self._write_properties(ports)
         if not (self.log_dir / "meta.properties").exists():
             self._format(properties)
+        return properties
+
+    def _launch(self, ports: tuple[int, int]) -> None:
+        properties = self.prepare(ports)
         options = self._jvm_options + LOGGING_OPTIONS
         command = [*java_command(self._home, options, "kafka.Kafka"), str(properties)]
         launched = monotonic()
@@ -212,10 +252,10 @@ class ApacheKafka:
         return path
 
     def _format(self, properties: Path) -> None:
-        cluster_id = urlsafe_b64encode(uuid4().bytes).decode().rstrip("=")
+        cluster_id = self._cluster_id or new_cluster_id()
         command = [
             *java_command(self._home, SMALL_JVM_OPTIONS, "kafka.tools.StorageTool"),
-            *("format", "--cluster-id", cluster_id, "--config", str(properties)),
+            *("format", f"--cluster-id={cluster_id}", "--config", str(properties)),
         ]
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
@@ -251,6 +291,92 @@ class ApacheKafka:
             shutil.rmtree(self.folder, ignore_errors=True)
 
 
+class ApacheKafkaCluster:
+    """Three nodes of Apache Kafka, each broker and controller; a context manager.
+
+    `nodes` are numbered from 1; any of them can be killed and started again by itself. Settings
+    in `config` go to all of them.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, str] | None = None,
+        *,
+        jvm_options: Sequence[str] = NODE_JVM_OPTIONS,
+        size: int = 3,
+        home: Path | None = None,
+    ) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="kafka-cluster-"))
+        ports = choose_ports(2 * size)
+        pairs = list(zip(ports[:size], ports[size:], strict=True))
+        voters = ",".join(f"{n}@127.0.0.1:{controller}" for n, (_, controller) in _numbered(pairs))
+        cluster_id = new_cluster_id()
+        self.nodes = {
+            number: ApacheKafka(
+                {
+                    **THREE_NODES,
+                    **(config or {}),
+                    "node.id": str(number),
+                    "controller.quorum.voters": voters,
+                },
+                jvm_options=jvm_options,
+                data_dir=self.folder / str(number),
+                home=home,
+                ports=pair,
+                cluster_id=cluster_id,
+            )
+            for number, pair in _numbered(pairs)
+        }
+
+    @property
+    def bootstrap(self) -> str:
+        """The addresses of all nodes, for clients."""
+        return ",".join(node.bootstrap for node in self.nodes.values())
+
+    def __enter__(self) -> Self:
+        try:
+            # All at once: none of them serves before a majority is there.
+            with ThreadPoolExecutor(len(self.nodes)) as threads:
+                for started in [threads.submit(node.start) for node in self.nodes.values()]:
+                    started.result()
+        except BaseException:
+            self._remove()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._remove()
+
+    def _remove(self) -> None:
+        # Nothing of it is needed any more, so nobody waits for an orderly end.
+        for node in self.nodes.values():
+            node.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _numbered(pairs: list[tuple[int, int]]) -> list[tuple[int, tuple[int, int]]]:
+    return list(enumerate(pairs, start=1))
+
+
+def new_cluster_id() -> str:
+    """An id as Kafka writes it: a UUID in 22 letters."""
+    return urlsafe_b64encode(uuid4().bytes).decode().rstrip("=")
+
+
+def choose_ports(count: int) -> list[int]:
+    """Ports that are free now."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
 def _lists_itself(port: int) -> bool:
     """Whether a Metadata request (v1, about no topic) is answered with a broker on this port."""
     body = struct.pack(">hhihi", 3, 1, 1, -1, 0)
@@ -260,8 +386,18 @@ def _lists_itself(port: int) -> bool:
             with connection.makefile("rb") as answers:
                 (size,) = struct.unpack(">i", answers.read(4))
                 answer = answers.read(size)
-        # correlation id, number of brokers; the first one: node id, host, port
-        _, brokers, _, host_length = struct.unpack_from(">iiih", answer)
-        return bool(brokers > 0 and struct.unpack_from(">i", answer, 14 + host_length)[0] == port)
+        return port in _ports_listed(answer)
     except (OSError, struct.error):
         return False
+
+
+def _ports_listed(answer: bytes) -> list[int]:
+    """The ports of the brokers in a Metadata response, version 1."""
+    _, count = struct.unpack_from(">ii", answer)
+    ports, at = [], 8
+    for _ in range(count):
+        _, host_length = struct.unpack_from(">ih", answer, at)
+        port, rack_length = struct.unpack_from(">ih", answer, at + 6 + host_length)
+        ports.append(port)
+        at += 6 + host_length + 6 + max(0, rack_length)
+    return ports

@@ -12,15 +12,31 @@ whoever reads hands over all records of a partition. `check` then names every br
 
 A record that was sent and not acknowledged may be there or not. Only digests are kept, so a
 history of millions of records fits in memory. It may be told by many threads at once.
+
+Records may belong to a transaction. Its producer tells when it begins to commit, and how it ended;
+`check(..., committed=True)` judges what a reader of committed records saw:
+
+- *lost*: its transaction is known to be committed, and it is not there;
+- *aborted*: its transaction was aborted, or nobody ever asked to commit it, and it is there;
+- *torn* (`check_transactions`, when all partitions were read): a transaction of which nobody knows
+  how it ended is there in part.
+
+`QueueHistory` is the same for records that are delivered one by one and acknowledged:
+
+- *redelivered*: given out once more after its acknowledgement was confirmed;
+- *lost*: neither finished by a consumer nor among the dead letters;
+- *buried*: among the dead letters though it was accepted.
 """
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import islice
+from operator import itemgetter
 from typing import Final, NamedTuple
 
 _DIGEST_BYTES: Final = 12
@@ -71,6 +87,11 @@ class _Sent:
     producer: str
     number: int
     may_repeat: bool
+    transaction: str | None = None
+
+
+# How far a transaction is known to have come. From COMMITTING on it may be seen.
+_OPEN, _COMMITTING, _COMMITTED, _ABORTED = range(4)
 
 
 @dataclass(slots=True)
@@ -81,6 +102,8 @@ class _PartitionHistory:
     known: dict[int, bytes] = field(default_factory=dict)
     # The largest known offset of each key.
     latest: dict[bytes | None, int] = field(default_factory=dict)
+    # What a reader of committed records has last seen.
+    visible: dict[bytes, int] = field(default_factory=dict)
     acknowledged: int = 0
     problems: list[Problem] = field(default_factory=list)
 
@@ -95,6 +118,7 @@ class History:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._partitions: dict[Place, _PartitionHistory] = {}
+        self._transactions: dict[str, int] = {}
 
     # ---- writers -------------------------------------------------------------------------
 
@@ -106,10 +130,12 @@ class History:
         value: bytes | None,
         *,
         may_repeat: bool = False,
+        transaction: str | None = None,
     ) -> None:
         """Before a record is sent. Records must differ from each other in key or value.
 
-        `may_repeat` is for producers that send again what may have arrived already.
+        `may_repeat` is for producers that send again what may have arrived already. A transaction
+        has a name of its own, used once.
         """
         digest = digest_of(key, value)
         with self._lock:
@@ -117,7 +143,10 @@ class History:
             assert digest not in part.sent, f"{place} was sent this record before: {value!r}"
             number = part.counts.get(producer, 0)
             part.counts[producer] = number + 1
-            part.sent[digest] = _Sent(producer, number, may_repeat)
+            part.sent[digest] = _Sent(producer, number, may_repeat, transaction)
+            if transaction is not None:
+                state = self._transactions.setdefault(transaction, _OPEN)
+                assert state == _OPEN, f"{transaction} is at its end already"
 
     def acknowledged(
         self, place: Place, offset: int, key: bytes | None, value: bytes | None
@@ -132,6 +161,25 @@ class History:
                 part.problems.append(problem)
             part.learn(offset, key, digest)
             part.acknowledged += 1
+
+    def committing(self, transaction: str) -> None:
+        """Before the broker is asked to commit; without it nothing of it may ever be seen."""
+        with self._lock:
+            self._transactions[transaction] = _COMMITTING
+
+    def ended(self, transaction: str, *, committed: bool) -> None:
+        """The broker has said how the transaction ended."""
+        with self._lock:
+            before = self._transactions.get(transaction, _OPEN)
+            assert before != _OPEN or not committed, f"nobody has asked to commit {transaction}"
+            self._transactions[transaction] = _COMMITTED if committed else _ABORTED
+
+    def transaction_counts(self) -> dict[str, int]:
+        """How many transactions ended how, as far as is known."""
+        names = ("open", "unknown", "committed", "aborted")
+        with self._lock:
+            states = list(self._transactions.values())
+        return {name: states.count(state) for state, name in enumerate(names)}
 
     # ---- readers -------------------------------------------------------------------------
 
@@ -149,11 +197,14 @@ class History:
         end: int,
         log_start: int = 0,
         compacted: bool = False,
+        committed: bool = False,
     ) -> list[Problem]:
         """Everything wrong with what was read, from `log_start` on and at least up to `end`.
 
-        Writers may go on meanwhile. What was read counts as known from now on.
+        Writers may go on meanwhile. What was read counts as known from now on. `committed`: by a
+        reader of committed records, to the end of a partition without open transactions.
         """
+        assert not (compacted and committed), "cannot tell what compaction takes of transactions"
         found = list(records)
         with self._lock:
             part = self._part(place)
@@ -163,8 +214,34 @@ class History:
             # First: a record may be gone for one that was read but is not acknowledged yet.
             for item in found:
                 part.learn(item.offset, item.key, digest_of(item.key, item.value))
-            problems += _missing(place, part, found, _Bounds(log_start, end, compacted))
+            bounds = _Bounds(log_start, end, compacted)
+            if committed:
+                problems += self._uncommitted(place, part, found)
+                problems += self._missing_committed(place, part, found, bounds)
+                digests = {digest_of(item.key, item.value): item.offset for item in found}
+                part.visible = digests
+            else:
+                problems += _missing(place, part, found, bounds)
         return problems
+
+    def check_transactions(self) -> list[Problem]:
+        """Once all partitions were checked as `committed`: what is there in part."""
+        seen: dict[str, set[bool]] = {}
+        where: dict[str, tuple[Place, int]] = {}
+        with self._lock:
+            for place, part in self._partitions.items():
+                for digest, sent in part.sent.items():
+                    name = sent.transaction
+                    if name is None or self._transactions[name] != _COMMITTING:
+                        continue
+                    seen.setdefault(name, set()).add(digest in part.visible)
+                    if digest in part.visible:
+                        where[name] = (place, part.visible[digest])
+        return [
+            Problem("torn", *where[name], f"part of {name} is there, part is not")
+            for name, both in seen.items()
+            if len(both) > 1
+        ]
 
     def verify(
         self,
@@ -174,9 +251,12 @@ class History:
         end: int,
         log_start: int = 0,
         compacted: bool = False,
+        committed: bool = False,
     ) -> None:
         """`check`, and HistoryError if there is anything wrong."""
-        problems = self.check(place, records, end=end, log_start=log_start, compacted=compacted)
+        problems = self.check(
+            place, records, end=end, log_start=log_start, compacted=compacted, committed=committed
+        )
         if problems:
             raise HistoryError(problems)
 
@@ -205,11 +285,138 @@ class History:
                 for part in self._partitions.values()
             )
 
+    def _state(self, sent: _Sent) -> int:
+        return _COMMITTED if sent.transaction is None else self._transactions[sent.transaction]
+
+    def _uncommitted(
+        self, place: Place, part: _PartitionHistory, found: list[Read]
+    ) -> Iterator[Problem]:
+        for item in found:
+            sent = part.sent.get(digest_of(item.key, item.value))
+            if sent is not None and self._state(sent) in (_OPEN, _ABORTED):
+                detail = f"{item.value!r:.60} of {sent.transaction}"
+                yield Problem("aborted", place, item.offset, detail)
+
+    def _missing_committed(
+        self, place: Place, part: _PartitionHistory, found: list[Read], bounds: _Bounds
+    ) -> Iterator[Problem]:
+        there = {digest_of(item.key, item.value) for item in found}
+        offsets = {digest: offset for offset, digest in part.known.items()}
+        for digest, sent in part.sent.items():
+            if digest in there or offsets.get(digest, bounds.log_start) < bounds.log_start:
+                continue
+            # Outside of a transaction only an acknowledgement promises anything.
+            promised = self._state(sent) == _COMMITTED and (sent.transaction or digest in offsets)
+            if promised or digest in part.visible:
+                detail = f"number {sent.number} of {sent.producer} in {sent.transaction}"
+                yield Problem("lost", place, offsets.get(digest, -1), detail)
+
     def _part(self, place: Place) -> _PartitionHistory:
         part = self._partitions.get(place)
         if part is None:
             part = self._partitions[place] = _PartitionHistory()
         return part
+
+
+@dataclass(slots=True)
+class _Delivery:
+    """What is known of one record of a queue."""
+
+    # When its acceptance or rejection was confirmed, and which it was.
+    confirmed_at: float | None = None
+    accepted: bool = False
+    # Answers for it that were not refused, whether or not they were confirmed.
+    answers: int = 0
+    deliveries: int = 0
+    # The last that was asked for: by whom, and when.
+    consumer: str = ""
+    asked_at: float = -math.inf
+
+
+class QueueHistory:
+    """What happened to each record of a share group.
+
+    Times are of one clock, in seconds; what happened may be told in any order.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._records: dict[tuple[Place, int], _Delivery] = {}
+
+    def written(self, place: Place, offset: int) -> None:
+        """The broker has acknowledged the record: it must be delivered."""
+        with self._lock:
+            self._record(place, offset)
+
+    def delivered(self, consumer: str, place: Place, offset: int, *, asked_at: float) -> None:
+        """A consumer got the record, with a request that it began at that time."""
+        with self._lock:
+            record = self._record(place, offset)
+            record.deliveries += 1
+            if asked_at > record.asked_at:
+                record.consumer, record.asked_at = consumer, asked_at
+
+    def answering(self, place: Place, offset: int) -> None:
+        """Before a consumer accepts or rejects the record."""
+        with self._lock:
+            self._record(place, offset).answers += 1
+
+    def refused(self, place: Place, offset: int) -> None:
+        """The broker has said that an answer has changed nothing."""
+        with self._lock:
+            self._record(place, offset).answers -= 1
+
+    def confirmed(self, place: Place, offset: int, *, accepted: bool, at: float) -> None:
+        """The broker has confirmed that the record is accepted or rejected."""
+        with self._lock:
+            record = self._record(place, offset)
+            before = record.confirmed_at
+            record.confirmed_at = at if before is None else min(at, before)
+            record.accepted = record.accepted or accepted
+
+    def unfinished(self) -> int:
+        """Records that nobody is known to have finished."""
+        with self._lock:
+            return sum(record.confirmed_at is None for record in self._records.values())
+
+    @property
+    def delivery_count(self) -> int:
+        with self._lock:
+            return sum(record.deliveries for record in self._records.values())
+
+    def check(self, dead_letters: Collection[tuple[Place, int]]) -> list[Problem]:
+        """Everything wrong once the queue is empty; dead letters by where they came from."""
+        buried = set(dead_letters)
+        problems: list[Problem] = []
+        with self._lock:
+            for (place, offset), record in sorted(self._records.items(), key=itemgetter(0)):
+                if record.confirmed_at is not None and record.asked_at > record.confirmed_at:
+                    late_s = record.asked_at - record.confirmed_at
+                    detail = f"to {record.consumer}, {late_s:.3f} s after it was finished"
+                    problems.append(Problem("redelivered", place, offset, detail))
+                if record.accepted and (place, offset) in buried:
+                    problems.append(Problem("buried", place, offset, "was accepted"))
+                elif (place, offset) in buried:
+                    continue
+                elif record.confirmed_at is not None and not record.accepted:
+                    problems.append(Problem("lost", place, offset, "rejected, but not buried"))
+                elif not record.answers:
+                    detail = f"delivered {record.deliveries} times, finished by nobody"
+                    problems.append(Problem("lost", place, offset, detail))
+        problems += [
+            Problem("unknown", *where, "nobody has written it")
+            for where in sorted(buried - self._records.keys())
+        ]
+        return problems
+
+    def verify(self, dead_letters: Collection[tuple[Place, int]]) -> None:
+        """`check`, and HistoryError if there is anything wrong."""
+        problems = self.check(dead_letters)
+        if problems:
+            raise HistoryError(problems)
+
+    def _record(self, place: Place, offset: int) -> _Delivery:
+        return self._records.setdefault((place, offset), _Delivery())
 
 
 class _Bounds(NamedTuple):

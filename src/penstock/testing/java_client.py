@@ -181,7 +181,7 @@ class JavaClient:
             timeout_ms=int(timeout_s * 1000),
             **({} if max_records is None else {"max_records": max_records}),
         )
-        records = [_received(record) for record in answer["records"]]
+        records = [received(record) for record in answer["records"]]
         if not answer["done"]:
             raise TimeoutError(f"only {len(records)} records of {topic} within {timeout_s} s")
         return records
@@ -298,7 +298,7 @@ def _decode(text: str | None) -> bytes | None:
     return None if text is None else b64decode(text)
 
 
-def _received(record: Mapping[str, Any]) -> Received:
+def received(record: Mapping[str, Any]) -> Received:
     return Received(
         record["topic"],
         record["partition"],
