@@ -46,6 +46,10 @@ run: $(SETUP_STAMP) ## Start the broker (options: make run ARGS='--data DIR --li
 test: setup kafka-jars ## Run the tests (some of them: make test ARGS='tests/log -k recovery')
 	@$(BIN)/pytest -n $(WORKERS) --dist loadfile -m 'not soak' $(ARGS)
 
+.PHONY: conformance
+conformance: setup kafka-jars ## Run the same scenarios on the embedded broker and on Apache Kafka
+	@$(BIN)/pytest conformance $(ARGS)
+
 .PHONY: lint
 lint: $(SETUP_STAMP) ## Check style and types
 	@$(BIN)/ruff check .
@@ -58,12 +62,17 @@ format: $(SETUP_STAMP) ## Format the code and mend what can be mended without th
 	@$(BIN)/ruff format .
 
 .PHONY: bench
-bench: bench-broker ## Run every benchmark
+bench: bench-broker bench-consumers ## Run every benchmark
 
 .PHONY: bench-broker
 bench-broker: setup kafka-jars ## Compare the broker with Kafka, NATS, RabbitMQ and Redis
 	@scripts/bench-packages.sh || true
 	@$(BIN)/python -m benchmarks.broker $(ARGS)
+
+.PHONY: bench-consumers
+bench-consumers: setup kafka-jars ## Compare groups, transactions and queues with Kafka and RabbitMQ
+	@scripts/bench-packages.sh || true
+	@$(BIN)/python -m benchmarks.consumers $(ARGS)
 
 .PHONY: soak
 soak: setup ## Run the tests that take long: crashes by the hundred, frames by the million

@@ -173,7 +173,7 @@ def _write(results: Results, base: Path, *, quick: bool) -> None:
         return
     plot.draw(results, ROOT / "docs" / "img" / "bench-broker.svg")
     picture = "![Throughput, latency, memory and start of every system](img/bench-broker.svg)"
-    docs.replace_section(ROOT / "docs" / "benchmarks.md", f"{picture}\n\n{text}")
+    docs.replace_section(docs.DOCS, "bench-broker", f"{picture}\n\n{text}")
 
 
 if __name__ == "__main__":

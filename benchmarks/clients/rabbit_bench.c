@@ -180,6 +180,41 @@ static void consume(void) {
                "prefetch 2000, manual acknowledgement of 500 at a time");
 }
 
+/* Some consumers of one queue, each message acknowledged by itself. */
+
+static int64_t drained, drain_count;
+
+static void *drain_some(void *arg) {
+    amqp_connection_state_t connection = consumer_new(1000);
+    struct timeval slice = {0, 100000};
+    (void)arg;
+    while (__atomic_load_n(&drained, __ATOMIC_RELAXED) < drain_count) {
+        amqp_envelope_t envelope;
+        amqp_maybe_release_buffers(connection);
+        amqp_rpc_reply_t reply = amqp_consume_message(connection, &envelope, &slice, 0);
+        if (reply.reply_type == AMQP_RESPONSE_LIBRARY_EXCEPTION &&
+            reply.library_error == AMQP_STATUS_TIMEOUT)
+            continue;
+        check_reply(reply, "message");
+        check(amqp_basic_ack(connection, 1, envelope.delivery_tag, 0), "ack");
+        amqp_destroy_envelope(&envelope);
+        __atomic_fetch_add(&drained, 1, __ATOMIC_RELAXED);
+    }
+    return NULL;
+}
+
+static void drain(void) {
+    int64_t consumers = arg_int("consumers", 1), size = arg_int("size", 100);
+    pthread_t threads[64];
+    if (consumers < 1 || consumers > 64) die("1 to 64 consumers");
+    drain_count = arg_int("count", 100000);
+    uint64_t start = now_ns();
+    for (int64_t i = 0; i < consumers; i++) pthread_create(&threads[i], NULL, drain_some, NULL);
+    for (int64_t i = 0; i < consumers; i++) pthread_join(threads[i], NULL);
+    print_rate(drain_count, drain_count * size, now_ns() - start, client_name,
+               "prefetch 1000, every message acknowledged by itself");
+}
+
 struct receiver {
     amqp_connection_state_t connection;
     struct samples samples;
@@ -235,6 +270,7 @@ int main(int argc, char **argv) {
     else if (mode_is("produce")) produce();
     else if (mode_is("consume")) consume();
     else if (mode_is("ack")) ack();
+    else if (mode_is("drain")) drain();
     else if (mode_is("e2e")) e2e();
     else die("unknown mode %s", argv[1]);
     fflush(stdout);
