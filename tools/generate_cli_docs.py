@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import typer
 
-from penstock.cli.main import app
+from penstock.cli.main import make_app
 
 TARGET: Final = Path(__file__).resolve().parent.parent / "docs" / "cli.md"
 HEAD: Final = """\
@@ -33,16 +33,16 @@ Results go to the standard output, everything else to the standard error. The ex
 | 2 | the command was used wrongly |
 | 130 | interrupted with Ctrl-C |
 
-`topics`, `produce` and `consume` speak the Kafka protocol through librdkafka. They work the same
-on Penstock's broker and on Apache Kafka; `--bootstrap`, or the variable `PENSTOCK_BOOTSTRAP`, says
+`topics`, `produce`, `consume` and `groups` speak the Kafka protocol. They work the same on
+Penstock's broker and on Apache Kafka; `--bootstrap`, or the variable `PENSTOCK_BOOTSTRAP`, says
 where it is, and `-X` passes any setting to the client, for instance for a cluster with passwords:
 
     penstock topics list --bootstrap kafka.example:9093 \\
       -X security.protocol=SASL_SSL -X sasl.mechanism=PLAIN \\
       -X sasl.username=me -X sasl.password=secret
 
-`penstock --install-completion` teaches the shell to complete commands, options, topics and
-settings; it takes effect in the next shell.
+`penstock --install-completion` teaches the shell to complete commands, options, topics,
+groups and settings; it takes effect in the next shell.
 """
 
 
@@ -136,7 +136,7 @@ def section(path: tuple[str, ...], command: Any) -> str:
 
 def render() -> str:
     """The whole of docs/cli.md."""
-    (root_path, root), *rest = commands(typer.main.get_command(app), ("penstock",))
+    (root_path, root), *rest = commands(typer.main.get_command(make_app()), ("penstock",))
     parts = [HEAD.strip(), describe(root.help or ""), table(root), STATUS.strip()]
     parts += [section((*root_path, *path[1:]), command) for path, command in rest]
     return "\n\n".join(part for part in parts if part) + "\n"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from penstock.broker.apis.table import ENDPOINTS
 from penstock.broker.config import BrokerConfig, Limits
+from penstock.broker.groups.settings import GROUP_SETTINGS
 from penstock.log.config import SETTINGS
 from penstock.wire import api
 
@@ -27,8 +28,21 @@ _LIMITS = {
     "max_fetch_sessions": "Fetch sessions; the longest unused makes room.",
     "max_idle_ms": "A connection that is silent for longer is closed.",
     "max_request_ms": "A request that takes longer to arrive closes its connection.",
+    "max_hold_ms": "A produce request for a full topic is held this long before it is refused.",
     "max_topics": "Topics that the broker holds.",
     "max_partitions": "Partitions that the broker holds.",
+    "max_groups": "Groups of all kinds that the broker holds.",
+    "max_group_size": "Members of one group.",
+    "max_member_bytes": "What one member may send when it joins a group.",
+    "max_group_bytes": "What all members of a group together may send and be assigned.",
+    "min_session_timeout_ms": "The shortest session that a member of a classic group may ask for.",
+    "max_session_timeout_ms": "The longest session that a member of a classic group may ask for.",
+    "max_committed_offsets": "Committed offsets of all groups together.",
+    "max_offset_metadata_bytes": "What may be noted with a committed offset.",
+    "max_transactional_ids": "Transactional ids; the longest idle make room.",
+    "max_watched_lags": "Offsets of groups whose lag is watched; more are only counted.",
+    "max_metric_lags": "Offsets of groups that the metrics tell of one by one; more are summed.",
+    "max_metric_partitions": "Partitions that the metrics tell of one by one; more are summed.",
 }
 
 _BROKER = {
@@ -44,6 +58,24 @@ _BROKER = {
     "default_partitions": "Partitions of topics that do not say how many.",
     "topic_defaults": "Topic settings that hold where a topic does not say otherwise.",
     "housekeeping_interval_ms": "How often retention, compaction and the archive are looked after.",
+    "group_initial_delay_ms": "The first members of a classic group are waited for until none has "
+    "come for this long,",
+    "group_initial_delay_max_ms": "but not longer than this.",
+    "offsets_retention_ms": "How long committed offsets outlive the last member of their group.",
+    "offsets_check_interval_ms": "How often committed offsets that are too old are looked for.",
+    "transaction_max_timeout_ms": "The longest timeout of transactions that a producer may ask "
+    "for.",
+    "transactional_id_expiration_ms": "A transactional id that is idle for longer is forgotten.",
+    "two_phase_commit": "Whether a producer may leave the decision about its transactions to "
+    "somebody else, without a timeout (KIP-939; `--two-phase`).",
+    "transaction_version": "2 offers clients the newer form of transactions (KIP-890), 0 and 1 "
+    "the older only.",
+    "lag_interval_ms": "How often the lag of groups is measured; 0: never.",
+    "alert_before_loss_ms": "How long before a group loses records there is an alert "
+    "(`--alert-before`); 0: none.",
+    "alert_webhook": "A URL that alerts are sent to, as JSON by POST (`--alert-webhook`).",
+    "metrics_host": "The address that metrics are served on (`--metrics`).",
+    "metrics_port": "The port that metrics are served on (`--metrics`); none: they are not.",
 }
 
 
@@ -67,7 +99,7 @@ def with_apis(text: str) -> str:
 
 def configuration() -> str:
     """The page about settings."""
-    return "\n".join([*_introduction(), *_topics(), *_broker(), *_limits(), ""])
+    return "\n".join([*_introduction(), *_topics(), *_groups(), *_broker(), *_limits(), ""])
 
 
 def _introduction() -> list[str]:
@@ -92,6 +124,23 @@ def _topics() -> list[str]:
     return [
         f"| `{name}` | {setting.kind} | `{setting.render(setting.default)}` | {setting.doc} |"
         for name, setting in SETTINGS.items()
+    ]
+
+
+def _groups() -> list[str]:
+    return [
+        "",
+        "## Groups",
+        "",
+        "Set with `penstock queue alter GROUP -c key=value`, or by any Kafka admin client, as of a",
+        "resource of type `GROUP`. A group need not exist yet. See [queues](queues.md).",
+        "",
+        "| setting | kind | default | meaning |",
+        "|---|---|---|---|",
+        *(
+            f"| `{name}` | {setting.kind} | `{setting.render(setting.default)}` | {setting.doc} |"
+            for name, setting in GROUP_SETTINGS.items()
+        ),
     ]
 
 

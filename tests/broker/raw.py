@@ -148,8 +148,8 @@ class RawClient:
 
 
 def latest(request: Message) -> int:
-    """The newest version of a request that the broker offers."""
-    return ENDPOINTS[request.API_KEY].max_version
+    """The newest version of a request that the broker offers and Kafka calls stable."""
+    return min(ENDPOINTS[request.API_KEY].max_version, type(request).VERSIONS[1])
 
 
 def decode_answer(key: int, version: int, correlation_id: int, frame: bytes) -> Any:

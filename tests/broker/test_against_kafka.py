@@ -14,11 +14,33 @@ import pytest
 
 from penstock.testing.apache_kafka import ApacheKafka
 from penstock.testing.broker import Broker
-from tests.broker import scenarios_fetch, scenarios_offsets, scenarios_produce, scenarios_topics
+from tests.broker import (
+    scenarios_committed,
+    scenarios_fetch,
+    scenarios_groups,
+    scenarios_members,
+    scenarios_offsets,
+    scenarios_produce,
+    scenarios_quotas,
+    scenarios_shares,
+    scenarios_topics,
+    scenarios_transactions,
+)
 from tests.broker.talk import SCENARIOS, Talk
 
 # Named here because they are imported for what they register.
-MODULES = (scenarios_fetch, scenarios_offsets, scenarios_produce, scenarios_topics)
+MODULES = (
+    scenarios_committed,
+    scenarios_fetch,
+    scenarios_groups,
+    scenarios_members,
+    scenarios_offsets,
+    scenarios_produce,
+    scenarios_quotas,
+    scenarios_shares,
+    scenarios_topics,
+    scenarios_transactions,
+)
 
 
 @pytest.fixture(scope="module")

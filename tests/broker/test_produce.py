@@ -12,7 +12,6 @@ from penstock.broker.catalog import PRODUCER_ID_BLOCK
 from penstock.records.batch import read_header
 from penstock.testing.broker import Broker
 from penstock.wire.errors import ErrorCode
-from penstock.wire.messages.init_producer_id import InitProducerIdRequest
 from tests.broker.disks import GatedDisk
 from tests.broker.raw import RawClient
 from tests.broker.requests import (
@@ -85,14 +84,6 @@ def test_only_offset_and_epoch_of_a_batch_are_written_by_the_broker(
     stored = Path(shared.data, f"{topic}-0", f"{0:020d}.log").read_bytes()
     assert stored[16:] == sent[16:]
     assert stored[8:12] == sent[8:12]
-
-
-def test_transactions_are_refused(client: RawClient, topic: str) -> None:
-    refused = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-    part = one(client.call(produce(topic, batch(), transactional_id="t"), 12))
-    assert part.error_code == refused
-    request = InitProducerIdRequest(transactional_id="t", transaction_timeout_ms=1000)
-    assert client.call(request).error_code == refused
 
 
 def test_the_largest_batches_by_default(client: RawClient, topic: str) -> None:

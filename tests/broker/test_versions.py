@@ -40,6 +40,8 @@ from penstock.wire.messages.describe_log_dirs import (
 from penstock.wire.messages.describe_producers import DescribeProducersRequest, TopicRequest
 from penstock.wire.messages.describe_topic_partitions import DescribeTopicPartitionsRequest
 from penstock.wire.messages.find_coordinator import FindCoordinatorRequest
+from tests.broker.groups.versions import ASKED_OF_GROUPS
+from tests.broker.groups.versions_assigned import ASKED_OF_ASSIGNED
 from tests.broker.raw import RawClient, decode_answer
 from tests.broker.requests import (
     LATEST,
@@ -59,6 +61,8 @@ from tests.broker.requests import (
     produce,
     values_of,
 )
+from tests.broker.shares.versions import ASKED_OF_QUEUES
+from tests.broker.transactions.versions import ASKED_OF_TRANSACTIONS
 
 API_VERSIONS = 18
 ALL = [
@@ -164,6 +168,10 @@ ASKED: dict[int, tuple[Ask, Check]] = {
         lambda s, v: DescribeTopicPartitionsRequest(),
         lambda s, a: s.topic in {t.name for t in a.topics},
     ),
+    **ASKED_OF_ASSIGNED,
+    **ASKED_OF_GROUPS,
+    **ASKED_OF_QUEUES,
+    **ASKED_OF_TRANSACTIONS,
 }
 
 

@@ -19,8 +19,8 @@ def broker() -> Iterator[Broker]:
 @pytest.fixture(autouse=True)
 def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine's own environment must not decide what a test sees."""
-    for name in ("PENSTOCK_BOOTSTRAP", "PENSTOCK_DATA", "PENSTOCK_LISTEN"):
-        monkeypatch.delenv(name, raising=False)
+    for name in ("BOOTSTRAP", "DATA", "LISTEN", "METRICS", "ALERT_WEBHOOK"):
+        monkeypatch.delenv(f"PENSTOCK_{name}", raising=False)
 
 
 @pytest.fixture

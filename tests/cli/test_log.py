@@ -30,7 +30,7 @@ def harm(path: Path, at: int) -> None:
 def test_a_sound_directory(data: Path) -> None:
     ran = run("log", "verify", str(data), "--records").ok()
     assert "4 partitions" in ran.out
-    assert "36 batches, 72 records" in ran.out
+    assert "38 batches, 74 records" in ran.out
     assert ran.lines[-1] == "no damage"
 
 
@@ -110,7 +110,7 @@ def test_batches_and_records(data: Path) -> None:
 
 def test_a_whole_directory_a_part_of_it_and_json(data: Path) -> None:
     whole = run("log", "dump", str(data), "--json", "--records").ok().json_lines
-    assert sum(len(batch["records"]) for batch in whole) == 72
+    assert sum(len(batch["records"]) for batch in whole) == 74
     part = run("log", "dump", str(data / "orders-0"), "--from", "15", "--max", "2", "--json").ok()
     assert [batch["base_offset"] for batch in part.json_lines] == [14, 16]
     one = run("log", "dump", str(data / "orders-0" / f"{FIRST}.log"), "--json").ok().json_lines
@@ -124,6 +124,11 @@ def test_indexes_and_snapshots(data: Path) -> None:
     assert "latest up to" in run("log", "dump", str(folder / f"{FIRST}.timeindex")).ok().out
     snapshot = max(folder.glob("*.snapshot"))
     assert "producer 7" in run("log", "dump", str(snapshot)).ok().out
+    (aborted,) = (data / "users-0").glob("*.txnindex")
+    out = run("log", "dump", str(aborted)).ok().out
+    assert "producer 8 aborted the transaction of offsets 0 to 1" in out
+    ran = run("log", "dump", str(aborted), "--json").ok()
+    assert '"kind": "aborted"' in ran.out or '"kind":"aborted"' in ran.out
     harm(snapshot, 8)
     assert run("log", "dump", str(snapshot)).status == 1
 

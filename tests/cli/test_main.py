@@ -14,11 +14,11 @@ import typer
 
 from penstock import __version__
 from penstock.cli import main as module
-from penstock.cli.main import app
+from penstock.cli.main import make_app
 from tests.cli.runner import run
 from tools.generate_cli_docs import TARGET, commands, render
 
-ROOT = typer.main.get_command(app)
+ROOT = typer.main.get_command(make_app())
 ALL = [(path, command) for path, command in commands(ROOT, ("penstock",)) if len(path) > 1]
 LEAVES = [(path, command) for path, command in ALL if not hasattr(command, "commands")]
 
@@ -68,7 +68,7 @@ def test_ctrl_c_ends_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(**_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(module, "app", interrupted)
+    monkeypatch.setattr(module, "make_app", lambda _only: interrupted)
     ran = run("topics", "list")
     assert (ran.status, ran.out, ran.err) == (130, "", "")
 

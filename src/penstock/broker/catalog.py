@@ -53,6 +53,11 @@ class Topic:
     partitions: int
     settings: Mapping[str, str] = field(default_factory=dict)
     config: TopicConfig = field(default_factory=TopicConfig)
+    # The id as entries hold it.
+    id_text: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "id_text", str(self.id))
 
     @property
     def in_memory(self) -> bool:
@@ -68,6 +73,8 @@ class Catalog:
         self.by_id: dict[uuid.UUID, Topic] = {}
         self.partition_count = 0
         self.counters: dict[str, int] = {}
+        # Raised whenever a topic is made, changed or deleted.
+        self.version = 0
 
     # ---- commands ------------------------------------------------------------------------
 
@@ -167,6 +174,7 @@ class Catalog:
         return None
 
     def _replay_topic(self, name: str, state: dict[str, Any] | None) -> Topic | None:
+        self.version += 1
         before = self.topics.pop(name, None)
         if before is not None:
             del self.by_id[before.id]

@@ -12,13 +12,16 @@ import logging
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
+from time import perf_counter
 
+from penstock.broker.metering import Histogram
 from penstock.log.partition import Partition
 from penstock.log.sync import SyncPlan
 
 log = logging.getLogger(__name__)
 
-_Job = tuple[Partition, SyncPlan]
+# A partition, what its sync must do, and when that was asked for.
+_Job = tuple[Partition, SyncPlan, float]
 
 
 class Committer:
@@ -32,6 +35,9 @@ class Committer:
         self._settling: dict[Partition, list[asyncio.Event]] = {}
         self._lock = threading.Lock()
         self._running = 0
+        # How long the disk took, and how long it took from the request until it was known.
+        self.sync_seconds = Histogram.of_seconds()
+        self.commit_seconds = Histogram.of_seconds()
         self._idle = asyncio.Event()
         self._idle.set()
         self._threads = [
@@ -46,7 +52,7 @@ class Committer:
         if partition.needs_sync and not partition.gone:
             self._running += 1
             self._idle.clear()
-            self._jobs.put((partition, partition.plan_sync()))
+            self._jobs.put((partition, partition.plan_sync(), perf_counter()))
 
     async def settled(self, partition: Partition) -> None:
         """Wait until no sync of this partition is under way; for one that is `gone`."""
@@ -68,8 +74,10 @@ class Committer:
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
+            started = perf_counter()
             job[1].run()
             with self._lock:
+                self.sync_seconds.observe(perf_counter() - started)
                 self._finished.append(job)
                 wake = len(self._finished) == 1
             if wake:
@@ -78,8 +86,9 @@ class Committer:
     def _finish(self) -> None:
         with self._lock:
             finished, self._finished = self._finished, []
-        for partition, plan in finished:
+        for partition, plan, requested in finished:
             self._running -= 1
+            self.commit_seconds.observe(perf_counter() - requested)
             try:
                 partition.finish_sync(plan)
                 self.request(partition)

@@ -14,7 +14,10 @@ Out
 
 Bounds
     A connection with too many unanswered requests or too many unsent bytes is not read from
-    until it has caught up. Bad bytes close the connection they came on, and nothing else.
+    until it has caught up. A *suspended* one is not read from either, nor are the frames in
+    its buffer handled: a request for a full topic waits there (`overload`), and so do those of a
+    client that has used up its quota (`quotas`). Bad bytes close the connection they came on,
+    and nothing else.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import contextlib
 import errno
 import logging
 import os
+import select
 import socket
 import struct
 import sys
@@ -32,6 +36,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, cast
 
 from penstock.broker.apis.produce_single import Targets
+from penstock.broker.overload import RequestHeldError
 from penstock.broker.slot import Part, Slot
 from penstock.errors import StorageError, WireError
 from penstock.log.slice import Slice
@@ -49,6 +54,8 @@ _LENGTH: Final = struct.Struct(">i")
 _GONE: Final = (errno.EPIPE, errno.ECONNRESET)
 # Elsewhere than on Linux sendfile has other arguments; reading and writing serves as well.
 _HAS_SENDFILE: Final = sys.platform == "linux"
+# Where this is not known a client that left is noticed when it is answered.
+_CLOSED_BY_PEER: Final[int] = getattr(select, "POLLRDHUP", 0)
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -56,6 +63,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
+        self.traffic = broker.traffic
         self._limits = broker.config.limits
         self._buffer = bytearray(_FIRST_BUFFER_BYTES)
         self._view = memoryview(self._buffer)
@@ -70,6 +78,10 @@ class Connection(asyncio.BufferedProtocol):
         self._transport_full = False
         self._paused = False
         self._stopped = False
+        # How many reasons there are to handle nothing for now.
+        self._suspensions = 0
+        self._mute: asyncio.TimerHandle | None = None
+        self._muted_until = 0.0
         self._flush_scheduled = False
         self._in_read = False
         self.closed = False
@@ -107,6 +119,8 @@ class Connection(asyncio.BufferedProtocol):
             self._send_socket.close()
         for forget in list(self.on_lost):
             forget()
+        if self._mute is not None:
+            self._mute.cancel()
         for turn in self._turns.values():
             turn.set()
         self._turns.clear()
@@ -144,6 +158,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self._end += nbytes
+        self.traffic.bytes_in += nbytes
         self.last_active = self._broker.loop.time()
         if not self.closed:
             self._handle_frames()
@@ -154,6 +169,7 @@ class Connection(asyncio.BufferedProtocol):
         end = self._end
         broker.now_ms = broker.clock.now_ms()
         slots, most_slots, ready_bytes = self._slots, self._limits.max_inflight_requests, 0
+        frames = 0
         self._in_read = True
         try:
             while end - start >= 4 and not self._paused:
@@ -166,12 +182,17 @@ class Connection(asyncio.BufferedProtocol):
                 frame = view[start + 4 : start + 4 + length]
                 start += 4 + length
                 broker.dispatch(self, frame)
+                frames += 1
                 if self.closed:
                     return
                 if slots and slots[-1].ready:
                     ready_bytes += slots[-1].size
                 if len(slots) >= most_slots or ready_bytes > self._limits.max_unsent_bytes:
                     self._pause()
+        except RequestHeldError:
+            # It is whole, and handled anew from the buffer once there is room for it.
+            start -= 4 + length
+            self.suspend()
         except WireError as error:
             self.close(f"malformed request: {error}")
             return
@@ -183,9 +204,12 @@ class Connection(asyncio.BufferedProtocol):
         finally:
             # What the frames asked to append still lies in the buffer: write it out first.
             self._start = start
+            self.traffic.frames += frames
             broker.finish_round()
             self._in_read = False
-        self._make_room()
+        if not self._suspensions:
+            # Otherwise the buffer stays as it is: nothing is read into it.
+            self._make_room()
         if self._start == self._end or self._paused:
             self.incomplete_since = None
         elif start > first or self.incomplete_since is None:
@@ -236,19 +260,66 @@ class Connection(asyncio.BufferedProtocol):
             self._paused
             and not self.closed
             and not self._stopped
+            and not self._suspensions
             and len(self._slots) <= self._limits.max_inflight_requests // 2
             and self._outgoing_bytes < self._limits.max_unsent_bytes
         ):
             self._paused = False
-            assert self._transport is not None
-            self._transport.resume_reading()
-            # Frames may lie in the buffer already, and no read would announce them.
-            if self._end > self._start:
-                self._broker.loop.call_soon(self._handle_waiting)
+            # Frames may lie in the buffer already, and no read would announce them. They come
+            # first: until they are handled there may be no room to read into.
+            self._broker.loop.call_soon(self._handle_waiting)
 
     def _handle_waiting(self) -> None:
-        if not self.closed and not self._paused:
+        if not self._is_open():
+            return
+        if self._end > self._start:
             self._handle_frames()
+        else:
+            self._make_room()
+        if self._is_open():
+            assert self._transport is not None
+            self._transport.resume_reading()
+
+    def _is_open(self) -> bool:
+        return not self.closed and not self._paused
+
+    # ---- waiting -------------------------------------------------------------------------
+
+    def suspend(self) -> None:
+        """Handle no more requests until `proceed`; they wait in the buffer and the network."""
+        self._suspensions += 1
+        self._pause()
+
+    def proceed(self) -> None:
+        """End one suspension."""
+        self._suspensions -= 1
+        self._resume_if_caught_up()
+
+    def mute(self, delay_ms: int) -> None:
+        """Be suspended for so long, or for as long as it already is if that is longer."""
+        until = self._broker.loop.time() + delay_ms / 1000
+        if self.closed or until <= self._muted_until:
+            return
+        if self._mute is None:
+            self.suspend()
+        else:
+            self._mute.cancel()
+        self._muted_until = until
+        self._mute = self._broker.loop.call_at(until, self._unmute)
+
+    def _unmute(self) -> None:
+        self._mute = None
+        self.proceed()
+
+    def peer_has_left(self) -> bool:
+        """Whether the client has closed its end; also while nothing is read from it."""
+        if self._transport is None or self._transport.is_closing():
+            return True
+        if not _CLOSED_BY_PEER:
+            return False
+        poll = select.poll()
+        poll.register(self._transport.get_extra_info("socket").fileno(), _CLOSED_BY_PEER)
+        return bool(poll.poll(0))
 
     # ---- out -----------------------------------------------------------------------------
 
@@ -280,10 +351,12 @@ class Connection(asyncio.BufferedProtocol):
         if self.closed:
             return
         slots, outgoing = self._slots, self._outgoing
+        before = self._outgoing_bytes
         while slots and slots[0].ready:
             slot = slots.popleft()
             self._outgoing_bytes += slot.size
             outgoing.extend(slot.parts)
+        self.traffic.bytes_out += self._outgoing_bytes - before
         if slots and slots[0] in self._turns:
             self._turns.pop(slots[0]).set()
         if outgoing and not self._send_blocked and not self._transport_full:

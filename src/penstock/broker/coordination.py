@@ -23,8 +23,14 @@ from penstock.broker.boot import boot_id
 from penstock.broker.catalog import Topic
 from penstock.broker.groups.coordinator import GroupCoordinator
 from penstock.broker.journal import Entry, Journal, Key
-from penstock.broker.shares.coordinator import ShareCoordinator
-from penstock.broker.transactions.coordinator import TransactionCoordinator
+from penstock.broker.quotas import QuotaCoordinator
+from penstock.broker.shares.coordinator import Queue, ShareCoordinator
+from penstock.broker.transactions.coordinator import (
+    TransactionCoordinator,
+    TransactionSettings,
+)
+from penstock.broker.transactions.markers import Markers
+from penstock.broker.waiting import WriteDone
 from penstock.errors import StorageError
 
 if TYPE_CHECKING:
@@ -35,13 +41,17 @@ log = logging.getLogger(__name__)
 # What a failed tick waits before the next: its disk may come back.
 _PAUSE_AFTER_FAILURE_S = 1.0
 _BOOT = "boot"
+# The kinds of entries that say how far a group has read.
+_PLACES = frozenset({"offset", "share"})
 
 
 class Coordinator(Protocol):
     """What the coordinators have in common."""
 
-    # The kinds of entries that are this one's: the first items of their keys.
-    kinds: frozenset[str]
+    @property
+    def kinds(self) -> frozenset[str]:
+        """The kinds of entries that are this one's: the first items of their keys."""
+        ...
 
     def replay(self, key: Key, value: Any) -> None:
         """Apply one entry."""
@@ -78,13 +88,23 @@ class Coordination:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self.journal = Journal(broker.store, broker.sync_waiters, broker.config.durability)
-        self.groups = GroupCoordinator()
-        self.transactions = TransactionCoordinator()
-        self.shares = ShareCoordinator()
+        self.groups = GroupCoordinator(broker.config, broker.catalog)
+        self.transactions = TransactionCoordinator(
+            TransactionSettings(
+                max_timeout_ms=broker.config.transaction_max_timeout_ms,
+                expiration_ms=broker.config.transactional_id_expiration_ms,
+                two_phase_commit=broker.config.two_phase_commit,
+                max_transactional_ids=broker.config.limits.max_transactional_ids,
+            )
+        )
+        self.markers = Markers(broker)
+        self.shares = ShareCoordinator(self.groups.settings)
+        self.quotas = QuotaCoordinator()
         self._coordinators: tuple[Coordinator, ...] = (
             self.groups,
             self.transactions,
             self.shares,
+            self.quotas,
         )
         self._by_kind: dict[str, Coordinator] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -104,15 +124,24 @@ class Coordination:
         """Let time pass for the coordinators; the partitions of all topics are there.
 
         A process that was killed leaves its writes with the operating system. They are lost
-        only if that was started anew since.
+        only if that was started anew since, or could not bring them to the disk.
         """
-        self._running = True
         boot = boot_id()
         same_boot = boot is not None and boot == self._boot
-        self._begin(lost=not (self._broker.store.was_clean or same_boot))
+        self.journal.write(self.shares.fit(self._end_of_log))
+        kept = self._broker.store.was_clean or same_boot
+        self._begin(lost=self.journal.doubtful or not kept)
         if not same_boot:
             self.journal.write([((_BOOT,), boot or "")])
+        self._running = True
         self.arm()
+
+    def _end_of_log(self, queue: Queue) -> int | None:
+        topic = self._broker.catalog.topics.get(queue.topic)
+        if topic is None or str(topic.id) != queue.key[1]:
+            return None
+        partition = self._broker.partition(queue.topic, queue.number)
+        return None if partition is None or partition.damaged else partition.log_end
 
     def stop(self) -> None:
         self._running = False
@@ -122,12 +151,22 @@ class Coordination:
     def write(self, entries: Iterable[Entry]) -> None:
         """Apply entries now; they are durable soon, and before any that are written later."""
         self.journal.write(entries)
+        self._carry_out()
         self.arm()
 
     async def commit(self, entries: Iterable[Entry] = ()) -> None:
         """Apply entries now; on return everything that was applied so far is durable."""
-        self.write(entries)
+        self.journal.stage(entries)
+        self._carry_out()
+        self.arm()
         await self.journal.durable()
+
+    def commit_then(self, entries: Iterable[Entry], done: WriteDone) -> None:
+        """Apply entries now; be called when everything that was applied so far is durable."""
+        self.journal.stage(entries)
+        self._carry_out()
+        self.arm()
+        self.journal.when_durable(done)
 
     def topic_deleted(self, topic: Topic) -> None:
         """Forget what was known of a topic; entries name it by id, so this is only for tidiness."""
@@ -161,6 +200,12 @@ class Coordination:
         now_ms, elapsed_ms = clock.now_ms(), clock.elapsed_ms()
         for coordinator in self._coordinators:
             self.journal.write(coordinator.tick(now_ms, elapsed_ms))
+        self._carry_out()
+
+    def _carry_out(self) -> None:
+        """Something may have been decided just now."""
+        if self._running and self.transactions.undone:
+            self.markers.start()
 
     def _on_time(self) -> None:
         self._timer = None
@@ -189,13 +234,21 @@ class Coordination:
         coordinator = self._by_kind.get(str(key[0]))
         if coordinator is not None:
             coordinator.replay(key, value)
+        if key[0] == "share-member" and value is None:
+            self.shares.member_left(str(key[1]), str(key[2]))
+        if key[0] in _PLACES:
+            self._broker.overload.committed(key)
 
     def _reset(self) -> None:
         for coordinator in self._coordinators:
             coordinator.reset()
+        self._broker.overload.look_at_all()
 
     def _begin(self, *, lost: bool) -> None:
         clock = self._broker.clock
         now_ms, elapsed_ms = clock.now_ms(), clock.elapsed_ms()
         for coordinator in self._coordinators:
             self.journal.write(coordinator.begin(now_ms, elapsed_ms, lost=lost))
+        if self._running and lost:
+            # While clients are served: at a start it is waited for before.
+            self.markers.recover_soon()

@@ -51,19 +51,25 @@ class Housekeeping:
         archive: Archive | None = None,
         interval_ms: int = 5_000,
         request_sync: Callable[[Partition], None] | None = None,
+        release_waiters: Callable[[Partition], None] | None = None,
+        on_removed: Callable[[Partition], None] | None = None,
         compactor: Compactor | None = None,
         max_keys: int = DEFAULT_MAX_KEYS,
     ) -> None:
         """`request_sync` has a partition synced soon by whoever else syncs it; without one
-        housekeeping does it itself.
+        housekeeping does it itself. `release_waiters` tells those who wait for the sync of a
+        failed partition; `on_removed` is told of partitions that have become smaller.
         """
         self._store = store
         self._interval_s = interval_ms / 1000
         self._request_sync = request_sync
+        self._release_waiters = release_waiters
+        self._on_removed = on_removed
         self._workshop = Workshop(store)
         self._compaction = CompactionRounds(self._workshop, compactor or ChildCompactor(), max_keys)
         self._archiving = ArchiveRounds(self._workshop, archive)
         self._tasks: list[asyncio.Task[None]] = []
+        self._relieving: set[asyncio.Task[None]] = set()
         self._slow_due_ms = 0
         self._archiving.attach()
 
@@ -84,6 +90,8 @@ class Housekeeping:
         if self._tasks:
             await asyncio.wait(self._tasks)
         self._tasks = []
+        if self._relieving:
+            await asyncio.wait(self._relieving)
         self._workshop.close()
 
     async def run_once(self) -> None:
@@ -142,13 +150,37 @@ class Housekeeping:
             if care.retention.ready(now_ms) and care.unfinished_swap is None:
                 with self._workshop.guard("retention of", partition, care.retention, final=False):
                     removals += [(care, removal) for removal in self._excess(partition)]
+        await self._carry_out(removals, checkpoint=True)
+
+    async def _carry_out(self, removals: list[tuple[Care, Removal]], *, checkpoint: bool) -> None:
+        """Remove segments; `checkpoint`: also write one if nothing is to be removed."""
         for _, removal in removals:
             removal.begin()
-        if await self._checkpointed():
+        if (removals or checkpoint) and await self._checkpointed():
             for care, removal in removals:
                 with self._workshop.guard("retention of", care.partition, care.retention):
                     async with care.lock:
                         await self._workshop.whole(self._remove(removal))
+
+    async def relieve(self, partition: Partition) -> None:
+        """Remove from one partition now what its retention does not keep."""
+        if not self._workshop.stopping and not partition.gone:
+            task = asyncio.ensure_future(self._relieve(self._workshop.care(partition)))
+            self._relieving.add(task)
+            task.add_done_callback(self._relieving.discard)
+            await asyncio.shield(task)
+
+    async def _relieve(self, care: Care) -> None:
+        partition = care.partition
+        if partition.failure is not None or care.unfinished_swap is not None:
+            return
+        removals: list[tuple[Care, Removal]] = []
+        with self._workshop.guard("retention of", partition, care.retention, final=False):
+            retention.roll_if_alone(partition)
+            if partition.needs_sync:
+                await self._sync(partition)
+            removals = [(care, removal) for removal in self._excess(partition)]
+        await self._carry_out(removals, checkpoint=False)
 
     async def _tend(self, care: Care, *, slow: bool) -> None:
         partition, now_ms = care.partition, self._workshop.now_ms()
@@ -207,6 +239,8 @@ class Housekeeping:
         self.counters.segments_removed += len(removal.segments)
         self.counters.bytes_removed += sum(segment.size for segment in removal.segments)
         removal.detach()
+        if self._on_removed is not None:
+            self._on_removed(removal.partition)
         if removal.partition.config.durability == "memory":
             removal.erase()
         else:
@@ -223,6 +257,9 @@ class Housekeeping:
             # First see on a thread whether the disk answers at all: the repair holds the loop.
             probe = partial(probe_disk, partition.disk, partition.folder)
             await self._workshop.on_thread(probe)
+            if self._release_waiters is not None:
+                # They must be told of the failure before what they wrote is cut off.
+                self._release_waiters(partition)
             partition.repair()
             if partition.failure is None:
                 self.counters.repairs += 1

@@ -19,6 +19,7 @@ from typing import Any
 
 from penstock.broker.apis import produce, produce_single
 from penstock.broker.apis.context import Endpoint, RequestContext
+from penstock.broker.care import Counters
 from penstock.broker.catalog import PRODUCER_ID_BLOCK, ApiError, Catalog, KeyValue, Topic
 from penstock.broker.committer import Committer
 from penstock.broker.config import BrokerConfig
@@ -26,7 +27,14 @@ from penstock.broker.connection import BufferBudget, Connection
 from penstock.broker.coordination import Coordination
 from penstock.broker.fetch_sessions import FetchSessions
 from penstock.broker.housekeeping import Housekeeping
+from penstock.broker.lag_watch import LagWatch
 from penstock.broker.metadata_log import MetadataLog
+from penstock.broker.metering import Traffic
+from penstock.broker.metrics_http import MetricsServer
+from penstock.broker.overload import Overload
+from penstock.broker.positions import GroupPositions
+from penstock.broker.quotas import ClientQuota, Enforcement
+from penstock.broker.shares.service import Queues
 from penstock.broker.slot import Slot
 from penstock.broker.waiting import NameLocks, ReadWaiters, SyncWaiters
 from penstock.errors import ConfigError, PenstockError, StorageError, WireError
@@ -77,9 +85,16 @@ class Broker:
         self.now_ms = 0
         self.port = config.port
         self.connections: set[Connection] = set()
+        self.traffic = Traffic()
         self._by_name: dict[str, list[Partition]] = {}
         self._metadata = MetadataLog(self.store, self.catalog, self.sync_waiters)
         self.coordination = Coordination(self)
+        self.queues = Queues(self)
+        self.overload = Overload(self)
+        self.lag_watch = LagWatch(self, GroupPositions(self.coordination, self.catalog))
+        # What connections call for each of their frames; quotas, where there are any, come first.
+        self.dispatch: Callable[[Connection, memoryview], None] = self.dispatch_plain
+        self.enforcement = Enforcement(self, self.coordination.quotas)
         self._warn_again_at = 0.0
         self._names = NameLocks()
         # Deleted topics whose files are not gone yet: their names wait for it.
@@ -90,6 +105,11 @@ class Broker:
         self._dismissed = asyncio.Event()
         self._server: asyncio.Server | None = None
         self._housekeeping: Housekeeping | None = None
+        self.metrics_server = (
+            MetricsServer(self, config.metrics_host, config.metrics_port)
+            if config.metrics_port is not None
+            else None
+        )
         self._sweeper: asyncio.TimerHandle | None = None
 
     # ---- life ----------------------------------------------------------------------------
@@ -97,6 +117,19 @@ class Broker:
     async def start(self) -> None:
         """Open everything and listen; ready for clients on return."""
         self.loop = asyncio.get_running_loop()
+        if self.metrics_server is not None:
+            await self.metrics_server.start()
+        try:
+            await self._open()
+        except BaseException:
+            if self.metrics_server is not None:
+                await self.metrics_server.stop()
+            raise
+        self.lag_watch.start()
+        if self.metrics_server is not None:
+            self.metrics_server.ready = True
+
+    async def _open(self) -> None:
         raise_file_limit()
         archive = open_archive(self.config.archive) if self.config.archive else None
         self.store.open()
@@ -116,17 +149,21 @@ class Broker:
             for topic in self.catalog.topics.values():
                 self._load_partitions(topic)
             self.coordination.start()
+            await self.coordination.markers.recover()
             self._housekeeping = Housekeeping(
                 self.store,
                 archive=archive,
                 interval_ms=self.config.housekeeping_interval_ms,
                 request_sync=self.committer.request,
+                release_waiters=self.sync_waiters.release,
+                on_removed=self.overload.made_room,
             )
             self._server = await self.loop.create_server(
                 lambda: Connection(self), self.config.host, self.config.port, backlog=1024
             )
         except OSError as error:
             # Nothing has happened yet: the next start need not recover from this one.
+            self.coordination.stop()
             await self.committer.close()
             self.store.close()
             raise ConfigError(
@@ -134,10 +171,13 @@ class Broker:
                 advice="Choose another address with --listen, or stop what uses this one.",
             ) from error
         except BaseException:
+            self.coordination.stop()
             self.store.abandon()
             raise
         self.port = self._server.sockets[0].getsockname()[1]
         self._housekeeping.start()
+        for partition in self.store.partitions.values():
+            self.overload.follow(partition)
         self._sweeper = self.loop.call_later(_SWEEP_INTERVAL_S, self._sweep)
 
     async def stop(self) -> bool:
@@ -146,18 +186,28 @@ class Broker:
             self._server.close()
         if self._sweeper is not None:
             self._sweeper.cancel()
+        await self._stop_watching()
+        self.overload.stop()
         # Clients that go on sending would keep it from ever coming to an end.
         for connection in list(self.connections):
             connection.stop_reading()
+        # Members that wait for others to join would keep it waiting.
+        self.coordination.groups.dismiss_all()
         if self._housekeeping is not None:
             await self._housekeeping.stop()
         await self._finish_tasks()
+        self.queues.rounds.stop()
         self.coordination.stop()
         for partition in self.store.partitions.values():
             self.committer.request(partition)
         await self.committer.close()
         await self._part_with_clients()
         return self.store.close()
+
+    async def _stop_watching(self) -> None:
+        if self.metrics_server is not None:
+            await self.metrics_server.stop()
+        await self.lag_watch.stop()
 
     async def _finish_tasks(self) -> None:
         if self._tasks:
@@ -187,6 +237,8 @@ class Broker:
         self._server.close()
         if self._sweeper is not None:
             self._sweeper.cancel()
+        await self._stop_watching()
+        self.queues.rounds.stop()
         self.coordination.stop()
         await self._housekeeping.stop()
         await self.committer.close()
@@ -221,7 +273,9 @@ class Broker:
 
     def admit(self, connection: Connection) -> bool:
         if len(self.connections) >= self.config.limits.max_connections:
+            self.traffic.refused += 1
             return False
+        self.traffic.connections += 1
         self.connections.add(connection)
         return True
 
@@ -255,7 +309,7 @@ class Broker:
 
     # ---- requests ------------------------------------------------------------------------
 
-    def dispatch(self, connection: Connection, frame: memoryview) -> None:
+    def dispatch_plain(self, connection: Connection, frame: memoryview) -> None:
         """Answer one request; WireError if it is not one that can be answered."""
         if frame[:2] == _PRODUCE:
             known = connection.targets.find(frame)
@@ -263,20 +317,35 @@ class Broker:
                 (correlation_id,) = _CORRELATION.unpack_from(frame, 4)
                 produce_single.stage(self, connection, *known, correlation_id)
                 return
+        self.dispatch_in_full(connection, frame)
+
+    def dispatch_in_full(
+        self,
+        connection: Connection,
+        frame: memoryview,
+        throttle_ms: int = 0,
+        quota: ClientQuota | None = None,
+    ) -> None:
+        """Answer a request that is not recognised by its bytes, or whose client must slow down."""
         key, version, correlation_id, client_id, at = decode_request_header(frame, 0)
         endpoint = self.endpoints.get(key)
         if endpoint is None:
             raise WireError(f"there is no API {key} here")
-        context = RequestContext(key, version, correlation_id, client_id, connection)
+        context = RequestContext(
+            key, version, correlation_id, client_id, connection, throttle_ms, quota
+        )
         if not endpoint.min_version <= version <= endpoint.max_version:
             self._refuse_version(context)
+            self.traffic.count(key)
             return
         if endpoint.hot is not None:
             endpoint.hot(self, frame, at, context)
+            self.traffic.count(key)
             return
         assert endpoint.handler is not None
         # Bytes may follow: librdkafka sends some after a Metadata request, and Kafka takes it.
         request, _ = decoder(api(key).request, version)(frame, at)
+        self.traffic.count(key)
         slot = connection.open_slot()
         try:
             outcome = endpoint.handler(self, request, context)
@@ -309,6 +378,10 @@ class Broker:
             self._apologise(slot, context, error)
 
     def _answer(self, slot: Slot, context: RequestContext, response: Message) -> None:
+        if context.throttle_ms and hasattr(response, "throttle_time_ms"):
+            response.throttle_time_ms = context.throttle_ms
+        if code := getattr(response, "error_code", 0):
+            self.traffic.errors[context.api_key, code] += 1
         body = encoder(type(response), context.version)(response)
         header = response_header(context.api_key, context.version, context.correlation_id)
         slot.answer((header, body))
@@ -342,6 +415,8 @@ class Broker:
     def _on_synced(self, partition: Partition) -> None:
         self.sync_waiters.release(partition)
         self.read_waiters.wake(partition)
+        if self.overload.guards:
+            self.overload.synced(partition)
 
     # ---- partitions ----------------------------------------------------------------------
 
@@ -350,6 +425,29 @@ class Broker:
         if partitions is None or not 0 <= number < len(partitions):
             return None
         return partitions[number]
+
+    @property
+    def housekeeping_counters(self) -> Counters | None:
+        return self._housekeeping.counters if self._housekeeping is not None else None
+
+    def failures(self) -> list[str]:
+        """What keeps the broker as a whole from working: its own topics cannot be written."""
+        own = (self._metadata.partition, self.coordination.journal.partition)
+        return [f"{part.id}: {part.failure}" for part in own if part.failure is not None]
+
+    def needed_from(self, group: str, topic: str, number: int) -> int | None:
+        """The first offset of a partition that a group still needs; None if it has said nothing."""
+        known = self.coordination.groups.get(group)
+        if known is not None and known.kind == "share":
+            found = self.catalog.topics.get(topic)
+            shares = self.coordination.shares
+            return shares.start_offset(group, str(found.id), number) if found is not None else None
+        return self.coordination.groups.committed(group, topic, number)
+
+    async def make_room(self, partition: Partition) -> None:
+        """Remove now what retention does not keep."""
+        assert self._housekeeping is not None
+        await self._housekeeping.relieve(partition)
 
     def _load_partitions(self, topic: Topic) -> None:
         self._by_name[topic.name] = [self._load(topic, at) for at in range(topic.partitions)]
@@ -398,7 +496,10 @@ class Broker:
         except BaseException:
             self.store.erase(self._detach(made))
             raise
-        self._by_name.setdefault(name, []).extend(self.store.partitions[id_] for id_ in made)
+        fresh = [self.store.partitions[id_] for id_ in made]
+        self._by_name.setdefault(name, []).extend(fresh)
+        for partition in fresh:
+            self.overload.follow(partition)
 
     def _detach(self, ids: list[PartitionId]) -> list[str]:
         """Let go of partitions that the catalog does not know; their folders, out of the way."""
@@ -417,6 +518,7 @@ class Broker:
         """The partition is gone: tell those who wait for it, and forget the ways to it."""
         partition.gone = True
         self._on_synced(partition)
+        self.overload.leave(partition)
         for connection in self.connections:
             connection.targets.forget(partition)
 
@@ -479,6 +581,7 @@ class Broker:
         await self._metadata.commit(command)
         for partition in self._by_name[name]:
             partition.reconfigure(self.catalog.topics[name].config)
+            self.overload.follow(partition)
             self._on_synced(partition)
             self.committer.request(partition)
 

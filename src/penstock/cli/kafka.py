@@ -68,6 +68,10 @@ _ADVICE: Final = {
     "MSG_SIZE_TOO_LARGE": "Raise max.message.bytes of the topic, and for the client pass "
     "-X message.max.bytes=BYTES.",
     "INVALID_RECORD": "A compacted topic takes only records with a key.",
+    "GROUP_ID_NOT_FOUND": "`penstock groups list` shows what there is.",
+    "NON_EMPTY_GROUP": "Stop its consumers first; a dead one is forgotten after its session "
+    "timeout.",
+    "UNKNOWN_MEMBER_ID": "The group has members: stop its consumers first.",
     "_TIMED_OUT": "The broker did not answer in time. Is it overloaded, or its disk full?",
     "_MSG_TIMED_OUT": "The broker did not answer in time. Is it overloaded, or its disk full?",
     "_TRANSPORT": "Is the broker running? `penstock up` starts one.",
@@ -107,7 +111,8 @@ class Connection:
 
     def __init__(self, bootstrap: str, settings: Mapping[str, str]) -> None:
         self.bootstrap = bootstrap
-        self._settings = dict(settings)
+        self.settings = dict(settings)
+        self._admin: AdminClient | None = None
 
     def _config(self, extra: Mapping[str, Any]) -> dict[str, Any]:
         return {
@@ -116,14 +121,17 @@ class Connection:
             # What goes wrong is reported by the command, once.
             "log_level": 0,
             **extra,
-            **self._settings,
+            **self.settings,
         }
 
     def admin(self) -> AdminClient:
+        """The same one every time."""
         from confluent_kafka.admin import AdminClient
 
-        with _checked_settings():
-            return AdminClient(self._config({}))
+        if self._admin is None:
+            with _checked_settings():
+                self._admin = AdminClient(self._config({}))
+        return self._admin
 
     def consumer(self, extra: Mapping[str, Any] | None = None) -> Consumer:
         """A consumer for assigned partitions, which commits nothing."""
@@ -193,6 +201,17 @@ def complete_topics(incomplete: str) -> list[str]:
     except Exception:  # the shell has no use for a reason
         return []
     return sorted(name for name in topics if name.startswith(incomplete))
+
+
+def complete_groups(incomplete: str) -> list[str]:
+    """Names of groups for the shell's completion; none if the broker does not answer at once."""
+    try:
+        connection = connect(os.environ.get(BOOTSTRAP_VARIABLE, DEFAULT_BOOTSTRAP), [])
+        future = connection.admin().list_consumer_groups(request_timeout=COMPLETION_TIMEOUT_S)
+        groups = future.result(COMPLETION_TIMEOUT_S + 1).valid
+    except Exception:  # the shell has no use for a reason
+        return []
+    return sorted(each.group_id for each in groups if each.group_id.startswith(incomplete))
 
 
 def complete_settings(incomplete: str) -> list[str]:

@@ -65,8 +65,8 @@ def dump(
 
     Each line is a batch: the byte where it starts, its offsets, how many records it has, its
     size and how it is compressed, its times and the leader epoch it was written in. Works on
-    damaged files too, shows what is not readable, and goes on behind it. An .index, .timeindex
-    or .snapshot file is shown entry by entry.
+    damaged files too, shows what is not readable, and goes on behind it. An .index,
+    .timeindex, .txnindex or .snapshot file is shown entry by entry.
 
     \b
     Examples:
@@ -159,6 +159,16 @@ def _dump_as_text(entry: Entry) -> None:
                 f"  producer {entry.producer_id}, epoch {entry.epoch}: last sequence "
                 f"{entry.last_sequence}, last offset {entry.last_offset}, "
                 f"{show_time(entry.timestamp_ms)}"
+                + (
+                    f", in a transaction since offset {entry.txn_first_offset}"
+                    if entry.txn_first_offset >= 0
+                    else ""
+                )
+            )
+        case kinds.AbortedEntry(_, producer_id, first_offset, last_offset, _):
+            print(
+                f"  producer {producer_id} aborted the transaction of offsets {first_offset} to "
+                f"{last_offset}"
             )
 
 

@@ -6,22 +6,31 @@ an interruption by Ctrl-C.
 
 from __future__ import annotations
 
+import os
 import sys
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Final
 
 import typer
 
-from penstock.cli import consume, log, output, produce, topics, up
+from penstock.cli import output
 from penstock.errors import PenstockError
 
-app = typer.Typer(
-    name="penstock",
-    no_args_is_help=True,
-    # Plain text: rich's own help takes longer to load than all the rest.
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["--help", "-h"]},
+# The commands in the order of --help, each in the module of its name: one with commands below it
+# has an `app` there, another is a function.
+COMMANDS: Final = (
+    "up",
+    "topics",
+    "produce",
+    "consume",
+    "groups",
+    "queue",
+    "transactions",
+    "quotas",
+    "migrate",
+    "log",
 )
+_COMPLETION: Final = "_PENSTOCK_COMPLETE"
 
 
 def _show_version(wanted: bool) -> None:
@@ -32,7 +41,6 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def penstock(
     version: Annotated[
         bool,
@@ -52,21 +60,41 @@ def penstock(
       echo hello | penstock produce greetings   # write a record, in another
       penstock consume greetings                # read it
       penstock topics describe greetings        # see where it is
+      penstock groups list                      # see who reads
       penstock log verify penstock-data         # check the files, with the broker stopped
     """
 
 
-app.command("up")(up.up)
-app.add_typer(topics.app, name="topics")
-app.command("produce")(produce.produce)
-app.command("consume")(consume.consume)
-app.add_typer(log.app, name="log")
+def make_app(only: str | None = None) -> typer.Typer:
+    """The whole command, or with just one of its parts: so that it starts without the others."""
+    app = typer.Typer(
+        name="penstock",
+        no_args_is_help=True,
+        # Plain text: rich's own help takes longer to load than all the rest.
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["--help", "-h"]},
+    )
+    app.callback()(penstock)
+    for name in COMMANDS if only is None else (only,):
+        module = import_module(f"penstock.cli.{name}")
+        if hasattr(module, "app"):
+            app.add_typer(module.app, name=name)
+        else:
+            app.command(name)(getattr(module, name))
+    return app
+
+
+def _asked_for() -> str | None:
+    """The part that this call is for; None if it takes all of them to tell."""
+    first = sys.argv[1] if len(sys.argv) > 1 else ""
+    return first if first in COMMANDS and _COMPLETION not in os.environ else None
 
 
 def main() -> None:
     """The entry of the `penstock` script."""
     try:
-        app(prog_name="penstock")
+        make_app(_asked_for())(prog_name="penstock")
     except PenstockError as error:
         output.fail(error)
         sys.exit(output.EXIT_FAILURE)

@@ -10,9 +10,13 @@ import base64
 import os
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import PenstockError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
 
 EXIT_FAILURE: Final = 1
 EXIT_USAGE: Final = 2
@@ -57,8 +61,12 @@ def flush() -> None:
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "") -> None:
     """A table; columns whose name begins with `>` are numbers and stand to the right."""
+    print_rich(table(columns, rows, title=title))
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "") -> Table:
+    """The same as something that rich can print."""
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -69,9 +77,15 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title:
                          overflow="fold")  # fmt: skip
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
+    return table
+
+
+def print_rich(renderable: RenderableType) -> None:
+    from rich.console import Console
+
     # In a file or a pipe a table is as wide as it needs to be.
     width = None if sys.stdout.isatty() else 250
-    Console(width=width, highlight=False, soft_wrap=False).print(table)
+    Console(width=width, highlight=False, soft_wrap=False).print(renderable)
 
 
 def json_bytes(data: bytes | None) -> str | dict[str, str] | None:

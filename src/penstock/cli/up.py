@@ -15,7 +15,7 @@ import typer
 
 from penstock.cli import output
 from penstock.cli.topics import PROMISES
-from penstock.cli.values import parse_address, parse_pairs
+from penstock.cli.values import parse_address, parse_duration_ms, parse_pairs
 from penstock.errors import DataDirectoryError
 
 if TYPE_CHECKING:
@@ -111,6 +111,42 @@ AutoCreateOption = Annotated[
         "--auto-create/--no-auto-create", help="Make a topic when a client first writes to it."
     ),
 ]
+TwoPhaseOption = Annotated[
+    bool,
+    typer.Option(
+        "--two-phase/--no-two-phase",
+        help="Let producers leave the decision about their transactions to somebody else, for as "
+        "long as it takes.",
+    ),
+]
+MetricsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--metrics",
+        envvar="PENSTOCK_METRICS",
+        metavar="[HOST:]PORT",
+        help="Serve metrics for Prometheus over HTTP there, at /metrics, and /healthz. Without "
+        "HOST only this machine can ask.",
+    ),
+]
+AlertBeforeOption = Annotated[
+    str,
+    typer.Option(
+        "--alert-before",
+        metavar="DURATION",
+        help="Warn when a group will lose unread records to retention within this long; 0 for "
+        "no such warnings.",
+    ),
+]
+AlertWebhookOption = Annotated[
+    str | None,
+    typer.Option(
+        "--alert-webhook",
+        envvar="PENSTOCK_ALERT_WEBHOOK",
+        metavar="URL",
+        help="Also send alerts there, as JSON by POST.",
+    ),
+]
 QuietOption = Annotated[
     bool, typer.Option("--quiet", "-q", help="Print only the address, when ready.")
 ]
@@ -129,6 +165,10 @@ def up(
     config: ConfigOption = [],  # noqa: B006
     partitions: PartitionsOption = 1,
     auto_create: AutoCreateOption = True,
+    two_phase: TwoPhaseOption = True,
+    metrics: MetricsOption = None,
+    alert_before: AlertBeforeOption = "1h",
+    alert_webhook: AlertWebhookOption = None,
     quiet: QuietOption = False,
     log_level: LogLevelOption = LogLevel.WARNING,
     log_json: LogJsonOption = False,
@@ -145,6 +185,7 @@ def up(
       penstock up --data /var/lib/penstock --listen 127.0.0.1:9092
       penstock up --durability os -c retention.ms=86400000 --partitions 4
       penstock up --listen 0.0.0.0:9092 --advertise broker.example:9092
+      penstock up --metrics 9644 --alert-before 6h --alert-webhook http://127.0.0.1:8000/alerts
     """
     started = time.monotonic()
     _set_up_logging(log_level, as_json=log_json)
@@ -153,6 +194,7 @@ def up(
     settings = parse_pairs(config)
     if "durability" in settings:
         raise typer.BadParameter("use --durability")
+    watching = {"alert_before_loss_ms": _alert_before_ms(alert_before), **_metrics_at(metrics)}
     _check_data(data)
     # What is made while starting stays; the broker turns the collector on again.
     gc.disable()
@@ -167,13 +209,21 @@ def up(
         durability=durability.value,
         archive=archive,
         auto_create_topics=auto_create,
+        two_phase_commit=two_phase,
         default_partitions=partitions,
         topic_defaults=settings,
+        alert_webhook=alert_webhook,
+        **watching,
     )
     if not broker_config.is_loopback:
         output.warn(
             f"listening on {host}, where others can reach it: there is no authentication, so "
             "whoever can connect can read, write and delete everything"
+        )
+
+    if metrics is not None and not broker_config.serves_metrics_here:
+        output.warn(
+            f"metrics are served on {broker_config.metrics_host}, where others can read them"
         )
 
     def ready(broker: Broker) -> None:
@@ -183,6 +233,22 @@ def up(
         output.warn("stopped, but not cleanly; the next start checks what is on disk")
     elif not quiet:
         output.say("stopped cleanly; everything is on disk")
+
+
+def _metrics_at(text: str | None) -> dict[str, Any]:
+    """The settings for `--metrics`; a port alone is one of the loopback."""
+    if text is None:
+        return {}
+    alone = text.strip().removeprefix(":")
+    host, port = parse_address(f"127.0.0.1:{alone}" if alone.isdecimal() else text)
+    return {"metrics_host": host, "metrics_port": port}
+
+
+def _alert_before_ms(text: str) -> int:
+    before_ms = 0 if text.strip() == "0" else parse_duration_ms(text)
+    if before_ms is None:
+        raise typer.BadParameter(f"{text!r} is not a duration such as 90m or 6h")
+    return before_ms
 
 
 def _check_data(data: Path) -> None:
@@ -219,6 +285,8 @@ def _greet(
         f"              penstock consume greetings{option}",
         "  stop        Ctrl-C",
     ]
+    if broker.metrics_server is not None:
+        lines.insert(-1, f"  metrics     {broker.metrics_server.address}")
     if not sys.stdout.isatty():
         lines.pop()
     print("\n".join(lines), flush=True)

@@ -102,6 +102,13 @@ def test_everyone_who_waited_for_a_failed_sync_is_told(seed: int) -> None:
     with broker_on(disk) as broker, RawClient(broker.bootstrap) as client:
         client.call(rq.create("t", segment_bytes="5000"))
         for attempt in range(20):
+            # However the rest is spread over syncs, something is acknowledged before the failure.
+            for at in range(3):
+                value = b"%d safe %d" % (attempt, at)
+                history.sending("p", place, None, value)
+                answer = rq.one(client.call(rq.produce("t", rq.batch(value)), PRODUCE))
+                assert not answer.error_code
+                history.acknowledged(place, answer.base_offset, None, value)
             disk.fail("sync", nth=rng.randint(1, 6), path_part="t-0/")
             values = [b"%d.%d " % (attempt, at) + b"x" * 300 for at in range(60)]
             for value in values:

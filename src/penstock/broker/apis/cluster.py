@@ -21,6 +21,8 @@ from penstock.wire.messages.api_versions import (
     ApiVersion,
     ApiVersionsRequest,
     ApiVersionsResponse,
+    FinalizedFeatureKey,
+    SupportedFeatureKey,
 )
 from penstock.wire.messages.describe_cluster import (
     DescribeClusterBroker,
@@ -56,6 +58,10 @@ from penstock.wire.zero import ZERO_UUID
 if TYPE_CHECKING:
     from penstock.broker.server import Broker
 
+TRANSACTIONS: Final = "transaction.version"
+# Kafka's features that change what a client does, at the level that is served here.
+FEATURES: Final = {TRANSACTIONS: 2}
+ANY_FEATURE_FROM_VERSION: Final = 4
 NULL_NAMES_FROM_VERSION: Final = 12
 SOFTWARE_FROM_VERSION: Final = 3
 _SOFTWARE: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?")
@@ -77,7 +83,26 @@ def api_versions(
         )
     ):
         return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
+    features = {
+        name: min(level, broker.config.transaction_version) if name == TRANSACTIONS else level
+        for name, level in FEATURES.items()
+    }
     return ApiVersionsResponse(
+        # The lowest level of a feature is 0, which older clients do not take for one.
+        supported_features=[
+            SupportedFeatureKey(
+                name=name,
+                min_version=0 if context.version >= ANY_FEATURE_FROM_VERSION else 1,
+                max_version=level,
+            )
+            for name, level in FEATURES.items()
+        ],
+        finalized_features_epoch=0,
+        finalized_features=[
+            FinalizedFeatureKey(name=name, max_version_level=level, min_version_level=level)
+            for name, level in features.items()
+            if level
+        ],
         api_keys=[
             ApiVersion(
                 api_key=endpoint.api_key,
@@ -89,7 +114,7 @@ def api_versions(
                 max_version=endpoint.max_version,
             )
             for endpoint in broker.endpoints.values()
-        ]
+        ],
     )
 
 

@@ -10,6 +10,7 @@ from penstock.wire import Message
 
 if TYPE_CHECKING:
     from penstock.broker.connection import Connection
+    from penstock.broker.quotas import ClientQuota
     from penstock.broker.server import Broker
 
 
@@ -22,6 +23,10 @@ class RequestContext:
     correlation_id: int
     client_id: str | None
     connection: Connection
+    # How long the client is told to wait before it asks again.
+    throttle_ms: int = 0
+    # What the client may use, where it has a quota.
+    quota: ClientQuota | None = None
 
 
 Handler = Callable[["Broker", Any, RequestContext], Message | Awaitable[Message]]

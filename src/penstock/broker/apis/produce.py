@@ -14,10 +14,12 @@ from uuid import UUID
 
 from penstock.broker.apis.context import RequestContext
 from penstock.broker.apis.produce_single import SingleWrite, records_start
+from penstock.broker.apis.produce_transactional import admit, is_transactional
 from penstock.errors import (
     CorruptBatchError,
     InvalidRecordError,
     InvalidTimestampError,
+    InvalidTxnStateError,
     LogError,
     OutOfOrderSequenceError,
     ProducerFencedError,
@@ -46,6 +48,9 @@ ZSTD_CODEC: Final = 4
 ZSTD_FROM_VERSION: Final = 7
 TOPIC_IDS_FROM_VERSION: Final = 13
 _ATTRIBUTES_LOW_BYTE: Final = 22
+# What every client tries again.
+FULL: Final = ErrorCode.KAFKA_STORAGE_ERROR
+NOTHING_FULL: Final[dict[Partition, str]] = {}
 
 ERROR_CODES: Final[dict[type[LogError], ErrorCode]] = {
     CorruptBatchError: ErrorCode.CORRUPT_MESSAGE,
@@ -54,6 +59,7 @@ ERROR_CODES: Final[dict[type[LogError], ErrorCode]] = {
     RecordTooLargeError: ErrorCode.MESSAGE_TOO_LARGE,
     OutOfOrderSequenceError: ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
     ProducerFencedError: ErrorCode.INVALID_PRODUCER_EPOCH,
+    InvalidTxnStateError: ErrorCode.INVALID_TXN_STATE,
 }
 
 
@@ -69,15 +75,33 @@ class PendingProduce:
         self.responses: list[TopicProduceResponse] = []
         self.waiting = 0
 
+    def done(self) -> None:
+        """Something that was waited for has happened."""
+        self.waiting -= 1
+        if not self.waiting:
+            self.finish()
+
+    def fail_all(self, error: LogError) -> None:
+        """Nothing of it is certain; what was refused for another reason stays so."""
+        for topic in self.responses:
+            for result in topic.partition_responses:
+                if not result.error_code:
+                    set_error(result, error)
+
     def finish(self) -> None:
         """Answer, now that nothing is waited for."""
         context = self.context
+        failed = [
+            r.error_code for t in self.responses for r in t.partition_responses if r.error_code
+        ]
+        for code in failed:
+            context.connection.traffic.errors[0, code] += 1
         if self.slot is None:
-            if any(r.error_code for t in self.responses for r in t.partition_responses):
+            if failed:
                 # Nobody waits for an answer: as in Kafka, a cut connection is the only sign.
                 context.connection.close("a produce request with acks=0 failed")
             return
-        body = ProduceResponse(responses=self.responses)
+        body = ProduceResponse(responses=self.responses, throttle_time_ms=context.throttle_ms)
         self.slot.answer(
             (
                 response_header(0, context.version, context.correlation_id),
@@ -102,22 +126,17 @@ class PendingWrite:
 
     def written(self) -> None:
         """It is written, and nobody waits for a sync."""
-        self._done()
+        self.request.done()
 
     def synced(self, error: StorageError | None) -> None:
         """The sync that this batch waited for has happened, or failed."""
         if error is not None:
             set_error(self.result, error)
-        self._done()
+        self.request.done()
 
     def fail(self, error: LogError) -> None:
         set_error(self.result, error)
-        self._done()
-
-    def _done(self) -> None:
-        self.request.waiting -= 1
-        if not self.request.waiting:
-            self.request.finish()
+        self.request.done()
 
 
 class ProduceRound:
@@ -157,9 +176,11 @@ def handle(broker: Broker, frame: memoryview, at: int, context: RequestContext) 
     request, end = decoder(ProduceRequest, version)(frame, at)
     # Its place in the frame is found from the end, so nothing may follow the request.
     recognisable = request.acks and end == len(frame)
+    refusal = _refusal(request)
+    # Before anything is done: a request for a full topic may have to wait.
+    full = broker.overload.admit(request, context) if broker.overload.guards else NOTHING_FULL
     slot = context.connection.open_slot() if request.acks else None
     pending = PendingProduce(context, slot, request.acks)
-    refusal = _refusal(request)
     by_id = version >= TOPIC_IDS_FROM_VERSION
     for data in request.topic_data:
         results: list[PartitionProduceResponse] = []
@@ -183,7 +204,10 @@ def handle(broker: Broker, frame: memoryview, at: int, context: RequestContext) 
                     else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 )
                 continue
-            _stage(broker, partition, item.records, pending, result)
+            if partition in full:
+                result.error_code, result.error_message = FULL, full[partition]
+                continue
+            _stage(broker, partition, item.records, pending, result, request.transactional_id)
             records_at = records_start(frame, request, version) if recognisable else None
             if records_at is not None:
                 context.connection.targets.learn(frame, records_at, request, partition)
@@ -194,11 +218,6 @@ def handle(broker: Broker, frame: memoryview, at: int, context: RequestContext) 
 def _refusal(request: ProduceRequest) -> tuple[ErrorCode, str] | None:
     if request.acks not in (-1, 0, 1):
         return ErrorCode.INVALID_REQUIRED_ACKS, f"acks={request.acks} is not -1, 0 or 1"
-    if request.transactional_id is not None:
-        return (
-            ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-            "this broker has no transactions",
-        )
     return None
 
 
@@ -213,6 +232,7 @@ def _stage(
     records: bytes | memoryview | None,
     pending: PendingProduce,
     result: PartitionProduceResponse,
+    transactional_id: str | None,
 ) -> None:
     round_ = broker.round
     view = memoryview(bytearray(records or b"")) if not isinstance(records, memoryview) else records
@@ -224,13 +244,22 @@ def _stage(
         ):
             result.error_code = ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
             return
-        staged = partition.stage(view, broker.now_ms)
+        in_transaction = False
+        if transactional_id is not None and is_transactional(view):
+            result.error_code = admit(broker, pending, transactional_id, partition, view)
+            if result.error_code:
+                return
+            in_transaction = True
+        staged = partition.stage(view, broker.now_ms, in_transaction)
     except StorageError as error:
         round_.must_flush(partition)
         set_error(result, error)
         return
     except LogError as error:
         set_error(result, error)
+        if isinstance(error, InvalidTxnStateError) and is_transactional(view):
+            # It belongs to a transaction, and the request does not say to whose.
+            result.error_code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
         return
     result.base_offset = staged.base_offset
     result.log_append_time_ms = staged.append_time_ms

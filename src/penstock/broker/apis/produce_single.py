@@ -115,6 +115,7 @@ class SingleWrite(Slot):
 
         result = PartitionProduceResponse()
         set_error(result, error)
+        self.connection.traffic.errors[0, result.error_code] += 1
         header = response_header(0, self.target.version, self.correlation_id)
         self.answer((header, self.target.encode(result)))
 
@@ -158,7 +159,7 @@ class Targets:
             if size < records_at + 4:
                 continue
             target = by_key.get(head + bytes(frame[KEY_START:records_at]))
-            if target is None or target.partition.gone:
+            if target is None or (target.partition.asks and not target.partition.admits()):
                 continue
             if target.frame_tail:
                 length, start = decode_uvarint(frame, records_at)

@@ -257,6 +257,7 @@ async def delete_records(
             except OffsetOutOfRangeError:
                 result.error_code = ErrorCode.OFFSET_OUT_OF_RANGE
                 continue
+            broker.overload.look(partition)
             result.low_watermark = partition.log_start
             changed.append(result)
     if changed:

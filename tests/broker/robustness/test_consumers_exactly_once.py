@@ -1,0 +1,23 @@
+"""Consume, transform, produce: exactly once though workers, broker and network fail.
+
+`make soak` does it for longer.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.broker.robustness.consumers_pipeline import PROTOCOLS, Pipeline
+
+TOTAL = 300
+FAULTS = 5
+
+
+@pytest.mark.parametrize("kind", ["older", "newer"])
+def test_each_record_is_copied_once(tmp_path: Path, seed: int, kind: str) -> None:
+    protocol = PROTOCOLS[0] if kind == "newer" else PROTOCOLS[1 + seed % 2]
+    pipeline = Pipeline(tmp_path / "data", seed, total=TOTAL, protocol=protocol)
+    pipeline.run(FAULTS)
+    print(protocol, pipeline.report())

@@ -1,0 +1,405 @@
+"""What brokers answer to members that they assign partitions to; run on ours and on Apache Kafka.
+
+Heartbeats of consumer groups (KIP-848) and share groups (KIP-932): joining, epochs, giving up and
+getting partitions, leaving, static members, and everything that must be refused.
+
+Kafka computes targets now and then, not at once, and counts its epochs from 2. So what is compared
+is not each step, but what comes of it.
+"""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import Any, Final
+from uuid import UUID
+
+from penstock.wire import Message
+from penstock.wire.errors import ErrorCode
+from penstock.wire.messages.consumer_group_describe import ConsumerGroupDescribeRequest
+from penstock.wire.messages.consumer_group_heartbeat import (
+    ConsumerGroupHeartbeatRequest,
+    RequestTopicPartitions,
+)
+from penstock.wire.messages.find_coordinator import FindCoordinatorRequest
+from penstock.wire.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
+from penstock.wire.messages.share_group_describe import ShareGroupDescribeRequest
+from penstock.wire.messages.share_group_heartbeat import ShareGroupHeartbeatRequest
+from tests.broker.requests import create, delete, new_name
+from tests.broker.talk import READY_TIMEOUT_S, Talk, error_name, scenario
+
+NOT_YET: Final = {
+    ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+    ErrorCode.NOT_COORDINATOR,
+}
+
+
+def ask(talk: Talk, request: Message, version: int | None = None) -> Any:
+    """An answer of the coordinator; Kafka may have to make it first."""
+    deadline = monotonic() + READY_TIMEOUT_S
+    while True:
+        answer = talk.call(request, version)
+        if getattr(answer, "error_code", 0) not in NOT_YET or monotonic() > deadline:
+            return answer
+        talk.call(FindCoordinatorRequest(key_type=0, coordinator_keys=["any"]), 4)
+
+
+class Member:
+    """One member of a group, as far as its side of the conversation goes."""
+
+    def __init__(
+        self, talk: Talk, group: str, id_: str, topics: list[str] | None = None, **more: Any
+    ) -> None:
+        self.talk, self.group, self.id, self.topics, self.more = talk, group, id_, topics, more
+        self.epoch = self.previous = 0
+        self.owned: list[tuple[UUID, list[int]]] = []
+
+    def beat(self, *, version: int = 1, full: bool = False, **fields: Any) -> Any:
+        """The error's name, the epoch if it is none of a member, and how many partitions it has."""
+        request = ConsumerGroupHeartbeatRequest(
+            group_id=self.group, member_id=self.id, member_epoch=self.epoch, **self.more
+        )
+        if self.epoch == 0 or full:
+            request.rebalance_timeout_ms = 60_000
+            request.subscribed_topic_names = self.topics
+            request.topic_partitions = self.partitions()
+        for name, value in fields.items():
+            setattr(request, name, value)
+        answer = ask(self.talk, request, version)
+        if not answer.error_code:
+            if self.epoch != answer.member_epoch:
+                self.previous = self.epoch
+            self.id, self.epoch = answer.member_id, answer.member_epoch
+            if answer.assignment is not None:
+                self.owned = [
+                    (item.topic_id, sorted(item.partitions))
+                    for item in answer.assignment.topic_partitions
+                ]
+        return error_name(answer.error_code), min(answer.member_epoch, 1), self.count
+
+    @property
+    def count(self) -> int:
+        return sum(len(numbers) for _, numbers in self.owned)
+
+    def partitions(self) -> list[RequestTopicPartitions]:
+        return [
+            RequestTopicPartitions(topic_id=topic, partitions=list(numbers))
+            for topic, numbers in self.owned
+        ]
+
+    def acknowledge(self) -> Any:
+        """Say that it reads what it was told to."""
+        return self.beat(topic_partitions=self.partitions())
+
+
+def share_beat(talk: Talk, group: str, id_: str, epoch: int, topics: list[str] | None) -> Any:
+    request = ShareGroupHeartbeatRequest(
+        group_id=group, member_id=id_, member_epoch=epoch, subscribed_topic_names=topics
+    )
+    return ask(talk, request)
+
+
+def settle(counts: dict[Member, int]) -> list[str]:
+    """Everybody beats and does what it is told, until all have as many partitions as expected."""
+    deadline = monotonic() + READY_TIMEOUT_S
+    errors = {"NONE"}
+    while any(member.count != count for member, count in counts.items()):
+        assert monotonic() < deadline, [member.owned for member in counts]
+        for member in counts:
+            before = member.owned
+            errors.add(member.beat()[0])
+            if member.owned != before:
+                errors.add(member.acknowledge()[0])
+    return sorted(errors)
+
+
+@scenario
+def members_join_share_and_leave(talk: Talk) -> Any:
+    topic, group = talk.topic(4), new_name("g")
+    one, two, three = (Member(talk, group, id_, [topic]) for id_ in ("one", "two", "three"))
+    steps: list[Any] = [one.beat(), one.beat(), two.beat()]
+    steps += [settle({one: 2, two: 2}), three.beat()[0]]
+    steps += [two.beat(member_epoch=-1)[:2], settle({one: 2, three: 2})]
+    owned = sorted(numbers for member in (one, three) for _, n in member.owned for numbers in n)
+    two.epoch = 1
+    return [*steps, owned, two.beat()[0]]
+
+
+@scenario
+def a_partition_is_given_up_first(talk: Talk) -> Any:
+    topic, group = talk.topic(2), new_name("g")
+    one, two = (Member(talk, group, id_, [topic]) for id_ in ("one", "two"))
+    one.beat()
+    two.beat()
+    deadline = monotonic() + READY_TIMEOUT_S
+    while one.count == 2 and monotonic() < deadline:
+        one.beat()
+    epoch = one.epoch
+    # It was told to, but has not said that it has.
+    steps = [one.beat(), two.beat(), two.beat(), one.epoch == epoch]
+    one.acknowledge()
+    two.beat()
+    return [*steps, one.epoch > epoch, two.count]
+
+
+@scenario
+def members_say_everything_anew(talk: Talk) -> Any:
+    topic, group = talk.topic(3), new_name("g")
+    one = Member(talk, group, "one", [topic])
+    steps = [one.beat(), one.beat(full=True)]
+    epoch, one.epoch, one.owned = one.epoch, 0, []
+    return [*steps, one.beat(), one.epoch == epoch, one.beat()]
+
+
+@scenario
+def members_with_wrong_epochs(talk: Talk) -> Any:
+    topic, group = talk.topic(2), new_name("g")
+    one = Member(talk, group, "one", [topic])
+    one.epoch = 1
+    steps = [one.beat()]
+    one.epoch = 0
+    steps += [one.beat()]
+    for epoch in (one.epoch + 1, one.epoch - 1 or 99, 77):
+        steps += [one.beat(member_epoch=epoch)[0]]
+    steps += [one.beat(member_epoch=-1)[:2], one.beat()[0]]
+    stranger = Member(talk, group, "stranger", [topic])
+    stranger.epoch = 1
+    return [*steps, stranger.beat(), stranger.beat(member_epoch=-1)]
+
+
+@scenario
+def members_whose_answers_were_lost(talk: Talk) -> Any:
+    topic, group = talk.topic(2), new_name("g")
+    one, two = (Member(talk, group, id_, [topic]) for id_ in ("one", "two"))
+    one.beat()
+    two.beat()
+    everything = one.owned
+    settle({one: 1, two: 1})
+    # It has not heard of its new epoch, and reads no more than it may.
+    one.epoch = one.previous
+    steps = [one.beat(full=True)[0], one.epoch > one.previous]
+    one.epoch = one.previous
+    steps += [one.beat()[0], one.beat(topic_partitions=[])[0]]
+    one.epoch, one.owned = one.previous, everything
+    return [*steps, one.beat(full=True)[0]]
+
+
+@scenario
+def static_members(talk: Talk) -> Any:
+    topic, group = talk.topic(2), new_name("g")
+    one = Member(talk, group, "one", [topic], instance_id="i")
+    other = Member(talk, group, "other", [topic], instance_id="i")
+    steps = [one.beat(), other.beat()]
+    other.epoch = 1
+    steps += [other.beat(), other.beat(member_epoch=-2), other.beat(member_epoch=-1)]
+    steps += [one.beat(member_epoch=-2), one.beat(member_epoch=1)]
+    other.epoch = 0
+    steps += [other.beat(), other.beat(), one.beat(member_epoch=1)]
+    unknown = Member(talk, group, "unknown", [topic], instance_id="j")
+    unknown.epoch = 1
+    steps += [unknown.beat(), unknown.beat(member_epoch=-2)]
+    other.epoch = -1
+    return [*steps, other.beat(), other.beat(member_epoch=1)]
+
+
+@scenario
+def bad_heartbeats(talk: Talk) -> Any:
+    topic, group = talk.topic(), new_name("g")
+    bad: tuple[dict[str, Any], ...] = (
+        {"member_id": ""},
+        {"group_id": ""},
+        {"instance_id": ""},
+        {"rack_id": ""},
+        {"rebalance_timeout_ms": -1},
+        {"topic_partitions": None},
+        {"topic_partitions": [RequestTopicPartitions(partitions=[0])]},
+        {"subscribed_topic_names": None},
+        {"member_epoch": -2},
+        {"member_epoch": -3},
+        {"member_epoch": -1},
+        {"member_epoch": 1},
+        {"server_assignor": "sticky"},
+        {"subscribed_topic_names": None, "subscribed_topic_regex": "("},
+        {"subscribed_topic_names": None, "subscribed_topic_regex": "(?=a)"},
+    )
+    found = [Member(talk, group, "bad", [topic]).beat(**fields) for fields in bad]
+    described = talk.call(ConsumerGroupDescribeRequest(group_ids=[group])).groups[0]
+    return found, error_name(described.error_code)
+
+
+@scenario
+def a_member_without_an_id_gets_one_in_version_0(talk: Talk) -> Any:
+    topic = talk.topic()
+    one = Member(talk, new_name("g"), "", [topic])
+    return one.beat(version=0), bool(one.id), one.beat(version=0)
+
+
+@scenario
+def members_without_topics(talk: Talk) -> Any:
+    group, missing = new_name("g"), new_name()
+    nothing, later = Member(talk, group, "one", []), Member(talk, group, "two", [missing])
+    return [nothing.beat(), later.beat(), nothing.beat()]
+
+
+@scenario
+def a_changed_subscription(talk: Talk) -> Any:
+    topics = [talk.topic(2), talk.topic(3)]
+    one = Member(talk, new_name("g"), "one", topics[:1])
+    steps = [one.beat(), one.beat(subscribed_topic_names=topics)[0], settle({one: 5})]
+    # What it does not want any more it is told to give up at once.
+    steps += [one.beat(subscribed_topic_names=topics[1:]), one.acknowledge()]
+    return [*steps, settle({one: 3})]
+
+
+@scenario
+def ranges_of_two_topics(talk: Talk) -> Any:
+    topics = sorted((talk.topic(3), talk.topic(3)))
+    group = new_name("g")
+    one, two = (Member(talk, group, id_, topics, server_assignor="range") for id_ in ("1", "2"))
+    one.beat()
+    two.beat()
+    settle({one: 4, two: 2})
+    return [sorted(numbers for _, numbers in member.owned) for member in (one, two)]
+
+
+@scenario
+def described_consumer_groups(talk: Talk) -> Any:
+    topic, group = talk.topic(2), new_name("g")
+    one = Member(talk, group, "one", [topic], rack_id="r")
+    one.beat()
+
+    def described(version: int) -> Any:
+        request = ConsumerGroupDescribeRequest(group_ids=[group, new_name("none")])
+        return [
+            (
+                error_name(found.error_code),
+                found.group_state,
+                found.group_epoch == found.assignment_epoch,
+                found.assignor_name,
+                [
+                    (
+                        member.member_id,
+                        member.instance_id,
+                        member.rack_id,
+                        member.member_epoch == one.epoch,
+                        member.client_id,
+                        member.client_host,
+                        [name == topic for name in member.subscribed_topic_names],
+                        member.subscribed_topic_regex or None,
+                        [
+                            (item.topic_name == topic, sorted(item.partitions))
+                            for item in member.assignment.topic_partitions
+                        ],
+                        [
+                            (item.topic_id == talk.ids[topic], sorted(item.partitions))
+                            for item in member.target_assignment.topic_partitions
+                        ],
+                        member.member_type,
+                    )
+                    for member in found.members
+                ],
+            )
+            for found in sorted(
+                talk.call(request, version).groups, key=lambda item: item.group_id != group
+            )
+        ]
+
+    found = [described(0), described(1)]
+    two = Member(talk, group, "two", [topic])
+    two.beat()
+    settle({one: 1, two: 1})
+    found.append([each[:2] for each in described(1)])
+    for member in (one, two):
+        member.epoch = -1
+        member.beat()
+    found.append([each[:2] for each in described(1)])
+    return found
+
+
+@scenario
+def groups_of_another_kind(talk: Talk) -> Any:
+    topic, consumers, sharers = talk.topic(), new_name("g"), new_name("s")
+    Member(talk, consumers, "one", [topic]).beat()
+    share_beat(talk, sharers, "one", 0, [topic])
+    found = [
+        Member(talk, sharers, "two", [topic]).beat(),
+        error_name(share_beat(talk, consumers, "two", 0, [topic]).error_code),
+    ]
+    for group, request in (
+        (consumers, ShareGroupDescribeRequest(group_ids=[consumers])),
+        (sharers, ConsumerGroupDescribeRequest(group_ids=[sharers])),
+    ):
+        assert group in request.group_ids
+        found.append(error_name(talk.call(request).groups[0].error_code))
+    protocol = JoinGroupRequestProtocol(name="range", metadata=b"")
+    join = JoinGroupRequest(
+        group_id=sharers,
+        session_timeout_ms=10_000,
+        rebalance_timeout_ms=10_000,
+        protocol_type="consumer",
+        protocols=[protocol],
+    )
+    return [*found, error_name(ask(talk, join).error_code)]
+
+
+@scenario
+def share_members(talk: Talk) -> Any:
+    topic, group = talk.topic(2), new_name("s")
+    found = []
+    for id_, epoch, topics in (
+        ("one", 1, None),
+        ("one", 0, None),
+        ("one", 0, []),
+        ("", 0, [topic]),
+        ("one", -2, None),
+        ("one", 0, [topic]),
+        ("two", 1, None),
+        ("two", -1, None),
+        ("one", 9, None),
+    ):
+        answer = share_beat(talk, group, id_, epoch, topics)
+        found.append((error_name(answer.error_code), answer.member_id))
+    # Kafka assigns partitions once it has made their state.
+    deadline, told, epoch = monotonic() + READY_TIMEOUT_S, 0, 0
+    while told < 2 and monotonic() < deadline:
+        answer = share_beat(talk, group, "one", 0, [topic])
+        epoch = answer.member_epoch
+        told = sum(len(item.partitions) for item in answer.assignment.topic_partitions)
+    shown = sorted(
+        talk.call(ShareGroupDescribeRequest(group_ids=[group, new_name("none")])).groups,
+        key=lambda item: item.group_id != group,
+    )
+    members = [
+        (
+            member.member_id,
+            member.member_epoch == epoch,
+            member.client_id,
+            member.client_host,
+            [name == topic for name in member.subscribed_topic_names],
+            [sorted(item.partitions) for item in member.assignment.topic_partitions],
+        )
+        for member in shown[0].members
+    ]
+    states = [(error_name(item.error_code), item.group_state) for item in shown]
+    left = share_beat(talk, group, "one", -1, None)
+    after = talk.call(ShareGroupDescribeRequest(group_ids=[group])).groups[0].group_state
+    return found, told, members, states, shown[0].assignor_name, left.member_epoch, after
+
+
+@scenario
+def a_deleted_topic_is_taken_from_its_reader(talk: Talk) -> Any:
+    kept, gone = talk.topic(1), talk.topic(2)
+    one = Member(talk, new_name("g"), "one", [kept, gone])
+    found = [one.beat()[2]]
+    talk.call(delete(gone))
+    deadline = monotonic() + READY_TIMEOUT_S
+    while len(one.owned) != 1 and monotonic() < deadline:
+        one.beat()
+    found.append(one.owned == [(talk.ids[kept], [0])])
+    one.acknowledge()
+    # Made anew it is another one.
+    made = talk.call(create(gone, 1)).topics[0].topic_id
+    talk.wait_served(gone)
+    while len(one.owned) != 2 and monotonic() < deadline:
+        one.beat()
+    return [*found, sorted(one.owned) == sorted([(talk.ids[kept], [0]), (made, [0])])]
