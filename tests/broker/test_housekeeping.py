@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.compactor import ChildCompactor
-from penstock.broker.housekeeping import Housekeeping, release_unused_indexes
+from penstock.broker.upkeep.compactor import ChildCompactor
+from penstock.broker.upkeep.housekeeping import Housekeeping, release_unused_indexes
 from penstock.errors import StorageError
 from penstock.log.archive import Archive, ArchivedRead, DirectoryArchive
 from penstock.log.compaction import Job, Result, compact
@@ -385,7 +385,7 @@ def test_it_runs_until_it_is_stopped(tmp_path: Path) -> None:
 
 def test_a_stop_ends_the_child_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A worker that never answers: reading its input is all it does.
-    monkeypatch.setattr("penstock.broker.compactor._WORKER", "asyncio")
+    monkeypatch.setattr("penstock.broker.upkeep.compactor._WORKER", "asyncio")
 
     async def scenario() -> None:
         setting = Setting(OsDisk(), {"compacted": COMPACTED}, folder=str(tmp_path / "data"))
@@ -405,7 +405,7 @@ def test_a_stop_ends_the_child_process(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_child_that_dies_is_a_failure_like_any_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.broker.compactor._WORKER", "penstock.no_such_module")
+    monkeypatch.setattr("penstock.broker.upkeep.compactor._WORKER", "penstock.no_such_module")
 
     async def scenario() -> None:
         setting = Setting(OsDisk(), {"compacted": COMPACTED}, folder=str(tmp_path / "data"))

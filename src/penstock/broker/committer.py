@@ -14,7 +14,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from time import perf_counter
 
-from penstock.broker.metering import Histogram
+from penstock.broker.metrics.metering import Histogram
 from penstock.log.partition import Partition
 from penstock.log.sync import SyncPlan
 

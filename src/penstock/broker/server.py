@@ -19,29 +19,30 @@ from typing import Any
 
 from penstock.broker.apis import produce, produce_single
 from penstock.broker.apis.context import Endpoint, RequestContext
-from penstock.broker.care import Counters
-from penstock.broker.catalog import PRODUCER_ID_BLOCK, ApiError, Catalog, KeyValue, Topic
+from penstock.broker.catalog import PRODUCER_ID_BLOCK, ApiError, Catalog
 from penstock.broker.committer import Committer
 from penstock.broker.config import BrokerConfig
 from penstock.broker.connection import BufferBudget, Connection
 from penstock.broker.coordination import Coordination
 from penstock.broker.fetch_sessions import FetchSessions
-from penstock.broker.housekeeping import Housekeeping
-from penstock.broker.lag_watch import LagWatch
+from penstock.broker.lag.positions import GroupPositions
+from penstock.broker.lag.watch import LagWatch
 from penstock.broker.metadata_log import MetadataLog
-from penstock.broker.metering import Traffic
-from penstock.broker.metrics_http import MetricsServer
+from penstock.broker.metrics.http import MetricsServer
+from penstock.broker.metrics.metering import Traffic
 from penstock.broker.overload import Overload
-from penstock.broker.positions import GroupPositions
 from penstock.broker.quotas import ClientQuota, Enforcement
 from penstock.broker.shares.service import Queues
 from penstock.broker.slot import Slot
-from penstock.broker.waiting import NameLocks, ReadWaiters, SyncWaiters
+from penstock.broker.topics import Topics
+from penstock.broker.upkeep.care import Counters
+from penstock.broker.upkeep.housekeeping import Housekeeping
+from penstock.broker.waiting import ReadWaiters, SyncWaiters
 from penstock.errors import ConfigError, PenstockError, StorageError, WireError
 from penstock.log.archive import open_archive
 from penstock.log.clock import Clock, SystemClock
 from penstock.log.disk import Disk
-from penstock.log.partition import Partition, PartitionId
+from penstock.log.partition import Partition
 from penstock.log.store import LogStore
 from penstock.wire import Message, api, decode_request_header, decoder, encoder, response_header
 from penstock.wire.errors import ErrorCode
@@ -53,7 +54,6 @@ _API_VERSIONS = 18
 _PRODUCE = b"\0\0"
 _CORRELATION = struct.Struct(">i")
 _SWEEP_INTERVAL_S = 10.0
-_DELETION_PATIENCE_S = 1.0
 _WARNING_PAUSE_S = 10.0
 _STOP_PATIENCE_S = 2.0
 
@@ -86,8 +86,9 @@ class Broker:
         self.port = config.port
         self.connections: set[Connection] = set()
         self.traffic = Traffic()
-        self._by_name: dict[str, list[Partition]] = {}
-        self._metadata = MetadataLog(self.store, self.catalog, self.sync_waiters)
+        self.metadata_log = MetadataLog(self.store, self.catalog, self.sync_waiters)
+        self.topics = Topics(self)
+        self.partition = self.topics.partition
         self.coordination = Coordination(self)
         self.queues = Queues(self)
         self.overload = Overload(self)
@@ -96,15 +97,12 @@ class Broker:
         self.dispatch: Callable[[Connection, memoryview], None] = self.dispatch_plain
         self.enforcement = Enforcement(self, self.coordination.quotas)
         self._warn_again_at = 0.0
-        self._names = NameLocks()
-        # Deleted topics whose files are not gone yet: their names wait for it.
-        self._cleaning: dict[str, asyncio.Task[None]] = {}
         self._producer_ids = range(0)
         self._producer_id_lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._dismissed = asyncio.Event()
         self._server: asyncio.Server | None = None
-        self._housekeeping: Housekeeping | None = None
+        self.housekeeping: Housekeeping | None = None
         self.metrics_server = (
             MetricsServer(self, config.metrics_host, config.metrics_port)
             if config.metrics_port is not None
@@ -134,23 +132,23 @@ class Broker:
         archive = open_archive(self.config.archive) if self.config.archive else None
         self.store.open()
         try:
-            self.committer = Committer(self._on_synced)
+            self.committer = Committer(self.on_synced)
             self.sync_waiters.attach(self.committer)
-            self._metadata.open()
+            self.metadata_log.open()
             if not self.store.was_clean:
-                self._metadata.commit_at_start(self.catalog.raise_leader_epoch())
+                self.metadata_log.commit_at_start(self.catalog.raise_leader_epoch())
             self.leader_epoch = self.catalog.counter("leader-epoch")
             self.coordination.open()
-            if not self._metadata.partition.damaged:
+            if not self.metadata_log.partition.damaged:
                 self.store.remove_strays(
                     {topic.name: topic.id for topic in self.catalog.topics.values()},
-                    self._metadata.deleted,
+                    self.metadata_log.deleted,
                 )
             for topic in self.catalog.topics.values():
-                self._load_partitions(topic)
+                self.topics.load(topic)
             self.coordination.start()
             await self.coordination.markers.recover()
-            self._housekeeping = Housekeeping(
+            self.housekeeping = Housekeeping(
                 self.store,
                 archive=archive,
                 interval_ms=self.config.housekeeping_interval_ms,
@@ -175,7 +173,7 @@ class Broker:
             self.store.abandon()
             raise
         self.port = self._server.sockets[0].getsockname()[1]
-        self._housekeeping.start()
+        self.housekeeping.start()
         for partition in self.store.partitions.values():
             self.overload.follow(partition)
         self._sweeper = self.loop.call_later(_SWEEP_INTERVAL_S, self._sweep)
@@ -193,8 +191,8 @@ class Broker:
             connection.stop_reading()
         # Members that wait for others to join would keep it waiting.
         self.coordination.groups.dismiss_all()
-        if self._housekeeping is not None:
-            await self._housekeeping.stop()
+        if self.housekeeping is not None:
+            await self.housekeeping.stop()
         await self._finish_tasks()
         self.queues.rounds.stop()
         self.coordination.stop()
@@ -233,14 +231,14 @@ class Broker:
     async def crash(self) -> None:
         """Let everything drop, as a killed process would; for tests."""
         assert self._server is not None
-        assert self._housekeeping is not None
+        assert self.housekeeping is not None
         self._server.close()
         if self._sweeper is not None:
             self._sweeper.cancel()
         await self._stop_watching()
         self.queues.rounds.stop()
         self.coordination.stop()
-        await self._housekeeping.stop()
+        await self.housekeeping.stop()
         await self.committer.close()
         for connection in list(self.connections):
             connection.close()
@@ -254,12 +252,14 @@ class Broker:
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run something in the background that the broker waits for when it stops."""
-        self._task(work).add_done_callback(log_failure)
+        _ = self.task(work)
 
-    def _task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """The same, to be waited for."""
         task = self.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(log_failure)
         return task
 
     def warn_now_and_then(self, doing: str, error: Exception) -> None:
@@ -412,7 +412,8 @@ class Broker:
             self.round = produce.ProduceRound()
             produce.finish_round(self, round_)
 
-    def _on_synced(self, partition: Partition) -> None:
+    def on_synced(self, partition: Partition) -> None:
+        """What can be read of the partition has changed: tell those who wait for it."""
         self.sync_waiters.release(partition)
         self.read_waiters.wake(partition)
         if self.overload.guards:
@@ -420,19 +421,13 @@ class Broker:
 
     # ---- partitions ----------------------------------------------------------------------
 
-    def partition(self, topic: str, number: int) -> Partition | None:
-        partitions = self._by_name.get(topic)
-        if partitions is None or not 0 <= number < len(partitions):
-            return None
-        return partitions[number]
-
     @property
     def housekeeping_counters(self) -> Counters | None:
-        return self._housekeeping.counters if self._housekeeping is not None else None
+        return self.housekeeping.counters if self.housekeeping is not None else None
 
     def failures(self) -> list[str]:
         """What keeps the broker as a whole from working: its own topics cannot be written."""
-        own = (self._metadata.partition, self.coordination.journal.partition)
+        own = (self.metadata_log.partition, self.coordination.journal.partition)
         return [f"{part.id}: {part.failure}" for part in own if part.failure is not None]
 
     def needed_from(self, group: str, topic: str, number: int) -> int | None:
@@ -446,149 +441,15 @@ class Broker:
 
     async def make_room(self, partition: Partition) -> None:
         """Remove now what retention does not keep."""
-        assert self._housekeeping is not None
-        await self._housekeeping.relieve(partition)
+        assert self.housekeeping is not None
+        await self.housekeeping.relieve(partition)
 
-    def _load_partitions(self, topic: Topic) -> None:
-        self._by_name[topic.name] = [self._load(topic, at) for at in range(topic.partitions)]
-
-    def _load(self, topic: Topic, number: int) -> Partition:
-        return self.store.load(
-            PartitionId(topic.name, number),
-            topic.config,
-            topic_id=topic.id,
-            leader_epoch=self.leader_epoch,
-        )
-
-    # ---- topics --------------------------------------------------------------------------
-
-    async def create_topic(self, name: str, partitions: int, settings: Mapping[str, str]) -> Topic:
-        """Make a topic; ApiError or StorageError if it cannot be, and then nothing is made."""
-        async with self._names.alone(name):
-            if name in self._cleaning:
-                await asyncio.wait([self._cleaning[name]])
-            await self._with_new_partitions(
-                lambda: self.catalog.create_topic(name, partitions, settings)
-            )
-        topic = self.catalog.topics[name]
-        log.info("created topic %s with %d partitions", name, topic.partitions)
-        return topic
-
-    async def _with_new_partitions(self, command: Callable[[], list[KeyValue]]) -> None:
-        """Commit a topic's record once its new partitions are there; undo them otherwise."""
-        name, made = "", list[PartitionId]()
-
-        async def make(records: list[KeyValue]) -> None:
-            nonlocal name
-            topic = self.catalog.topic_in(records[0])
-            name = topic.name
-            for number in range(len(self._by_name.get(name, ())), topic.partitions):
-                made.append(PartitionId(name, number))
-                # What a deleted topic of the same name may have left.
-                self.store.delete(made[-1])
-                partition = self._load(topic, number)
-                # Now, so that the first write need not wait for the disk.
-                partition.epochs.assign(partition.leader_epoch, partition.log_end)
-                await asyncio.sleep(0)
-
-        try:
-            await self._metadata.commit(command, make)
-        except BaseException:
-            self.store.erase(self._detach(made))
-            raise
-        fresh = [self.store.partitions[id_] for id_ in made]
-        self._by_name.setdefault(name, []).extend(fresh)
-        for partition in fresh:
-            self.overload.follow(partition)
-
-    def _detach(self, ids: list[PartitionId]) -> list[str]:
-        """Let go of partitions that the catalog does not know; their folders, out of the way."""
-        gone = [self.store.partitions[id_] for id_ in ids if id_ in self.store.partitions]
-        try:
-            doomed = self.store.detach(ids)
-        except StorageError as error:
-            # What is left goes at the next start, or when a topic of this name is made.
-            log.error("files of %s could not be removed: %s", ids[0].topic, error)
-            doomed = []
-        for partition in gone:
-            self._leave(partition)
-        return doomed
-
-    def _leave(self, partition: Partition) -> None:
-        """The partition is gone: tell those who wait for it, and forget the ways to it."""
-        partition.gone = True
-        self._on_synced(partition)
-        self.overload.leave(partition)
-        for connection in self.connections:
-            connection.targets.forget(partition)
-
-    async def create_topic_if_absent(self, name: str) -> Topic:
-        """Auto-creation: another client may have been quicker."""
-        try:
-            return await self.create_topic(name, -1, {})
-        except ApiError as error:
-            if error.code != ErrorCode.TOPIC_ALREADY_EXISTS:
-                raise
-            return self.catalog.topics[name]
-
-    async def delete_topic(self, topic: Topic) -> None:
-        """Delete a topic; its files are gone on return, unless the disk or the archive hangs."""
-        async with self._names.alone(topic.name):
-            await self._metadata.commit(lambda: self.catalog.delete_topic(topic))
-            partitions = self._by_name.pop(topic.name, [])
-            for partition in partitions:
-                self._leave(partition)
-            self.coordination.topic_deleted(topic)
-            cleaning = self._task(self._clean_up(topic.name, partitions))
-            self._cleaning[topic.name] = cleaning
-        cleaning.add_done_callback(log_failure)
-        await asyncio.wait([cleaning], timeout=_DELETION_PATIENCE_S)
-        log.info("deleted topic %s", topic.name)
-
-    async def _clean_up(self, name: str, partitions: list[Partition]) -> None:
-        """Remove a deleted topic's files once nobody works on them any more."""
-        assert self._housekeeping is not None
-        try:
-            for partition in partitions:
-                await self.committer.settled(partition)
-                await self._housekeeping.let_go(partition)
-            doomed = self._detach([partition.id for partition in partitions])
-            await self.loop.run_in_executor(None, self.store.erase, doomed)
-        finally:
-            del self._cleaning[name]
-
-    async def add_partitions(self, name: str, count: int) -> None:
-        async with self._names.alone(name):
-            await self._with_new_partitions(
-                lambda: self.catalog.add_partitions(self.catalog.topic(name), count)
-            )
-
-    async def change_settings(
-        self, name: str, change: Callable[[Mapping[str, str]], Mapping[str, str]]
-    ) -> None:
-        """Give a topic the settings that `change` makes of those it has by then."""
-
-        def command() -> list[KeyValue]:
-            topic = self.catalog.topic(name)
-            records = self.catalog.change_settings(topic, change(topic.settings))
-            archived = any(partition.archived.segments for partition in self._by_name[name])
-            if archived and self.catalog.topic_in(records[0]).config.compacted:
-                raise ApiError(
-                    ErrorCode.INVALID_CONFIG, "an archived topic cannot be compacted any more"
-                )
-            return records
-
-        await self._metadata.commit(command)
-        for partition in self._by_name[name]:
-            partition.reconfigure(self.catalog.topics[name].config)
-            self.overload.follow(partition)
-            self._on_synced(partition)
-            self.committer.request(partition)
+    # ---- producer ids --------------------------------------------------------------------
 
     async def next_producer_id(self) -> int:
         async with self._producer_id_lock:
             if not self._producer_ids:
-                await self._metadata.commit(self.catalog.reserve_producer_ids)
+                await self.metadata_log.commit(self.catalog.reserve_producer_ids)
                 end = self.catalog.counter("producer-id")
                 self._producer_ids = range(end - PRODUCER_ID_BLOCK, end)
             first, self._producer_ids = self._producer_ids[0], self._producer_ids[1:]

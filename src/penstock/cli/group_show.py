@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from penstock.broker.alerts import show_seconds
+from penstock.broker.lag.alerts import show_seconds
 from penstock.cli import output
 from penstock.cli.group_view import GroupView, PartitionView
 from penstock.cli.values import show_bytes

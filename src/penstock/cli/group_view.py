@@ -1,7 +1,7 @@
 """A group as any Kafka broker tells of it, and how far behind it is.
 
-The formulas are the broker's own (`penstock.broker.lag`); here their numbers are asked for from
-outside, so that they can be had from Apache Kafka too:
+The formulas are the broker's own (`penstock.broker.lag.formulas`); here their numbers are asked
+for from outside, so that they can be had from Apache Kafka too:
 
 - committed offsets, starts and ends of logs, retention settings: by admin requests;
 - the time of the first unread record: by reading that one record;
@@ -16,7 +16,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.broker.lag import Lag, Rates, Reading, Retention, Window, lag_of, retention_of
+from penstock.broker.lag.formulas import (
+    Lag,
+    Rates,
+    Reading,
+    Retention,
+    Window,
+    lag_of,
+    retention_of,
+)
 from penstock.cli.kafka import (
     REQUEST_TIMEOUT_S,
     BrokerError,

@@ -136,7 +136,7 @@ async def _told_while_another_commits(data: str) -> int:
     broker = Server(BrokerConfig(data, port=0), disk=disk)
     await broker.start()
     coordination = broker.coordination
-    topic = await broker.create_topic("t", 1, {})
+    topic = await broker.topics.create("t", 1, {})
 
     def entry(offset: int) -> Entry:
         return ("offset", "g", "t", 0), (offset, -1, "", topic.id_text, 0, None)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.broker.alerts import MAX_PARTITIONS_TOLD, Alert, Alerts, show_seconds
-from penstock.broker.lag import Lag
+from penstock.broker.lag.alerts import MAX_PARTITIONS_TOLD, Alert, Alerts, show_seconds
+from penstock.broker.lag.formulas import Lag
 
 HOUR_S = 3600.0
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from penstock.broker.lag import (
+from penstock.broker.lag.formulas import (
     Rates,
     Reading,
     Retention,

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from penstock.broker import lag_watch
 from penstock.broker.config import Limits
-from penstock.broker.lag import Lag
+from penstock.broker.lag import watch as lag_watch
+from penstock.broker.lag.formulas import Lag
 from penstock.testing.broker import Broker
 from penstock.testing.clock import ManualClock
 from penstock.wire.messages.offset_commit import (
@@ -138,7 +138,7 @@ def test_records_that_are_gone_were_missed(
     watched.commit("late", "t", 3)
     watched.commit("fine", "t", 8)
     watched.client.call(delete_records("t", 7))
-    with caplog.at_level(logging.INFO, logger="penstock.broker.lag_watch"):
+    with caplog.at_level(logging.INFO, logger="penstock.broker.lag.watch"):
         watched.look()
         watched.look()
         assert (watched.lag("late", "t").missed, watched.lag("late", "t").records) == (4, 3)
@@ -159,7 +159,7 @@ def test_an_alert_before_records_are_lost(
     watched.write("t", 3)
     watched.commit("stuck", "t", 0)
     watched.commit("done", "t", 3)
-    with caplog.at_level(logging.WARNING, logger="penstock.broker.lag_watch"):
+    with caplog.at_level(logging.WARNING, logger="penstock.broker.lag.watch"):
         watched.look()
         watched.look(after_ms=8 * HOUR_MS)
         assert watched.firing == set()
@@ -270,7 +270,7 @@ def test_there_is_a_bound_on_what_is_said_at_once(
     for at in range(60):
         watched.commit(f"g{at}", "t", 0)
     watched.client.call(delete_records("t", 1))
-    with caplog.at_level(logging.WARNING, logger="penstock.broker.lag_watch"):
+    with caplog.at_level(logging.WARNING, logger="penstock.broker.lag.watch"):
         watched.look()
     assert len(watched.firing) == 60
     assert len(caplog.records) == 51
@@ -318,14 +318,14 @@ def test_the_warning_comes_before_the_loss(watched: Watched, settings: dict[str,
     """Writers write twice as fast as the group reads, and retention follows."""
     watched.topic("t", 1, **settings)
     server = watched.broker.server
-    assert server._housekeeping is not None
+    assert server.housekeeping is not None
     seen: list[tuple[float | None, bool, bool]] = []
     for step in range(200):
         watched.write("t", 4, 1000)
         watched.commit("slow", "t", 2 * (step + 1))
         watched.commit("quick", "t", 4 * (step + 1))
         watched.look(after_ms=10_000)
-        future = asyncio.run_coroutine_threadsafe(server._housekeeping.upkeep(), server.loop)
+        future = asyncio.run_coroutine_threadsafe(server.housekeeping.upkeep(), server.loop)
         future.result(20)
         kinds = {kind for kind, group, _ in watched.firing if group == "slow"}
         assert kinds == {kind for kind, _, _ in watched.firing}, "only the slow one is told of"

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from penstock.broker import metrics
 from penstock.broker.config import Limits
-from penstock.broker.exposition import Family
-from penstock.broker.lag import Lag
-from penstock.broker.metering import Histogram
-from penstock.broker.metrics_http import MAX_CONNECTIONS, MAX_HEAD_BYTES
+from penstock.broker.lag.formulas import Lag
+from penstock.broker.metrics import collect as metrics
+from penstock.broker.metrics.exposition import Family
+from penstock.broker.metrics.http import MAX_CONNECTIONS, MAX_HEAD_BYTES
+from penstock.broker.metrics.metering import Histogram
 from penstock.errors import ConfigError, StorageError
 from penstock.testing.broker import Broker
 from tests.broker.disks import HastyDisk

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from time import monotonic
 
-from penstock.broker.webhook import ATTEMPTS, Webhook
+from penstock.broker.lag.webhook import ATTEMPTS, Webhook
 from tests.broker.lag.receiver import TIMEOUT_S, Receiver
 
 

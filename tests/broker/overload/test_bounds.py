@@ -8,8 +8,8 @@ import random
 import pytest
 
 from penstock.broker import overload
-from penstock.broker.housekeeping import Housekeeping
 from penstock.broker.overload import Guard, first_record
+from penstock.broker.upkeep.housekeeping import Housekeeping
 from penstock.broker.waiting import SyncWaiters
 from penstock.errors import ConfigError, StorageError
 from penstock.log import retention

@@ -280,8 +280,8 @@ def test_discard_oldest_drops_and_the_slow_consumer_is_told(broker: Broker) -> N
         produce_confluent(broker.bootstrap, topic, idempotent=True)
 
         def upkeep(server: Server) -> None:
-            assert server._housekeeping is not None
-            server.spawn(server._housekeeping.upkeep())
+            assert server.housekeeping is not None
+            server.spawn(server.housekeeping.upkeep())
 
         wait_until(broker, lambda s: partition_of(s, topic).visible == COUNT)
         broker.call(upkeep)

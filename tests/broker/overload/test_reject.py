@@ -187,10 +187,10 @@ def test_housekeeping_removes_nothing_that_is_needed(shared: Broker, connect: Co
     assert partition is not None
 
     def upkeep(server: Server) -> None:
-        assert server._housekeeping is not None
-        server.spawn(server._housekeeping.upkeep())
+        assert server.housekeeping is not None
+        server.spawn(server.housekeeping.upkeep())
 
-    rounds = shared.call(lambda s: s._housekeeping.counters.rounds)  # type: ignore[union-attr]
+    rounds = shared.call(lambda s: s.housekeeping.counters.rounds)  # type: ignore[union-attr]
     shared.call(upkeep)
-    wait_until(shared, lambda s: s._housekeeping.counters.rounds > rounds)  # type: ignore[union-attr]
+    wait_until(shared, lambda s: s.housekeeping.counters.rounds > rounds)  # type: ignore[union-attr]
     assert span(shared, topic) == (0, 1)

@@ -26,21 +26,33 @@ CLASSIC: Final = {"session.timeout.ms": 2_000, "heartbeat.interval.ms": 150}
 
 
 class Readers:
-    """What the members of each group have read."""
+    """What the members of each group have read, and what each of them owns."""
 
     def __init__(self, scene: Scene) -> None:
         self.read: dict[str, Counter[tuple[int, int]]] = {}
+        self.owned: dict[str, set[int]] = {}
         self._scene = scene
 
     def start(self, group: str, name: str, **config: Any) -> Child:
         counter = self.read.setdefault(group, Counter())
 
+        owned = self.owned.setdefault(name, set())
+
         def on_event(_: Child, event: Event) -> None:
             if event["event"] == "read":
                 counter.update((number, offset) for number, offset in event["records"])
+            elif event["event"] == "assigned":
+                owned.update(event["partitions"])
+            elif event["event"] in ("revoked", "lost"):
+                owned.difference_update(event["partitions"])
 
         config = {"group.id": group, "max.poll.interval.ms": 2_500, **config}
         return self._scene.start("member", name, on_event, topic=TOPIC, **config)
+
+    def share(self, group: str, count: int) -> bool:
+        """Whether so many members share all partitions."""
+        shares = [self.owned[f"{group}-{number}"] for number in range(count)]
+        return all(shares) and sorted(n for s in shares for n in s) == list(range(PARTITIONS))
 
     def has_all(self, source: Source, *groups: str) -> bool:
         return all(len(self.read[group]) == source.count for group in groups)
@@ -74,6 +86,8 @@ def test_other_groups_members_and_producers_go_on(tmp_path: Path, seed: int) -> 
                 lambda: source.count == TOTAL // 4 and readers.has_all(source, *first),
                 "all groups have begun",
             )
+            for group in ("older", "newer"):
+                scene.wait_for(lambda: readers.share(group, 3), "they share the work")  # noqa: B023
             # In both groups one member hangs and one is as good as dead.
             for group in ("older", "newer"):
                 scene.children[f"{group}-0"].say("hang")

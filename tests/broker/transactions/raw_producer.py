@@ -32,6 +32,8 @@ from tests.broker.requests import fetch, now_ms, one, produce
 # Versions of Produce, EndTxn and TxnOffsetCommit, oldest and newest of each form.
 OLDER: Final = (11, 4, 4)
 NEWER: Final = (12, 5, 5)
+# Of InitProducerId: KIP-939, which Kafka still calls unstable.
+TWO_PHASE_VERSION: Final = 6
 FORMS: Final = {"older": OLDER, "newer": NEWER}
 
 
@@ -64,6 +66,8 @@ class RawProducer:
             enable_2pc=two_phase,
             keep_prepared_txn=keep,
         )
+        if version is None and (two_phase or keep):
+            version = TWO_PHASE_VERSION
         answer = self.client.call(request, version)
         if not answer.error_code:
             self._go_on_as(Ids(answer.producer_id, answer.producer_epoch))

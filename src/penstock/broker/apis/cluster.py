@@ -142,7 +142,7 @@ async def _metadata_of_new(
         if not is_by_id(item) and item.name not in broker.catalog.topics:
             assert item.name is not None
             try:
-                await broker.create_topic_if_absent(item.name)
+                await broker.topics.create_if_absent(item.name)
             except (ApiError, LogError) as error:
                 code, _ = error_of(error)
                 topics.append(MetadataResponseTopic(error_code=code, name=item.name))

@@ -324,4 +324,4 @@ async def _change(broker: Broker, of: Configured, change: Change, *, validate_on
     elif validate_only:
         broker.catalog.change_settings(topic_named(broker, of.name), change(of.own))
     else:
-        await broker.change_settings(of.name, change)
+        await broker.topics.change_settings(of.name, change)

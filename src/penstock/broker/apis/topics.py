@@ -137,7 +137,7 @@ async def _create(
         broker.catalog.create_topic(wanted.name, partitions, settings)
         count = broker.config.default_partitions if partitions == -1 else partitions
     else:
-        topic = await broker.create_topic(wanted.name, partitions, settings)
+        topic = await broker.topics.create(wanted.name, partitions, settings)
         result.topic_id, count = topic.id, topic.partitions
     result.num_partitions = count
     result.replication_factor = 1
@@ -176,7 +176,7 @@ async def delete_topics(
                 raise ApiError(ErrorCode.INVALID_REQUEST, "the topic is in the request twice")
             topic = _topic_of(broker, item)
             result.name, result.topic_id = topic.name, topic.id
-            await broker.delete_topic(topic)
+            await broker.topics.delete(topic)
         except (ApiError, LogError) as error:
             result.error_code, result.error_message = error_of(error)
     return DeleteTopicsResponse(responses=results)
@@ -227,7 +227,7 @@ async def _grow(broker: Broker, wanted: CreatePartitionsTopic, *, validate_only:
     if validate_only:
         broker.catalog.add_partitions(topic, wanted.count)
     else:
-        await broker.add_partitions(topic.name, wanted.count)
+        await broker.topics.add_partitions(topic.name, wanted.count)
 
 
 async def delete_records(

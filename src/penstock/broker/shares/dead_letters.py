@@ -132,7 +132,7 @@ class DeadLetters:
         if topic is None:
             if not self._broker.config.auto_create_topics:
                 raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name!r}")
-            topic = await self._broker.create_topic_if_absent(name)
+            topic = await self._broker.topics.create_if_absent(name)
         if topic.settings.get(ALLOWED, "true") == "false":
             raise ApiError(ErrorCode.POLICY_VIOLATION, f"{name!r} takes no dead letters")
         return topic

@@ -262,8 +262,8 @@ class Markers:
                 await self._broker.sync_waiters.synced(partition)
             except StorageError as error:
                 failed.append((partition, error))
-        for partition, error in failed:
-            self._broker.warn_now_and_then(f"ending what was left open in {partition.id}", error)
+        for partition, reason in failed:
+            self._broker.warn_now_and_then(f"ending what was left open in {partition.id}", reason)
         if failed and not self._again:
             self._again = True
             self._broker.spawn(self._recover_later())

@@ -19,8 +19,8 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from penstock.broker.alerts import Alert, Alerts
-from penstock.broker.lag import (
+from penstock.broker.lag.alerts import Alert, Alerts
+from penstock.broker.lag.formulas import (
     WINDOW_S,
     Lag,
     Rates,
@@ -30,8 +30,8 @@ from penstock.broker.lag import (
     lag_of,
     retention_of,
 )
-from penstock.broker.metering import Histogram
-from penstock.broker.webhook import Webhook
+from penstock.broker.lag.webhook import Webhook
+from penstock.broker.metrics.metering import Histogram
 from penstock.errors import LogError
 from penstock.log.config import TopicConfig
 from penstock.log.measure import Place, Tail, bytes_from, bytes_since, locate, tail_of

@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 from functools import partial
 
-from penstock.broker.care import Care, Workshop
-from penstock.broker.compactor import Compactor
+from penstock.broker.upkeep.care import Care, Workshop
+from penstock.broker.upkeep.compactor import Compactor
 from penstock.log.cleaner import Cleaner, Due
 from penstock.log.compaction import Result
 from penstock.log.swap import Swap, remove_cleaned

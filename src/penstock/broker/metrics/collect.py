@@ -23,9 +23,9 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock import __version__
-from penstock.broker.alerts import KINDS
-from penstock.broker.exposition import Family, show_labels
-from penstock.broker.lag import Lag
+from penstock.broker.lag.alerts import KINDS
+from penstock.broker.lag.formulas import Lag
+from penstock.broker.metrics.exposition import Family, show_labels
 from penstock.wire import api
 from penstock.wire.errors import ErrorCode
 

@@ -20,10 +20,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from penstock.broker.archiving import ArchiveRounds
-from penstock.broker.care import Care, Counters, Round, Workshop
-from penstock.broker.compacting import CompactionRounds, finish_swap
-from penstock.broker.compactor import ChildCompactor, Compactor
+from penstock.broker.upkeep.archiving import ArchiveRounds
+from penstock.broker.upkeep.care import Care, Counters, Round, Workshop
+from penstock.broker.upkeep.compacting import CompactionRounds, finish_swap
+from penstock.broker.upkeep.compactor import ChildCompactor, Compactor
 from penstock.errors import DiskFullError, StorageError
 from penstock.log import retention
 from penstock.log.archive import Archive

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from penstock.broker.lag_watch import Offset
+from penstock.broker.lag.watch import Offset
 
 if TYPE_CHECKING:
     from penstock.broker.catalog import Catalog

@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 
-from penstock.broker.exposition import CONTENT_TYPE
-from penstock.broker.metrics import expose
+from penstock.broker.metrics.collect import expose
+from penstock.broker.metrics.exposition import CONTENT_TYPE
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:

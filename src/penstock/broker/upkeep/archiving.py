@@ -14,7 +14,7 @@ import logging
 import os
 from functools import partial
 
-from penstock.broker.care import Backoff, Care, Workshop
+from penstock.broker.upkeep.care import Backoff, Care, Workshop
 from penstock.errors import PenstockError
 from penstock.log.archive import Archive, ArchivedLog, ArchiveReader, Manifest
 from penstock.log.checkpoint import read_checkpoint, write_checkpoint

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Final, Literal
 
-from penstock.broker.metering import Histogram
+from penstock.broker.metrics.metering import Histogram
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 

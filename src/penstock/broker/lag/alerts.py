@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from penstock.broker.lag import Lag
+from penstock.broker.lag.formulas import Lag
 
 Kind = Literal["near-loss", "missed"]
 
