@@ -27,6 +27,7 @@ from penstock.cli.kafka import (
     complete_topics,
     connect,
     result_of,
+    tell_deleted,
     translated,
 )
 from penstock.cli.values import parse_duration_ms, parse_timestamp
@@ -439,18 +440,7 @@ def delete(
         futures = connection.admin().delete_consumer_groups(
             groups, request_timeout=REQUEST_TIMEOUT_S
         )
-    failures = []
-    for group in groups:
-        try:
-            result_of(futures[group], f"deleting {group}")
-        except BrokerError as error:
-            failures.append(error)
-        else:
-            output.say(f"deleted {group}")
-    for failure in failures[:-1]:
-        output.fail(failure)
-    if failures:
-        raise failures[-1]
+    tell_deleted(groups, futures)
 
 
 def _confirm(connection: Connection, groups: Sequence[str]) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 
+from penstock.cli import output
 from penstock.cli.values import parse_address, parse_pairs
 from penstock.errors import PenstockError
 
@@ -191,6 +192,22 @@ def result_of(future: Future[T], doing: str) -> T:
     """What an admin call came to."""
     with translated(doing):
         return future.result(REQUEST_TIMEOUT_S + 5)
+
+
+def tell_deleted(names: list[str], futures: Mapping[str, Future[Any]]) -> None:
+    """Say of each what came of it; if some could not be deleted, the last of them is raised."""
+    failures = []
+    for name in names:
+        try:
+            result_of(futures[name], f"deleting {name}")
+        except BrokerError as error:
+            failures.append(error)
+        else:
+            output.say(f"deleted {name}")
+    for failure in failures[:-1]:
+        output.fail(failure)
+    if failures:
+        raise failures[-1]
 
 
 def complete_topics(incomplete: str) -> list[str]:

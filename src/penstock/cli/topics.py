@@ -25,6 +25,7 @@ from penstock.cli.kafka import (
     complete_topics,
     connect,
     result_of,
+    tell_deleted,
     translated,
 )
 from penstock.cli.values import parse_pairs, show_bytes, show_duration
@@ -452,18 +453,7 @@ def delete(
         _confirm(admin, names)
     with translated("deleting topics"):
         futures = admin.delete_topics(names, request_timeout=REQUEST_TIMEOUT_S)
-    failures = []
-    for name in names:
-        try:
-            result_of(futures[name], f"deleting {name}")
-        except BrokerError as error:
-            failures.append(error)
-        else:
-            output.say(f"deleted {name}")
-    for failure in failures[:-1]:
-        output.fail(failure)
-    if failures:
-        raise failures[-1]
+    tell_deleted(names, futures)
 
 
 def _confirm(admin: AdminClient, names: list[str]) -> None:
