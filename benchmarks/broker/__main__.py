@@ -36,7 +36,7 @@ def main() -> int:
         signal.signal(number, _interrupt)
     base = BUILD / "quick" if options.quick else RESULTS / "broker"
     results = Results.load(base.with_suffix(".json"))
-    plan = QUICK if options.quick else Plan()
+    plan = QUICK if options.quick else Plan(rounds=options.rounds)
     parts = frozenset(options.only or (PARTS[:2] if options.quick else PARTS))
     chosen = [SYSTEMS[key] for key in options.systems or SYSTEMS]
     failures = 0
@@ -65,6 +65,7 @@ def _parse() -> argparse.Namespace:
         "--only", action="append", choices=(*PARTS, "report"), help="a part; may be repeated"
     )
     parser.add_argument("--quick", action="store_true", help="one short round, under 3 minutes")
+    parser.add_argument("--rounds", type=int, default=3, help="how often (%(default)s)")
     parser.add_argument("--retained-gb", type=float, default=10.0, help="length of the long log")
     parser.add_argument(
         "--data", type=Path, default=DATA, help="where the servers keep their data (%(default)s)"
