@@ -28,7 +28,14 @@ def scenario(function: Scenario) -> Scenario:
 class Place:
     """A broker with a topic and a group of this scenario's own."""
 
-    def __init__(self, at: str, partitions: int = 2, records: int = 10, **settings: str) -> None:
+    def __init__(
+        self,
+        at: str,
+        partitions: int = 2,
+        records: int = 10,
+        step_ms: int = STEP_MS,
+        **settings: str,
+    ) -> None:
         self.at = at
         self.topic = f"t-{uuid4().hex[:8]}"
         self.group = f"g-{uuid4().hex[:8]}"
@@ -38,7 +45,7 @@ class Place:
         for number in range(partitions):
             for n in range(records):
                 producer.produce(
-                    self.topic, b"x" * 100, partition=number, timestamp=FIRST_MS + n * STEP_MS
+                    self.topic, b"x" * 100, partition=number, timestamp=FIRST_MS + n * step_ms
                 )
         producer.flush(TIMEOUT_S)
 
@@ -128,6 +135,40 @@ def describe_says_how_far_behind(at: str) -> None:
 
 
 @scenario
+def describe_knows_the_age_in_every_partition(at: str) -> None:
+    place = Place(at, partitions=6, records=10_000, step_ms=1, retention_ms="86400000")
+    place.commit(0, 0, 1, 5_000, 9_999, 10_000)
+    *behind, last = place.described()["partitions"]
+    for part in behind:
+        assert part["seconds"] is not None
+        age_s = time.time() - (FIRST_MS + part["committed"]) / 1000
+        assert age_s - 60 < part["seconds"] <= age_s
+        assert part["time_to_loss_seconds"] is not None
+        assert part["time_to_loss_known"]
+    assert (last["seconds"], last["time_to_loss_seconds"]) == (0.0, None)
+    shown = place.groups("describe", place.group, "--sample", "0").ok().out
+    assert "?" not in shown
+
+
+@scenario
+def markers_of_transactions_cannot_be_lost(at: str) -> None:
+    place = Place(at, partitions=1, records=0, retention_ms="86400000")
+    producer = Producer({"bootstrap.servers": at, "transactional.id": place.group})
+    producer.init_transactions(TIMEOUT_S)
+    for _ in range(2):
+        producer.begin_transaction()
+        producer.produce(place.topic, b"x", timestamp=FIRST_MS)
+        producer.commit_transaction(TIMEOUT_S)
+    for offset, is_left in ((1, True), (3, False)):
+        place.commit(offset)
+        (part,) = place.described()["partitions"]
+        assert part["records"] == 4 - offset
+        assert (part["seconds"] is not None) == is_left
+        assert (part["time_to_loss_seconds"] is not None) == is_left
+        assert part["time_to_loss_known"]
+
+
+@scenario
 def describe_says_how_many_were_missed(at: str) -> None:
     from confluent_kafka.admin import AdminClient
 
@@ -178,7 +219,11 @@ def describe_knows_the_newer_protocol(at: str) -> None:
 
 @scenario
 def a_group_that_is_not_there(at: str) -> None:
-    for command in (("describe", "no-such-group"), ("reset", "no-such-group", "--to-latest")):
+    for command in (
+        # It is not waited for rates of what is not there.
+        ("describe", "no-such-group", "--sample", "1h"),
+        ("reset", "no-such-group", "--to-latest"),
+    ):
         ran = run("groups", *command, "--bootstrap", at)
         assert ran.status == 1
         assert "there is no group no-such-group" in ran.err
@@ -318,7 +363,10 @@ def share_groups_are_pointed_to_their_own_command(at: str) -> None:
         while (place.group, "share", "stable") not in listed(at):
             assert time.monotonic() < deadline
             consumer.poll(0.1)
-        for args in (("describe", place.group), ("reset", place.group, "--to-latest")):
+        for args in (
+            ("describe", place.group, "--sample", "1h"),
+            ("reset", place.group, "--to-latest"),
+        ):
             ran = place.groups(*args)
             assert ran.status == 1
             assert "is a share group" in ran.err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import pty
 import re
@@ -10,16 +11,29 @@ import select
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from time import monotonic
 
 import pytest
 import typer
 from confluent_kafka.admin import AdminClient
+from rich.console import Console
 
+from penstock.broker.lag.formulas import Rates, Reading, Retention, lag_of
+from penstock.cli.dead_letters import LetterKind
+from penstock.cli.group_peek import Unread, first_time, read_singly
 from penstock.cli.group_reset import Goal, Place, Wanted, parse_topics, plan
-from penstock.cli.kafka import BrokerError, complete_groups
+from penstock.cli.group_show import as_json, rendered
+from penstock.cli.group_view import Collector, GroupView, PartitionView
+from penstock.cli.groups import _Eye
+from penstock.cli.kafka import BrokerError, complete_groups, connect
+from penstock.cli.migration.groups import OWN_PREFIX
 from penstock.cli.protocol import peer, reachable
 from penstock.client.connection import ClientError
+from penstock.errors import CorruptBatchError
+from penstock.records.batch import patch
+from penstock.records.control import Marker, encode_marker
+from penstock.records.record import Record, encode
 from penstock.testing.broker import Broker
 from penstock.wire.messages.describe_acls import DescribeAclsRequest
 from tests.cli import group_scenarios
@@ -102,6 +116,22 @@ def test_wrong_use_ends_with_2(args: tuple[str, ...]) -> None:
     assert "Traceback" not in ran.err
 
 
+@pytest.mark.parametrize("name", [LetterKind("g", "t", "limit").progress_group, f"{OWN_PREFIX}x"])
+def test_progress_of_commands_is_not_a_reader(name: str, at: str, broker: Broker) -> None:
+    place = group_scenarios.Place(at)
+    place.group = name
+    place.commit(1, 2)
+    assert name not in {row["group"] for row in place.groups("list", "--json").ok().json}
+    assert name in {row["group"] for row in place.groups("list", "--json", "--all").ok().json}
+    place.group = f"other-{place.topic}"
+    place.commit(1, 2)
+    look = asyncio.run_coroutine_threadsafe(broker.server.lag_watch.look(), broker.server.loop)
+    look.result(READY_TIMEOUT_S)
+    watched = broker.call(lambda server: {group for group, _, _ in server.lag_watch.lags})
+    assert name not in watched
+    assert place.group in watched
+
+
 # ---- the plan, without a broker --------------------------------------------------------------
 
 
@@ -134,6 +164,70 @@ def test_a_plan_stays_within_the_log() -> None:
     assert (step.old, step.new, step.change, step.note) == (None, 33, None, "")
     with pytest.raises(BrokerError, match="no offset"):
         plan(Goal("shift", 1), [Place("t", 0, None, 20, 80)])
+
+
+# ---- the first unread records ----------------------------------------------------------------
+
+
+def test_the_first_record_from_an_offset_on() -> None:
+    # Offsets 10 to 12, then a marker at 13, then 14 and 15.
+    first, second = (bytearray(encode([Record(n, 100 * n, None, b"x") for n in span]))
+                     for span in (range(10, 13), range(14, 16)))  # fmt: skip
+    marker = encode_marker(Marker(True, 0), 1, 0, 5)
+    for at, batch in ((10, first), (13, marker), (14, second)):
+        patch(batch, 0, at, 0)
+    log = bytes(first + marker + second)
+    for front, time_ms in ((10, 1000), (12, 1200), (13, 1400), (15, 1500)):
+        assert first_time(log, front)[0] == time_ms
+    assert first_time(log, 16) == (None, 16)
+    assert first_time(bytes(first + marker), 13) == (None, 14)
+    # A batch that was cut off, as the last one in an answer may be.
+    assert first_time(log[:-1], 14) == (None, 14)
+    assert first_time(b"", 7) == (None, 7)
+    old = bytearray(first)
+    old[16] = 1
+    with pytest.raises(CorruptBatchError):
+        first_time(bytes(old), 10)
+
+
+def test_a_consumer_finds_them_too(at: str) -> None:
+    place = group_scenarios.Place(at, partitions=4, records=3_000, step_ms=1)
+    consumer = connect(at, []).consumer({"fetch.message.max.bytes": 1024})
+    unread = {(place.topic, number): Unread(700 * number, 3_000) for number in range(4)}
+    try:
+        times = read_singly(consumer, unread, monotonic() + READY_TIMEOUT_S)
+    finally:
+        consumer.close()
+    assert times == {
+        (place.topic, number): group_scenarios.FIRST_MS + 700 * number for number in range(4)
+    }
+
+
+def test_what_is_not_known_is_not_shown_as_good_news() -> None:
+    lag = lag_of(
+        Reading(4, 0, 10, 600, None, 1_000_000), Rates(), Retention(seconds=86400, bytes=None)
+    )
+    part = PartitionView("orders", 0, 4, 0, 10, lag, age_known=False, loss_known=False)
+    view = GroupView("billing", "classic", "empty", "", "", (), (part,))
+    console = Console(width=120, file=io.StringIO())
+    console.print(rendered([view]))
+    assert isinstance(console.file, io.StringIO)
+    shown = console.file.getvalue()
+    assert re.search(r"600 B +\? +\?", shown)
+    assert "could not be read in 1 partition" in shown
+    told = as_json(view)
+    assert told["partitions"][0]["time_to_loss_known"] is False
+    assert told["total"]["time_to_loss_known"] is False
+
+
+def test_by_size_records_may_be_lost_later_than_by_an_unknown_age() -> None:
+    rates, keep = Rates(1, 100, 0, 0), Retention(seconds=86400, bytes=1_000)
+    lag = lag_of(Reading(4, 0, 10, 600, None, 1_000_000), rates, keep)
+    part = PartitionView("orders", 0, 4, 0, 10, lag, age_known=False, loss_known=False)
+    console = Console(width=120, file=io.StringIO())
+    console.print(rendered([GroupView("g", "classic", "empty", "", "", (), (part,))]))
+    assert isinstance(console.file, io.StringIO)
+    assert "<4" in console.file.getvalue()
 
 
 # ---- asking without librdkafka ---------------------------------------------------------------
@@ -240,3 +334,110 @@ def test_a_group_that_goes_away_is_waited_for() -> None:
             process.kill()
             process.wait()
             os.close(ours)
+
+
+def test_a_broker_that_goes_away_is_told_of_and_waited_for() -> None:
+    with Broker() as broker:
+        place = group_scenarios.Place(broker.bootstrap)
+        place.commit(4, 6)
+        ours, theirs = pty.openpty()
+        process = subprocess.Popen(
+            watching(place), stdout=theirs, stderr=theirs,
+            env={**os.environ, "TERM": "xterm", "COLUMNS": "120"},
+        )  # fmt: skip
+        os.close(theirs)
+        try:
+            read_until(ours, "10 records behind")
+            broker.crash()
+            # The last numbers stay, and it is said that they are old.
+            read_until(ours, "out of date, as of .*no broker answers.*10 records behind")
+            broker.start()
+            place.commit(9, 9)
+            read_until(ours, "2 records behind")
+            process.send_signal(signal.SIGINT)
+            assert process.wait(READY_TIMEOUT_S) == 130
+        finally:
+            process.kill()
+            process.wait()
+            os.close(ours)
+
+
+def test_a_restart_between_two_looks_is_got_over() -> None:
+    with Broker() as broker:
+        place = group_scenarios.Place(broker.bootstrap)
+        place.commit(4, 6)
+        collector = Collector(connect(broker.bootstrap, []))
+        eye = _Eye(collector, [place.group], lambda: connect(broker.bootstrap, []))
+        try:
+            eye.look()
+            # After an unclean stop leaders have a new epoch, of which a client does not know.
+            broker.crash()
+            broker.start()
+            (view,) = eye.look()
+        finally:
+            collector.close()
+        assert [part.committed for part in view.partitions] == [4, 6]
+
+
+def test_programs_are_told_too_when_the_broker_goes_away() -> None:
+    with Broker() as broker:
+        place = group_scenarios.Place(broker.bootstrap)
+        place.commit(4, 6)
+        process = subprocess.Popen(
+            watching(place, "--json"), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        assert process.stdout is not None
+        assert process.stderr is not None
+        try:
+            read_until(process.stdout.fileno(), r'"committed":4')
+            broker.crash()
+            read_until(process.stderr.fileno(), "warning: .*trying again\n")
+            broker.start()
+            place.commit(9, 9)
+            read_until(process.stdout.fileno(), r'"committed":9')
+            process.send_signal(signal.SIGINT)
+            assert process.wait(READY_TIMEOUT_S) == 130
+        finally:
+            process.kill()
+            process.communicate()
+
+
+# ---- the question before deleting ------------------------------------------------------------
+
+
+def interrupt(process: subprocess.Popen[bytes]) -> None:
+    """Ctrl-C; again if it came in the instant before the read, where Python takes no notice."""
+    deadline = monotonic() + READY_TIMEOUT_S
+    while process.poll() is None and monotonic() < deadline:
+        process.send_signal(signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(5)
+
+
+@pytest.mark.parametrize("what", ["groups", "topics"])
+@pytest.mark.parametrize(("answer", "status"), [("ctrl-c", 130), ("ctrl-d", 1), ("n", 1), ("y", 0)])
+def test_the_question_before_deleting(what: str, answer: str, status: int, at: str) -> None:
+    place = group_scenarios.Place(at, records=1)
+    place.commit(1, 1)
+    name = place.group if what == "groups" else place.topic
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "penstock.cli", what, "delete", name, "--bootstrap", at],
+        stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "xterm"},
+    )  # fmt: skip
+    os.close(theirs)
+    try:
+        # The last blank is written right before it reads.
+        read_until(ours, r"for good\? \[y/N\]: ")
+        if answer == "ctrl-c":
+            interrupt(process)
+        else:
+            os.write(ours, b"\x04" if answer == "ctrl-d" else f"{answer}\n".encode())
+        assert process.wait(READY_TIMEOUT_S) == status
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+    key = "group" if what == "groups" else "name"
+    left = {row[key] for row in run(what, "list", "--json", "--bootstrap", at).ok().json}
+    assert (name in left) == (status != 0)

@@ -11,6 +11,10 @@ from pathlib import Path
 import orjson
 import pytest
 
+from penstock.cli import produce
+from penstock.testing.broker import Broker
+from tests.broker.overload.guarded import GROUP, fill, guarded_topic
+from tests.broker.raw import RawClient
 from tests.cli.runner import run
 
 pytestmark = pytest.mark.usefixtures("at")
@@ -242,3 +246,40 @@ def test_records_go_through_a_pipe(ten: str) -> None:
         )  # fmt: skip
     assert (reader.returncode, writer.returncode) == (0, 0)
     assert values(f"{ten}-copy") == [str(n) for n in range(10)]
+
+
+# ---- a full topic ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def full(broker: Broker) -> str:
+    """A topic that takes nothing, until a group reads that never will."""
+    with RawClient(broker.bootstrap) as client:
+        name = guarded_topic(client, "reject")
+        fill(client, name)
+    return name
+
+
+def test_a_full_topic_is_named_as_the_reason(full: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(produce, "STALLED_AFTER_S", 0.0)
+    ran = run("produce", full, "-v", "x", "-X", "message.timeout.ms=1500")
+    assert ran.status == 1
+    assert f"{full} may be full. With overflow=reject" in ran.err
+    assert f"the slowest of {GROUP} has read on" in ran.err
+    assert "overflow=block or reject" in ran.err.splitlines()[-1]
+    shown = run("topics", "describe", full).ok().out
+    assert f"overflow=reject: producers are refused until the slowest of {GROUP}" in shown
+
+
+def test_interrupted_it_says_what_was_acknowledged(full: str, at: str, tmp_path: Path) -> None:
+    path = tmp_path / "input"
+    path.write_bytes(b"a\nb\nc\n")
+    command = [*COMMAND, "produce", full, "-b", at, "--file", str(path)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        assert b"may be full" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        said = process.stderr.read().decode()
+    assert process.returncode == 130
+    assert "sent 0 records" in said
+    assert "gave up 3 records" in said

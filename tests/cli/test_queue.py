@@ -9,6 +9,7 @@ import pytest
 from penstock.cli.dead_letters import LetterKind
 from penstock.testing.broker import Broker
 from penstock.wire.messages.share_group_heartbeat import ShareGroupHeartbeatRequest
+from tests.broker.overload.guarded import commit
 from tests.broker.raw import RawClient
 from tests.broker.requests import create, fetch, one, records_of
 from tests.broker.shares.members import REJECT, RELEASE, Taker, fill, numbered
@@ -128,13 +129,71 @@ def test_wrong_use_is_explained(broker: Broker, at: str, group: str) -> None:
     assert run("queue", "alter", group).status == 2
     assert run("queue", "redrive", group, "--reason", "boredom").status == 2
     assert "no topic" in run("queue", "redrive", group).err
-    assert "no dead-letter topic" in run("queue", "redrive", "another").err
+    assert "there is no share group 'another'" in run("queue", "redrive", "another").err
+    run("queue", "alter", group, "--unset", "errors.deadletterqueue.topic.name").ok()
+    bare = run("queue", "redrive", group).err
+    assert "no dead-letter topic" in bare
+    assert f"queue alter {group} -c errors.deadletterqueue.topic.name=dlq.{group}" in bare
     refused = run("queue", "alter", group, "-c", "share.delivery.count.limit=0")
     assert refused.status == 1
     assert "from 1 to" in refused.err
     missing = run("queue", "inspect", "another")
     assert missing.status == 1
     assert "penstock queue list" in missing.err
+
+
+def test_settings_wait_for_a_consumer(broker: Broker, group: str) -> None:
+    told = run("queue", "inspect", group).ok()
+    assert "no consumer has come yet" in told.err
+    assert "share.delivery.count.limit" in told.out
+    shown = run("queue", "inspect", group, "--json").ok().json
+    assert (shown["state"], shown["partitions"], shown["members"]) == ("new", [], [])
+
+
+def test_settings_that_are_not_there_are_refused(broker: Broker, group: str) -> None:
+    refused = run("queue", "alter", group, "--unset", "nosuch")
+    assert (refused.status, "share.delivery.count.limit" in refused.err) == (1, True)
+    close = run("queue", "alter", group, "-c", "share.delivery.count.limits=3")
+    assert (close.status, "'share.delivery.count.limit'?" in close.err) == (1, True)
+    assert close.err.count("changed") == 0
+
+
+def test_a_group_that_is_no_queue_is_told_of(broker: Broker, group: str, topic: str) -> None:
+    reader = f"{group}-reader"
+    made(broker, topic)
+    with RawClient(broker.bootstrap) as client:
+        commit(client, topic, 0, group=reader)
+    told = run("queue", "alter", reader, "-c", "share.delivery.count.limit=3").ok()
+    assert f"{reader} is a classic group" in told.err
+    assert run("queue", "inspect", reader).status == 1
+    assert run("queue", "delete", reader, "--yes").status == 1
+    assert "warning" not in run("queue", "alter", group, "-c", "share.ordered.by.key=true").ok().err
+
+
+def test_a_queue_begins_anew_where_it_is_told(broker: Broker, group: str, topic: str) -> None:
+    made(broker, topic)
+    kill(broker, group, topic, [REJECT] * 4)
+    assert run("queue", "reset", group).status == 2
+    assert run("queue", "reset", "another", "--to-earliest").status == 1
+    planned = run("queue", "reset", group, "--to-offset", "2", "--json").ok().json
+    assert planned["partitions"] == [
+        {"topic": topic, "partition": 0, "old": 4, "new": 2, "change": -2, "note": ""}
+    ]
+    assert run("queue", "inspect", group, "--json").ok().json["unfinished"] == 0
+    run("queue", "reset", group, "--to-earliest", "--topic", topic, "--execute").ok()
+    with Taker(broker, group, topic) as taker:
+        assert taker.fetch().values == numbered(4)
+
+
+def test_a_queue_is_deleted_and_keeps_its_settings(broker: Broker, group: str, topic: str) -> None:
+    made(broker, topic)
+    kill(broker, group, topic, [REJECT])
+    assert run("queue", "delete", group).status == 2
+    run("queue", "delete", group, "--yes").ok()
+    shown = run("queue", "inspect", group, "--json").ok().json
+    assert (shown["state"], shown["partitions"]) == ("new", [])
+    assert shown["settings"]["share.delivery.count.limit"] == "1"
+    assert run("queue", "delete", group, "--yes").status == 1
 
 
 def test_settings_are_taken_back(broker: Broker, group: str, topic: str) -> None:
@@ -166,6 +225,8 @@ def test_the_list_of_queues(broker: Broker, group: str, topic: str) -> None:
         assert group in run("queue", "list").ok().out
         (member,) = run("queue", "inspect", group, "--json").ok().json["members"]
         assert (member["id"], member["partitions"]) == (taker.member, 1)
+        assert member["host"] == "127.0.0.1"
+        assert f"{group}: stable, 1 consumer " in run("queue", "inspect", group).ok().out
 
 
 def test_how_far_a_kind_was_sent_back_is_never_taken_for_another() -> None:

@@ -31,8 +31,11 @@ def test_set_list_and_remove(at: str) -> None:
     table = run("quotas", "list").ok().out
     assert "producer_byte_rate" in table
     assert "1,000" in table
+    assert " 2.5" in table
+    run("quotas", "set", "--client-id", "app", "producer_byte_rate=1048576").ok()
+    assert "1,048,576" in run("quotas", "list").ok().out
     run("quotas", "remove", "--client-id", "app", "request_rate").ok()
-    assert values("--client-id", "app") == {(None, "app", "producer_byte_rate"): 1000}
+    assert values("--client-id", "app") == {(None, "app", "producer_byte_rate"): 1_048_576}
     run("quotas", "remove", "--client-id", "app").ok()
     run("quotas", "remove", "--user", "ann", "--default-client-id").ok()
     assert values() == {}

@@ -43,7 +43,7 @@ def test_transactions_are_listed(client: RawClient, name: str, topic: str) -> No
     assert (row["state"], row["two_phase"], row["timeout_ms"]) == ("Ongoing", True, None)
     assert row["partitions"] == {topic: [1]}
     assert row["started_ms"] > 0
-    shown = run("transactions", "list", "--state", "Ongoing").ok().out
+    shown = run("transactions", "list", "--state", "ongoing").ok().out
     assert re.search(rf"{name} +Ongoing .* none ", shown)
     young = run("transactions", "list", "--longer-than", "1d", "--json").ok().json
     assert young == []
@@ -91,6 +91,8 @@ def test_an_ordinary_transaction_is_aborted_but_committed_only_by_force(
     assert "--force" in refused.err
     ended = run("transactions", "abort", name, "--json").ok().json
     assert ended == {"transactional_id": name, "outcome": "aborted"}
+    after = run("transactions", "describe", name, "--json").ok().json
+    assert (after["state"], after["timeout_ms"]) == ("CompleteAbort", 60_000)
     opened(client, name, topic, two_phase=False)
     run("transactions", "commit", name, "--force").ok()
     assert read(client, topic, 1) == [b"x"]

@@ -122,6 +122,55 @@ def test_a_taken_port_is_explained(tmp_path: Path) -> None:
     assert "--listen" in ran.err
 
 
+def test_a_failed_start_leaves_nothing_of_its_own_behind(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for option in ("--listen", "--metrics"):
+            data = tmp_path / "new" / "data"
+            assert run("up", "--data", str(data), "--listen", "0", option, port).status == 1
+            assert not (tmp_path / "new").exists()
+        # What was there before stays, empty or not.
+        (tmp_path / "empty").mkdir()
+        run("up", "--data", str(tmp_path / "empty"), "--listen", port)
+        assert (tmp_path / "empty").exists()
+        with up(tmp_path / "data", "-q") as running:
+            address = running.wait_for(r"(\S+)\n")[1]
+            run("produce", "greetings", "-b", address, "-v", "hello").ok()
+            running.stop()
+        assert run("up", "--data", str(tmp_path / "data"), "--listen", port).status == 1
+    report = verify(str(tmp_path / "data"))
+    assert (report.clean_stop, report.findings) == (True, [])
+    assert (tmp_path / "data" / "greetings-0").is_dir()
+
+
+def test_a_new_directory_that_another_broker_took_is_left_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path / "data"
+    store = LogStore(str(data))
+
+    def quicker(*_: object) -> bool:
+        if data.exists() and not store.cluster_id:
+            store.open()
+        return True
+
+    monkeypatch.setattr(os, "access", quicker)
+    assert "in use by another broker" in run("up", "--data", str(data), "--listen", "0").err
+    store.close()
+    assert (data / "meta.properties").exists()
+
+
+def test_a_port_alone_is_one_of_this_machine(tmp_path: Path) -> None:
+    for where in ("0", ":0"):
+        with up(tmp_path / "data", "-q", "--listen", where) as running:
+            running.wait_for(r"127\.0\.0\.1:\d+\n")
+            running.stop()
+    for option in ("--listen", "--metrics"):
+        ran = run("up", "--data", str(tmp_path / "data"), option, "abc")
+        assert ran.status == 2
+        assert "[HOST:]PORT, as in 9092" in ran.err
+
+
 def test_a_directory_in_use_is_explained(tmp_path: Path) -> None:
     store = LogStore(str(tmp_path / "data"))
     store.open()

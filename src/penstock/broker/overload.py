@@ -57,6 +57,8 @@ BLOCK: Final = "block"
 # Batches without records for a consumer that are looked through at a time.
 MAX_SKIPPED_BATCHES: Final = 10_000
 _PAUSE_AFTER_FAILURE_S: Final = 1.0
+# Of one partition: a topic at the speed of its reader is full and has room by turns.
+_TELL_FULL_PAUSE_S: Final = 60.0
 # Of a journal key that says how far a group is: kind, group, topic or its id, partition.
 _PLACE_WORDS: Final = 4
 _NO_TIME: Final = -1
@@ -136,6 +138,9 @@ class Guard:
     settling: bool = False
     # The end of the log when it was last looked into.
     seen_end: int = -1
+    # Whether the log says that it is full, and when it may say so again.
+    told_full: bool = False
+    tell_again_at: float = 0.0
     _oldest: tuple[int, int] = (-1, _NO_TIME)
     _measured: tuple[object, object, int] = (None, None, 0)
 
@@ -299,7 +304,17 @@ class Overload:
             self._hold(hold or self._new_hold(connection, answered=bool(request.acks)), wait_for)
             raise RequestHeldError
         self.requests_refused += bool(full)
+        for partition, reason in full.items():
+            self._tell_full(self.guards[partition], reason)
         return full
+
+    def _tell_full(self, guard: Guard, reason: str) -> None:
+        """A producer was refused, or has waited for long: the operator may want to know."""
+        now = self._broker.loop.time()
+        if not guard.told_full and now >= guard.tell_again_at:
+            guard.told_full, guard.tell_again_at = True, now + _TELL_FULL_PAUSE_S
+            held = guard.partition.config.overflow == BLOCK
+            log.warning("%s; producers %s", reason, "wait" if held else "are refused")
 
     def _guards_of(self, request: ProduceRequest) -> list[Guard]:
         guards = []
@@ -354,6 +369,9 @@ class Overload:
         elif hold.connection.peer_has_left():
             hold.connection.close()
         else:
+            for guard in hold.guards:
+                if (reason := guard.full(self._broker.clock.now_ms())) is not None:
+                    self._tell_full(guard, reason)
             self._arm(hold)
 
     def _end(self, hold: Hold) -> None:
@@ -366,11 +384,17 @@ class Overload:
         self._let_go(hold)
 
     def _release(self, guard: Guard) -> None:
-        if guard.waiting and (
-            guard.partition not in self.guards or guard.full(self._broker.clock.now_ms()) is None
-        ):
-            for hold in list(guard.waiting):
-                self._let_go(hold)
+        if not guard.waiting and not guard.told_full:
+            return
+        is_followed = self.guards.get(guard.partition) is guard
+        if is_followed and guard.full(self._broker.clock.now_ms()) is not None:
+            return
+        if guard.told_full:
+            guard.told_full = False
+            if not guard.partition.gone:
+                log.warning("%s has room again", guard.partition.id)
+        for hold in list(guard.waiting):
+            self._let_go(hold)
 
     # ---- making room -----------------------------------------------------------------------
 

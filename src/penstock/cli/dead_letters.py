@@ -350,12 +350,10 @@ class _Sender:
             )
 
 
-def require_topic(topic: str) -> str:
-    """The topic of dead letters; an error if there is none."""
-    if not topic:
-        raise PenstockError(
-            "the group has no dead-letter topic",
-            advice="Set one: `penstock queue alter GROUP "
-            "-c errors.deadletterqueue.topic.name=dlq.NAME`.",
-        )
-    return topic
+def no_topic(group: str) -> PenstockError:
+    """A group has no topic for dead letters."""
+    return PenstockError(
+        f"group {group!r} has no dead-letter topic",
+        advice=f"Set one: `penstock queue alter {group} "
+        f"-c errors.deadletterqueue.topic.name=dlq.{group}`.",
+    )

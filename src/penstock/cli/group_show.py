@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.broker.lag.alerts import show_seconds
 from penstock.cli import output
@@ -12,6 +12,10 @@ from penstock.cli.values import show_bytes
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+
+# In the tables: not the same as a dash, which is good news.
+UNKNOWN: Final = "?"
 
 
 def as_json(view: GroupView) -> dict[str, Any]:
@@ -37,6 +41,7 @@ def as_json(view: GroupView) -> dict[str, Any]:
             "records": sum(part.lag.records for part in view.partitions if part.lag),
             "missed": sum(part.lag.missed for part in view.partitions if part.lag),
             "time_to_loss_seconds": _soonest(view.partitions),
+            "time_to_loss_known": all(part.loss_known for part in view.partitions),
         },
     }
 
@@ -53,6 +58,7 @@ def _partition_json(part: PartitionView) -> dict[str, Any]:
         "bytes": lag.bytes if lag else None,
         "seconds": lag.seconds if lag else None,
         "time_to_loss_seconds": lag.time_to_loss_s if lag else None,
+        "time_to_loss_known": part.loss_known,
         "missed": lag.missed if lag else None,
         "beyond": lag.beyond if lag else None,
         "member": part.member.id if part.member else None,
@@ -104,35 +110,56 @@ def _member_table(view: GroupView) -> tuple[Sequence[str], list[Sequence[str]]]:
 
 
 def _partition_table(view: GroupView) -> tuple[Sequence[str], list[Sequence[str]]]:
-    columns = ("topic", ">partition", ">committed", ">end", ">records", ">bytes", ">age",
-               ">loss in", ">missed", "client")  # fmt: skip
+    columns = ["topic", ">part", ">committed", ">end", ">records", ">bytes", ">age",
+               ">loss in"]  # fmt: skip
+    missed = any(part.lag.missed for part in view.partitions if part.lag)
+    if missed:
+        columns.append(">missed")
+    if view.members:
+        columns.append("client")
     rows: list[Sequence[str]] = []
     for part in view.partitions:
-        client = part.member.client_id if part.member else ""
         committed = "-" if part.committed is None else str(part.committed)
         end = "gone" if part.log_end is None else str(part.log_end)
-        rows.append((part.topic, str(part.partition), committed, end, *_lag_cells(part), client))
+        row = [part.topic, str(part.partition), committed, end, *_lag_cells(part)]
+        if missed:
+            row.append(f"{part.lag.missed:,}" if part.lag and part.lag.missed else "-")
+        if view.members:
+            row.append(part.member.client_id if part.member else "")
+        rows.append(row)
     return columns, rows
 
 
-def _lag_cells(part: PartitionView) -> tuple[str, str, str, str, str]:
+def _lag_cells(part: PartitionView) -> tuple[str, str, str, str]:
     lag = part.lag
     if lag is None:
-        return "-", "-", "-", "-", "-"
-    loss = "-"
-    if lag.time_to_loss_s is not None:
-        loss = show_seconds(lag.time_to_loss_s) if lag.time_to_loss_s else "now"
+        return "-", "-", "-", "-"
+    age = "-" if part.age_known else UNKNOWN
     return (
         f"{lag.records:,}",
-        "-" if lag.bytes is None else show_bytes(lag.bytes),
-        "-" if lag.seconds is None else show_seconds(lag.seconds),
-        loss,
-        f"{lag.missed:,}" if lag.missed else "-",
+        UNKNOWN if lag.bytes is None else show_bytes(lag.bytes),
+        age if lag.seconds is None else show_seconds(lag.seconds),
+        _loss_cell(lag.time_to_loss_s, known=part.loss_known),
     )
+
+
+def _loss_cell(seconds: float | None, *, known: bool) -> str:
+    if seconds is None:
+        return "-" if known else UNKNOWN
+    if not seconds:
+        return "now"
+    # By age or by size it is this long; by the other it may be sooner.
+    return show_seconds(seconds) if known else f"<{show_seconds(seconds)}"
 
 
 def _remarks(view: GroupView) -> Iterable[str]:
     """What should not be overlooked, in words."""
+    unknown = sum(not part.age_known for part in view.partitions)
+    if unknown:
+        yield (
+            f"the first unread record could not be read in {output.count(unknown, 'partition')}: "
+            f"its age is not known ({UNKNOWN})"
+        )
     for part in view.partitions:
         lag = part.lag
         if lag is not None and lag.missed:

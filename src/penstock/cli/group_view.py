@@ -4,16 +4,19 @@ The formulas are the broker's own (`penstock.broker.lag.formulas`); here their n
 for from outside, so that they can be had from Apache Kafka too:
 
 - committed offsets, starts and ends of logs, retention settings: by admin requests;
-- the time of the first unread record: by reading that one record;
+- the time of the first unread record: by reading that one record (`penstock.cli.group_peek`);
 - bytes: a share of the partition's size (DescribeLogDirs), by the number of records; an estimate;
 - rates: from the offsets at two moments or more.
+
+What could not be asked is not known, and never taken for good news: a time to loss is known only
+if everything is that retention goes by.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.broker.lag.formulas import (
@@ -25,6 +28,7 @@ from penstock.broker.lag.formulas import (
     lag_of,
     retention_of,
 )
+from penstock.cli.group_peek import Place, Unread, ask_leaders, read_singly
 from penstock.cli.kafka import (
     REQUEST_TIMEOUT_S,
     BrokerError,
@@ -39,12 +43,9 @@ if TYPE_CHECKING:
     from confluent_kafka import Consumer
     from confluent_kafka.admin import ClusterMetadata
 
-Place = tuple[str, int]
-
 # How long the first unread records are waited for, and of how many partitions.
 PEEK_TIMEOUT_S: Final = 5.0
 MAX_PEEKED: Final = 1_000
-_POLL_S: Final = 0.1
 # Settings and sizes change slowly: asked for again after so long.
 _KEEP_S: Final = 10.0
 
@@ -71,6 +72,9 @@ class PartitionView:
     log_end: int | None
     lag: Lag | None
     member: Member | None = None
+    # Whether it is known how old the first unread record is, and when records will be lost.
+    age_known: bool = True
+    loss_known: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,6 +290,19 @@ def _spaced(text: str) -> str:
 # ---- lag ---------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What was asked about a group at one moment."""
+
+    group: str
+    committed: Mapping[Place, int]
+    starts: Mapping[Place, int]
+    ends: Mapping[Place, int]
+    # Of the first unread records; see `group_peek`.
+    times: Mapping[Place, int | None]
+    owner: Mapping[Place, Member]
+
+
 class Collector:
     """Measures groups again and again; what it saw before gives the rates."""
 
@@ -305,9 +322,16 @@ class Collector:
             self._consumer.close()
             self._consumer = None
 
+    def renew(self, connection: Connection) -> None:
+        """Go on with new clients: old ones may not get over what befell the broker."""
+        self.close()
+        self._connection = connection
+        self._asked_at = None
+
     def sample(self, groups: Iterable[str]) -> None:
-        """Take note of where groups and logs are, for the rates."""
+        """Note where groups and logs are, for the rates; BrokerError if a group is not there."""
         for group in groups:
+            describe_group(self._connection, group)
             committed = committed_offsets(self._connection, group)
             self._note(group, committed, offset_bounds(self._connection, committed)[1])
 
@@ -320,27 +344,15 @@ class Collector:
         starts, ends = offset_bounds(self._connection, places)
         self._note(group, committed, ends)
         self._ask_about({topic for topic, _ in places}, places)
-        fronts = {
-            place: max(committed[place], starts[place])
+        unread = {
+            place: Unread(max(committed[place], starts[place]), ends[place])
             for place in places
             if place in committed and place in ends and place in starts
             and max(committed[place], starts[place]) < ends[place]
         }  # fmt: skip
-        times = self._times_at(fronts)
-        partitions = tuple(
-            PartitionView(
-                topic=place[0],
-                partition=place[1],
-                committed=committed.get(place),
-                log_start=starts.get(place),
-                log_end=ends.get(place),
-                lag=self._lag(group, place, committed, starts, ends, times),
-                member=owner.get(place),
-            )
-            for place in places
-        )
-        return GroupView(view.id, view.kind, view.state, view.protocol, view.coordinator,
-                         view.members, partitions)  # fmt: skip
+        look = _Look(group, committed, starts, ends, self._times_at(unread), owner)
+        partitions = tuple(self._partition(look, place) for place in places)
+        return replace(view, partitions=partitions)
 
     def _note(self, group: str, committed: Mapping[Place, int], ends: Mapping[Place, int]) -> None:
         now = time.monotonic()
@@ -350,34 +362,51 @@ class Collector:
                 window = self._read.setdefault((group, *place), Window())
                 window.add(now, committed[place])
 
-    def _lag(
-        self,
-        group: str,
-        place: Place,
-        committed: Mapping[Place, int],
-        starts: Mapping[Place, int],
-        ends: Mapping[Place, int],
-        times: Mapping[Place, int | None],
-    ) -> Lag | None:
-        if place not in committed or place not in starts or place not in ends:
+    def _partition(self, look: _Look, place: Place) -> PartitionView:
+        lag = self._lag(look, place)
+        age_known = loss_known = True
+        if lag is not None and lag.records:
+            time_ms = look.times.get(place)
+            age_known = place in look.times and (time_ms is None or time_ms >= 0)
+            retention = self._retention(look.group, place)
+            loss_known = (age_known or retention.seconds is None) and (
+                lag.bytes is not None or retention.bytes is None
+            )
+        return PartitionView(
+            topic=place[0],
+            partition=place[1],
+            committed=look.committed.get(place),
+            log_start=look.starts.get(place),
+            log_end=look.ends.get(place),
+            lag=lag,
+            member=look.owner.get(place),
+            age_known=age_known,
+            loss_known=loss_known,
+        )
+
+    def _retention(self, group: str, place: Place) -> Retention:
+        return self._topics.get(place[0], Keeping()).retention_for(group)
+
+    def _lag(self, look: _Look, place: Place) -> Lag | None:
+        if place not in look.committed or place not in look.starts or place not in look.ends:
             return None
-        start, end = starts[place], ends[place]
-        behind = max(0, end - max(committed[place], start))
+        start, end, committed = look.starts[place], look.ends[place], look.committed[place]
+        behind = max(0, end - max(committed, start))
         size = self._sizes.get(place)
         record_bytes = size / (end - start) if size is not None and end > start else None
-        (written,), (read,) = self._written[place].rates(), self._read[(group, *place)].rates()
+        (written,), (read,) = self._written[place].rates(), self._read[look.group, *place].rates()
         each = record_bytes or 0.0
         return lag_of(
             Reading(
-                committed[place],
+                committed,
                 start,
                 end,
                 None if record_bytes is None else round(record_bytes * behind),
-                times.get(place),
+                look.times.get(place),
                 int(time.time() * 1000),
             ),
             Rates(written, written * each, read, read * each),
-            self._topics.get(place[0], Keeping()).retention_for(group),
+            self._retention(look.group, place),
         )
 
     # ---- what topics are like ------------------------------------------------------------
@@ -396,22 +425,32 @@ class Collector:
 
     # ---- the first unread records --------------------------------------------------------
 
-    def _times_at(self, fronts: Mapping[Place, int]) -> dict[Place, int | None]:
+    def _times_at(self, unread: Mapping[Place, Unread]) -> dict[Place, int | None]:
+        """The times that are known, some of them from before."""
+        there = {(*place, span.front) for place, span in unread.items()}
+        self._times = {at: ms for at, ms in self._times.items() if at in there}
         wanted = {
-            place: offset
-            for place, offset in list(fronts.items())[:MAX_PEEKED]
-            if (*place, offset) not in self._times
+            place: span
+            for place, span in list(unread.items())[:MAX_PEEKED]
+            if (*place, span.front) not in self._times
         }
-        known = {(*place, offset) for place, offset in fronts.items()}
-        self._times = {at: ms for at, ms in self._times.items() if at in known}
         if wanted:
-            if self._consumer is None:
-                self._consumer = self._connection.consumer(
-                    {"queued.min.messages": 1, "fetch.message.max.bytes": 1024}
-                )
-            for place, time_ms in peek(self._consumer, wanted).items():
-                self._times[(*place, wanted[place])] = time_ms
-        return {place: self._times.get((*place, offset)) for place, offset in fronts.items()}
+            deadline_s = time.monotonic() + PEEK_TIMEOUT_S
+            times, left = ask_leaders(self._connection, wanted, deadline_s)
+            if left:
+                if self._consumer is None:
+                    self._consumer = self._connection.consumer(
+                        {"queued.min.messages": 1, "fetch.message.max.bytes": 1024}
+                    )
+                rest = {place: wanted[place] for place in left}
+                times |= read_singly(self._consumer, rest, deadline_s)
+            for place, time_ms in times.items():
+                self._times[*place, wanted[place].front] = time_ms
+        return {
+            place: self._times[*place, span.front]
+            for place, span in unread.items()
+            if (*place, span.front) in self._times
+        }
 
 
 def _keepings(connection: Connection, topics: Sequence[str]) -> dict[str, Keeping]:
@@ -475,36 +514,3 @@ def _sizes(
                         place = (item.name, partition_size.partition_index)
                         sizes[place] = partition_size.partition_size
     return sizes
-
-
-def peek(consumer: Consumer, fronts: Mapping[Place, int]) -> dict[Place, int | None]:
-    """The timestamps of the records at, or next after, these offsets; None where there is none."""
-    from confluent_kafka import KafkaError, TopicPartition
-
-    waiting = set(fronts)
-    times: dict[Place, int | None] = {}
-    deadline = time.monotonic() + PEEK_TIMEOUT_S
-    with translated("reading the first unread records"):
-        consumer.assign([TopicPartition(*place, offset) for place, offset in fronts.items()])
-        try:
-            while waiting and time.monotonic() < deadline:
-                message = consumer.poll(_POLL_S)
-                if message is None:
-                    continue
-                place = (str(message.topic()), int(message.partition() or 0))
-                if place not in waiting:
-                    continue
-                error = message.error()
-                if error is not None and error.code() != KafkaError._PARTITION_EOF:
-                    # Out of reach, or removed meanwhile: its time is not known.
-                    if error.retriable():
-                        continue
-                    times[place] = None
-                elif error is not None:
-                    times[place] = None
-                else:
-                    times[place] = message.timestamp()[1]
-                waiting.discard(place)
-        finally:
-            consumer.unassign()
-    return times

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Final, NoReturn
 
 import typer
 
@@ -46,6 +46,8 @@ app = typer.Typer(
 
 EMPTY_STATES: Final = ("empty", "dead")
 _MEMBERS_TOLD: Final = 5
+# What a client is told that knows only the broker of before a restart.
+OUTDATED: Final = ("FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH")
 
 Group = Annotated[
     str, typer.Argument(metavar="GROUP", help="The group.", autocompletion=complete_groups)
@@ -61,6 +63,10 @@ Groups = Annotated[
 
 @app.command("list")
 def list_command(
+    every: Annotated[
+        bool,
+        typer.Option("--all", "-a", help="Also groups in which commands keep their progress."),
+    ] = False,
     json: AsJson = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     client: ClientSettings = [],  # noqa: B006 - typer copies it
@@ -71,14 +77,22 @@ def list_command(
     `share` groups take it as a queue (see `penstock queue`). An `empty` group has no members but
     still has its offsets: its consumers go on there when they come back.
 
+    `penstock queue redrive` and `penstock migrate` keep how far they have come as offsets of groups
+    of their own. Nobody reads with those, and they are shown only with --all.
+
     \b
     Examples:
       penstock groups list
       penstock groups list --json | jq -r '.[].group'
     """
+    from penstock.broker.lag.names import keeps_progress
     from penstock.cli.group_view import list_groups
 
-    groups = list_groups(connect(bootstrap, client))
+    groups = [
+        group
+        for group in list_groups(connect(bootstrap, client))
+        if every or not keeps_progress(group.id)
+    ]
     if json:
         rows = [{"group": each.id, "kind": each.kind, "state": each.state} for each in groups]
         output.write_json(rows)
@@ -114,8 +128,9 @@ def describe(
     that is written. Behind by: the records still to be read, about how many bytes they are, and
     how old the first of them is. `loss in` is how long it takes, at the present rates of writing
     and reading, until retention may remove records that the group has not read: a dash means that
-    this does not happen. `missed` counts records that are gone already: the committed offset lies
-    before the start of the log.
+    this does not happen, a question mark that it could not be found out. `missed`, where there are
+    any, counts records that are gone already: the committed offset lies before the start of the
+    log.
 
     Rates are measured while the command runs. A group that commits more rarely than --sample
     seems to stand still, so `loss in` is rather too short than too long.
@@ -133,7 +148,8 @@ def describe(
     collector = Collector(connect(bootstrap, client))
     try:
         if watch:
-            _watch(collector, groups, pause_s or 1.0, json=json)
+            eye = _Eye(collector, groups, lambda: connect(bootstrap, client))
+            _watch(eye, pause_s or 1.0, json=json)
         else:
             if pause_s:
                 collector.sample(groups)
@@ -156,33 +172,86 @@ def _pause_s(text: str) -> float:
     return duration_ms / 1000
 
 
-def _watch(collector: Collector, groups: Sequence[str], pause_s: float, *, json: bool) -> None:
+class _Eye:
+    """Looks at groups again and again, whatever happens to the broker meanwhile."""
+
+    def __init__(
+        self, collector: Collector, groups: Sequence[str], connect_: Callable[[], Connection]
+    ) -> None:
+        self._collector = collector
+        self._groups = groups
+        self._connect = connect_
+        # After an error: a client that was there before may not get over a restart.
+        self._wants_new = False
+
+    def look(self) -> list[GroupView]:
+        """The groups now; PenstockError if they cannot be asked about."""
+        wants_new, self._wants_new = self._wants_new, True
+        # Says at once if nothing listens: a client would wait for that in silence.
+        fresh = self._connect()
+        if wants_new:
+            self._collector.renew(fresh)
+        try:
+            views = self._collect()
+        except BrokerError as error:
+            if error.kafka_name not in OUTDATED:
+                raise
+            self._collector.renew(self._connect())
+            views = self._collect()
+        self._wants_new = False
+        return views
+
+    def _collect(self) -> list[GroupView]:
+        return [self._collector.collect(group) for group in self._groups]
+
+
+def _watch(eye: _Eye, pause_s: float, *, json: bool) -> None:
     """Look again and again; Ctrl-C ends it. A broker that is away is waited for."""
     from rich.console import Console
+    from rich.console import Group as Stack
     from rich.live import Live
     from rich.text import Text
 
-    from penstock.cli.group_show import as_json, rendered
+    from penstock.cli.group_show import rendered
 
     # A wrong name is an error; later the group may well go and come back.
-    views = [collector.collect(group) for group in groups]
+    views = eye.look()
     if json or not sys.stdout.isatty():
+        _watch_plainly(eye, views, pause_s, json=json)
+    with Live(console=Console(highlight=False), auto_refresh=False) as live:
+        when = time.strftime("%H:%M:%S")
+        note = Text(f"as of {when}", style="dim")
         while True:
-            if json:
-                output.write_json([as_json(view) for view in views])
-            else:
-                output.print_rich(rendered(views))
-            output.flush()
-            time.sleep(pause_s)
-            views = [collector.collect(group) for group in groups]
-    with Live(rendered(views), console=Console(highlight=False), auto_refresh=False) as live:
-        while True:
-            live.refresh()
+            # Above, since what is too long for the terminal is cut off below.
+            live.update(Stack(note, rendered(views)), refresh=True)
             time.sleep(pause_s)
             try:
-                live.update(rendered([collector.collect(group) for group in groups]))
+                views, when = eye.look(), time.strftime("%H:%M:%S")
+                note = Text(f"as of {when}", style="dim")
             except PenstockError as error:
-                live.update(Text(f"{error}; trying again", style="yellow"))
+                note = Text(f"out of date, as of {when}: {error}; trying again", style="yellow")
+
+
+def _watch_plainly(eye: _Eye, views: list[GroupView], pause_s: float, *, json: bool) -> NoReturn:
+    """One look after the other, for a file or a program."""
+    from penstock.cli.group_show import as_json, rendered
+
+    told = ""
+    while True:
+        if json:
+            output.write_json([as_json(view) for view in views])
+        else:
+            output.print_rich(rendered(views))
+        output.flush()
+        views = []
+        while not views:
+            time.sleep(pause_s)
+            try:
+                views, told = eye.look(), ""
+            except PenstockError as error:
+                if str(error) != told:
+                    told = str(error)
+                    output.warn(f"{told}; trying again")
 
 
 # ---- reset -------------------------------------------------------------------------------
@@ -241,7 +310,7 @@ def reset(
       penstock groups reset billing --by-duration 2h --topic orders:0,2
       penstock groups reset billing --shift-by -100 --execute
     """
-    goal = _goal(to_earliest, to_latest, to_offset, to_time, by_duration, shift_by)
+    goal = one_goal(to_earliest, to_latest, to_offset, to_time, by_duration, shift_by)
     wanted = parse_topics(topic)
     connection = connect(bootstrap, client)
     view = _group_to_reset(connection, group, wanted)
@@ -252,7 +321,7 @@ def reset(
     steps = plan(goal, _places(connection, group, wanted, goal))
     if execute:
         _apply(connection, group, steps)
-    _show_plan(group, steps, executed=execute, json=json)
+    show_plan(group, steps, executed=execute, json=json)
     if not execute:
         if busy:
             output.warn(f"{group} has members: they must be stopped before it can be done")
@@ -261,7 +330,7 @@ def reset(
         output.say(f"{group}: {output.count(len(steps), 'offset')} set")
 
 
-def _goal(
+def one_goal(
     to_earliest: bool,
     to_latest: bool,
     to_offset: int | None,
@@ -324,18 +393,32 @@ def _places(
     connection: Connection, group: str, wanted: Sequence[Wanted], goal: Goal
 ) -> list[Place]:
     """The partitions that are meant, with all that the plan needs."""
-    from penstock.cli.group_view import committed_offsets, offset_bounds, offsets_at
+    from penstock.cli.group_view import committed_offsets
 
     committed = committed_offsets(connection, group)
-    chosen = sorted(committed) if not wanted else _chosen(connection, wanted)
+    chosen = sorted(committed) if not wanted else chosen_partitions(connection, wanted)
     if not chosen:
         raise BrokerError(
             f"{group} has no offsets", advice="Name the topics with --topic to give it some."
         )
+    return places_of(connection, chosen, committed, goal, named=bool(wanted))
+
+
+def places_of(
+    connection: Connection,
+    chosen: Sequence[tuple[str, int]],
+    committed: Mapping[tuple[str, int], int],
+    goal: Goal,
+    *,
+    named: bool,
+) -> list[Place]:
+    """Partitions with all that a plan needs; one that is gone is an error if it was named."""
+    from penstock.cli.group_view import offset_bounds, offsets_at
+
     starts, ends = offset_bounds(connection, chosen)
     missing = [place for place in chosen if place not in starts or place not in ends]
     for name, number in missing:
-        if wanted:
+        if named:
             raise BrokerError(f"{name} has no partition {number}")
         output.warn(f"{name}, partition {number}: is gone, and left out")
     at_time = {}
@@ -348,7 +431,7 @@ def _places(
     ]
 
 
-def _chosen(connection: Connection, wanted: Sequence[Wanted]) -> list[tuple[str, int]]:
+def chosen_partitions(connection: Connection, wanted: Sequence[Wanted]) -> list[tuple[str, int]]:
     """What was named; BrokerError for what is not there."""
     with translated("looking for the topics"):
         topics = connection.admin().list_topics(timeout=REQUEST_TIMEOUT_S).topics
@@ -383,7 +466,7 @@ def _apply(connection: Connection, group: str, steps: Sequence[Step]) -> None:
             raise broker_error(at.error, f"{doing} for {at.topic}, partition {at.partition}")
 
 
-def _show_plan(group: str, steps: Sequence[Step], *, executed: bool, json: bool) -> None:
+def show_plan(group: str, steps: Sequence[Step], *, executed: bool, json: bool) -> None:
     if json:
         rows = [
             {
@@ -458,6 +541,6 @@ def _confirm(connection: Connection, groups: Sequence[str]) -> None:
             # Only one that is there can have none.
             describe_group(connection, group)
         output.say(f"{group}: {output.count(len(offsets), 'offset')}")
-    if not typer.confirm(f"Delete {output.count(len(groups), 'group')} for good?", err=True):
+    if not output.confirm(f"Delete {output.count(len(groups), 'group')} for good?"):
         output.say("nothing was deleted")
         raise typer.Exit(output.EXIT_FAILURE)

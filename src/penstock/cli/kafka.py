@@ -74,7 +74,9 @@ _ADVICE: Final = {
     "timeout.",
     "UNKNOWN_MEMBER_ID": "The group has members: stop its consumers first.",
     "_TIMED_OUT": "The broker did not answer in time. Is it overloaded, or its disk full?",
-    "_MSG_TIMED_OUT": "The broker did not answer in time. Is it overloaded, or its disk full?",
+    "_MSG_TIMED_OUT": "The broker did not take it in time. A topic with overflow=block or reject "
+    "that is full waits for its groups: `penstock topics describe` names them. Otherwise: is the "
+    "broker overloaded, or its disk full?",
     "_TRANSPORT": "Is the broker running? `penstock up` starts one.",
     "_ALL_BROKERS_DOWN": "Is the broker running? `penstock up` starts one.",
     "_RESOLVE": "Check the name of the host.",

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 EXIT_FAILURE: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_INTERRUPTED: Final = 130
+_PIPE_WIDTH: Final = 250
+# What is kept whole in narrow tables, if that is possible: words up to so long, and numbers with
+# what belongs to them. Else the next.
+_KEPT_WHOLE: Final = ((14, True), (8, True), (8, False), (1, False))
 
 
 def say(text: str) -> None:
@@ -41,6 +45,19 @@ def fail(error: PenstockError) -> None:
 
 def _paint(text: str, code: str) -> str:
     return f"\x1b[{code}m{text}\x1b[0m" if is_colourful(sys.stderr) else text
+
+
+def confirm(question: str) -> bool:
+    """Ask at the terminal. Ctrl-C there is what it is everywhere, the end of input is a no."""
+    import typer
+
+    try:
+        return typer.confirm(question, err=True)
+    except typer.Abort as ended:
+        say("")
+        if isinstance(ended.__context__, EOFError):
+            return False
+        raise KeyboardInterrupt from None
 
 
 def is_colourful(stream: Any) -> bool:
@@ -70,22 +87,77 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str =
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=SIMPLE_HEAD, title=title or None, title_justify="left", show_edge=False)
-    for name in columns:
-        right = name.startswith(">")
-        table.add_column(name.removeprefix(">"), justify="right" if right else "left",
-                         overflow="fold")  # fmt: skip
-    for row in rows:
+    names = [name.removeprefix(">") for name in columns]
+    right = [name.startswith(">") for name in columns]
+    cells = [tuple(row) for row in rows]
+    widths = column_widths(names, cells, right, _width())
+    # Closer together where there is little room.
+    padding = (0, 1) if widths is None else (0, 1, 0, 0)
+    table = Table(box=SIMPLE_HEAD, title=title or None, title_justify="left", show_edge=False,
+                  padding=padding)  # fmt: skip
+    for at, name in enumerate(names):
+        table.add_column(name, justify="right" if right[at] else "left", overflow="fold",
+                         width=None if widths is None else widths[at])  # fmt: skip
+    for row in cells:
         table.add_row(*(Text(cell) for cell in row))
     return table
+
+
+def column_widths(
+    names: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool], room: int
+) -> list[int] | None:
+    """How wide columns are where not all fit side by side; None if they do, or never will.
+
+    The widest give way first, but none so much that a word of its name breaks, nor, where there is
+    room for it, numbers and words that are not very long.
+    """
+    from rich.cells import cell_len
+
+    columns = [[row[at] for row in rows] for at in range(len(names))]
+    widths = [
+        max(map(cell_len, (name, *column))) for name, column in zip(names, columns, strict=True)
+    ]
+    # Two columns are three apart, or two if need be; the last has its margin too.
+    if sum(widths) + 3 * len(widths) - 1 <= room:
+        return None
+    room -= 2 * len(widths) - 1
+    for most, numbers_whole in _KEPT_WHOLE:
+        least = [
+            max(
+                _longest_word([names[at]]),
+                max(map(cell_len, columns[at]), default=1)
+                if right[at] and numbers_whole
+                else min(_longest_word(columns[at]), most),
+            )
+            for at in range(len(names))
+        ]
+        if sum(least) <= room:
+            break
+    else:
+        return None
+    while sum(widths) > room:
+        wider = (at for at in range(len(widths)) if widths[at] > least[at])
+        widths[max(wider, key=widths.__getitem__)] -= 1
+    return widths
+
+
+def _longest_word(texts: Iterable[str]) -> int:
+    from rich.cells import cell_len
+
+    return max((cell_len(word) for text in texts for word in text.split()), default=1)
+
+
+def _width() -> int:
+    """How wide a table may be: in a file or a pipe, as wide as it needs to be."""
+    from rich.console import Console
+
+    return Console().width if sys.stdout.isatty() else _PIPE_WIDTH
 
 
 def print_rich(renderable: RenderableType) -> None:
     from rich.console import Console
 
-    # In a file or a pipe a table is as wide as it needs to be.
-    width = None if sys.stdout.isatty() else 250
-    Console(width=width, highlight=False, soft_wrap=False).print(renderable)
+    Console(width=_width(), highlight=False, soft_wrap=False).print(renderable)
 
 
 def json_bytes(data: bytes | None) -> str | dict[str, str] | None:

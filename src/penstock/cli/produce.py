@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final, NamedTuple
 
@@ -27,6 +28,8 @@ from penstock.cli.kafka import (
     broker_error,
     complete_topics,
     connect,
+    result_of,
+    translated,
 )
 from penstock.cli.values import parse_headers, parse_time_ms, parse_timestamp, show_bytes
 from penstock.errors import PenstockError
@@ -37,6 +40,11 @@ if TYPE_CHECKING:
 SHOWN_FAILURES: Final = 10
 # How long a full queue or a broker that does not answer may hold things up.
 DELIVERY_TIMEOUT_S: Final = 60
+# After so long without an acknowledgement one is told what may be the reason.
+STALLED_AFTER_S: Final = 4.0
+_LOOK_S: Final = 0.5
+_GIVE_UP_S: Final = 2.0
+OVERFLOW: Final = ("overflow", "overflow.groups")
 
 
 class Compression(StrEnum):
@@ -167,6 +175,8 @@ class Outcome:
     sent_bytes: int = 0
     failed: int = 0
     interrupted: bool = False
+    # Handed over, and given up before the broker had acknowledged them.
+    abandoned: int = 0
     last: tuple[int, int] | None = None
     reasons: list[str] = field(default_factory=list)
     advice: str = ""
@@ -188,25 +198,48 @@ class Outcome:
 
 
 class Sender:
-    """Hands records to librdkafka and takes in what became of them."""
+    """Hands records to librdkafka and takes in what became of them.
 
-    def __init__(self, producer: Producer, topic: str) -> None:
+    `why_stalled` is asked once, when nothing has been acknowledged for a while.
+    """
+
+    def __init__(self, producer: Producer, topic: str, why_stalled: Callable[[], str]) -> None:
         self._producer = producer
         self._topic = topic
+        self._why_stalled = why_stalled
+        self._waiting = 0
+        self._moved_at = time.monotonic()
+        self._giving_up = False
+        self.told_stalled = False
         self.outcome = Outcome()
 
     def send(self, item: Item) -> None:
         size = len(item.key or b"") + len(item.value or b"")
 
         def done(error: KafkaError | None, message: Message) -> None:
+            self._waiting -= 1
+            self._moved_at = time.monotonic()
             if error is None:
                 self.outcome.delivered(message, size)
+            elif self._giving_up:
+                self.outcome.abandoned += 1
             else:
                 ours = broker_error(error)
                 self.outcome.refused(item.line, str(ours), ours.advice)
 
+        if not self._waiting:
+            self._moved_at = time.monotonic()
         self._produce(item, done)
         self._producer.poll(0)
+        self._watch()
+
+    def _watch(self) -> None:
+        """Say so if nothing moves."""
+        if self.told_stalled or not self._waiting:
+            return
+        if time.monotonic() - self._moved_at >= STALLED_AFTER_S:
+            self.told_stalled = True
+            output.warn(self._why_stalled())
 
     def _produce(self, item: Item, done: Callable[[KafkaError | None, Message], None]) -> None:
         from confluent_kafka import KafkaException
@@ -223,13 +256,15 @@ class Sender:
                     timestamp=item.timestamp_ms,
                     headers=item.headers,
                 )
+                self._waiting += 1
                 return
             except BufferError:
                 # The queue is full: wait for records to leave it.
                 if time.monotonic() > deadline:
                     self.outcome.refused(item.line, "the broker takes no more records")
                     return
-                self._producer.poll(1)
+                self._producer.poll(_LOOK_S)
+                self._watch()
             except KafkaException as error:
                 ours = broker_error(error.args[0])
                 self.outcome.refused(item.line, str(ours), ours.advice)
@@ -237,10 +272,20 @@ class Sender:
 
     def finish(self) -> None:
         """Wait until every record is sent or given up."""
-        left = self._producer.flush(DELIVERY_TIMEOUT_S + 5)
+        deadline = time.monotonic() + DELIVERY_TIMEOUT_S + 5
+        while (left := self._producer.flush(_LOOK_S)) and time.monotonic() < deadline:
+            self._watch()
         if left:
             self.outcome.failed += left
             self.outcome.reasons.append(f"{left} records were neither sent nor refused in time")
+
+    def give_up(self) -> None:
+        """Wait no longer for what has not been acknowledged."""
+        self._giving_up = True
+        self._producer.purge()
+        # Counted apart: meanwhile `done` counts those that it is told of.
+        left = self._producer.flush(_GIVE_UP_S)
+        self.outcome.abandoned += left
 
 
 TopicArgument = Annotated[
@@ -374,7 +419,9 @@ def produce(
     reading = _reading(key, key_separator, null_marker, header, partition, timestamp)
     _check_sources(value=bool(value), null=null, file=file, json_lines=json_lines, whole=whole,
                    key=key, key_separator=key_separator)  # fmt: skip
-    sender = Sender(_open(connect(bootstrap, client), compression, acks), topic)
+    connection = connect(bootstrap, client)
+    producer = _open(connection, compression, acks)
+    sender = Sender(producer, topic, partial(_why_stalled, connection, topic))
     started = time.monotonic()
     try:
         if null:
@@ -386,7 +433,15 @@ def produce(
             _send_input(sender, file, reading, json_lines=json_lines, whole=whole)
     except KeyboardInterrupt:
         sender.outcome.interrupted = True
-    sender.finish()
+    try:
+        # Who ends the input wants what was typed to be sent, but not to wait for a full topic.
+        if sender.outcome.interrupted and sender.told_stalled:
+            sender.give_up()
+        else:
+            sender.finish()
+    except KeyboardInterrupt:
+        sender.outcome.interrupted = True
+        sender.give_up()
     _tell(sender.outcome, topic, time.monotonic() - started, quiet=quiet)
 
 
@@ -444,6 +499,29 @@ def _open(connection: Connection, compression: Compression, acks: Acks) -> Produ
     })  # fmt: skip
 
 
+def _why_stalled(connection: Connection, topic: str) -> str:
+    """What may be the reason that nothing is acknowledged."""
+    from confluent_kafka.admin import ConfigResource, ResourceType
+
+    told = f"nothing was acknowledged for {STALLED_AFTER_S:.0f} s"
+    try:
+        with translated():
+            resource = ConfigResource(ResourceType.TOPIC, topic)
+            asked = connection.admin().describe_configs([resource], request_timeout=_GIVE_UP_S)
+        settings = result_of(next(iter(asked.values())), "")
+    except PenstockError:
+        return f"{told}, and the broker does not answer; still trying"
+    values = {name: str(settings[name].value) for name in OVERFLOW if name in settings}
+    overflow, groups = (values.get(name, "") for name in OVERFLOW)
+    if overflow not in ("block", "reject"):
+        return f"{told}; still trying"
+    return (
+        f"{told}: {topic} may be full. With overflow={overflow} it takes nothing until "
+        f"the slowest of {groups} has read on (`penstock groups describe`, for a queue `penstock "
+        "queue inspect`); still trying"
+    )
+
+
 def _send_input(
     sender: Sender, file: Path | None, reading: Reading, *, json_lines: bool, whole: bool
 ) -> None:
@@ -486,8 +564,13 @@ def _tell(outcome: Outcome, topic: str, took_s: float, *, quiet: bool) -> None:
     hidden = outcome.failed - len(outcome.reasons)
     if hidden > 0 and len(outcome.reasons) >= SHOWN_FAILURES:
         output.say(f"and {hidden:,} more")
-    if not quiet or outcome.failed:
+    if not quiet or outcome.failed or outcome.interrupted:
         output.say(_summary(outcome, topic, took_s))
+    if outcome.abandoned:
+        output.say(
+            f"gave up {output.count(outcome.abandoned, 'record')} that nobody had acknowledged; "
+            "some may be written all the same"
+        )
     if outcome.failed:
         raise LineError(
             f"{output.count(outcome.failed, 'record')} could not be sent", advice=outcome.advice

@@ -5,6 +5,7 @@ Everything is asked for, and changed, by the Kafka protocol, so it works on Apac
 
 from __future__ import annotations
 
+import sys
 from collections import Counter, deque
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -13,12 +14,16 @@ import typer
 from penstock.cli import output
 from penstock.cli.kafka import (
     DEFAULT_BOOTSTRAP,
+    REQUEST_TIMEOUT_S,
     AsJson,
     Bootstrap,
     BrokerError,
     ClientSettings,
     Connection,
+    complete_topics,
     connect,
+    tell_deleted,
+    translated,
 )
 from penstock.cli.values import parse_pairs, show_time
 from penstock.errors import PenstockError
@@ -29,7 +34,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Look at queues, set them up, and send dead letters back.",
+    help="Look at queues, set them up, reset and delete them, and send dead letters back.",
     epilog="A queue is a topic that a share group takes record by record: each record goes to one "
     "consumer, which accepts, releases or rejects it. Many groups, of either kind, may read the "
     "same topic.",
@@ -194,10 +199,16 @@ def _letter_json(letter: Letter) -> dict[str, Any]:
 
 
 def _print_view(view: QueueView) -> None:
+    from penstock.cli.queue_view import NEW
+
+    if view.state == NEW:
+        output.say(f"{view.group}: no consumer has come yet; its settings wait for it")
+        output.print_table(("setting", "value"), sorted(view.settings.items()))
+        return
     output.print_table(
         ("topic", ">partition", ">start", ">unfinished"),
         ((p.topic, str(p.partition), _number(p.start), _number(p.lag)) for p in view.partitions),
-        title=f"{view.group}: {view.state}, {len(view.members)} consumers",
+        title=f"{view.group}: {view.state}, {output.count(len(view.members), 'consumer')}",
     )
     if view.members:
         output.print_table(
@@ -269,14 +280,133 @@ def alter(
       penstock queue alter emails -c errors.deadletterqueue.topic.name=dlq.emails
       penstock queue alter orders -c share.ordered.by.key=true
     """
-    from penstock.cli.queue_view import change_settings
+    from penstock.cli.queue_view import change_settings, check_names, kind_of
 
     changes: dict[str, str | None] = dict(parse_pairs(config))
     changes |= dict.fromkeys(unset)
     if not changes:
         raise typer.BadParameter("nothing to change; give --config or --unset")
-    change_settings(connect(bootstrap, client), group, changes)
+    connection = connect(bootstrap, client)
+    check_names(connection, group, changes)
+    change_settings(connection, group, changes)
     output.say(f"changed {group}: {', '.join(sorted(changes))}")
+    kind = kind_of(connection, group)
+    # A group of the newer protocol has settings of its own, that begin so.
+    if kind not in (None, "share") and not (
+        kind == "consumer" and all(name.startswith("consumer.") for name in changes)
+    ):
+        output.warn(f"{group} is a {kind} group, not a queue: it makes no use of such settings")
+
+
+# ---- reset -------------------------------------------------------------------------------
+
+
+@app.command("reset")
+def reset(
+    group: Group,
+    to_earliest: Annotated[
+        bool, typer.Option("--to-earliest", help="To the first record that is there.")
+    ] = False,
+    to_latest: Annotated[
+        bool, typer.Option("--to-latest", help="To the end: only new records are delivered.")
+    ] = False,
+    to_offset: Annotated[
+        int | None, typer.Option("--to-offset", min=0, metavar="N", help="To this offset.")
+    ] = None,
+    to_time: Annotated[
+        str | None,
+        typer.Option("--to-time", metavar="TIME", help="To the first record at or after a time: "
+                     "ISO, milliseconds since 1970, or such as '10m ago'."),
+    ] = None,
+    topic: Annotated[
+        list[str],
+        typer.Option("--topic", "-t", metavar="TOPIC[:N,...]", help="Only this topic, or these "
+                     "partitions of it. May be repeated; without it all that the group has "
+                     "begun.", autocompletion=complete_topics),
+    ] = [],  # noqa: B006
+    execute: Annotated[
+        bool, typer.Option("--execute", help="Do it. Without this the plan is only shown.")
+    ] = False,
+    json: AsJson = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    client: ClientSettings = [],  # noqa: B006
+) -> None:  # fmt: skip
+    """Have a queue begin anew at an offset: deliver finished records again, or skip others.
+
+    Shows the plan and changes nothing, until it is given --execute. The group's consumers must be
+    stopped for that. What it had finished, and how often records were delivered, is forgotten.
+    Where a group begins that nobody has used yet, its share.auto.offset.reset says.
+
+    \b
+    Examples:
+      penstock queue reset emails --to-earliest
+      penstock queue reset emails --to-time '1h ago' --topic outbox --execute
+    """
+    from penstock.cli.group_reset import parse_topics, plan
+    from penstock.cli.groups import chosen_partitions, one_goal, places_of, show_plan
+    from penstock.cli.queue_view import move, partitions_of
+
+    goal = one_goal(to_earliest, to_latest, to_offset, to_time, None, None)
+    wanted = parse_topics(topic)
+    connection = connect(bootstrap, client)
+    begun = {
+        (part.topic, part.partition): part.start
+        for part in partitions_of(connection, group)
+        if part.start is not None
+    }
+    chosen = chosen_partitions(connection, wanted) if wanted else sorted(begun)
+    if not chosen:
+        raise PenstockError(
+            f"{group} has not begun anywhere", advice="Name the topics with --topic."
+        )
+    steps = plan(goal, places_of(connection, chosen, begun, goal, named=bool(wanted)))
+    if execute:
+        move(connection, group, steps)
+    show_plan(group, steps, executed=execute, json=json)
+    if execute:
+        output.say(f"{group}: begins anew in {output.count(len(steps), 'partition')}")
+    else:
+        output.say("nothing was changed; --execute does it")
+
+
+# ---- delete ------------------------------------------------------------------------------
+
+
+@app.command("delete")
+def delete(
+    group: Group,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    client: ClientSettings = [],  # noqa: B006
+) -> None:
+    """Forget what a queue has finished, for good; records and dead letters are not touched.
+
+    Asks first. A queue with consumers cannot be deleted. Its settings stay, for consumers that come
+    later under the same name; `alter --unset` takes them back.
+
+    \b
+    Examples:
+      penstock queue delete emails
+      penstock queue delete emails --yes
+    """
+    from penstock.cli.queue_view import kind_of, partitions_of
+
+    connection = connect(bootstrap, client)
+    parts = partitions_of(connection, group)
+    if kind_of(connection, group) not in (None, "share"):
+        raise PenstockError(f"{group} is no queue", advice="`penstock groups delete` deletes it.")
+    if not yes:
+        if not sys.stdin.isatty():
+            raise typer.BadParameter("there is no terminal to ask at: pass --yes to delete")
+        output.say(f"{group}: a queue in {output.count(len(parts), 'partition')}")
+        if not typer.confirm("Delete it for good?", err=True):
+            output.say("nothing was deleted")
+            raise typer.Exit(output.EXIT_FAILURE)
+    with translated("deleting"):
+        futures = connection.admin().delete_consumer_groups(
+            [group], request_timeout=REQUEST_TIMEOUT_S
+        )
+    tell_deleted([group], futures)
 
 
 # ---- redrive -----------------------------------------------------------------------------
@@ -325,15 +455,12 @@ def redrive(
       penstock queue redrive emails --reason limit --execute
     """
     from penstock.cli import dead_letters as dead
-    from penstock.cli.queue_view import DEAD_LETTER_TOPIC, settings_of
 
     unknown = sorted(set(reason) - set(dead.REASONS))
     if unknown:
         raise typer.BadParameter(f"{unknown[0]!r} is no reason; use {', '.join(dead.REASONS)}")
     connection = connect(bootstrap, client)
-    topic = dead.require_topic(
-        dead_letters or settings_of(connection, group).get(DEAD_LETTER_TOPIC, "")
-    )
+    topic = dead_letters or _topic_of_letters(connection, group)
     if not _exists(connection, topic):
         raise PenstockError(f"there is no topic {topic!r}", advice="No record has died yet.")
 
@@ -346,6 +473,19 @@ def redrive(
 
     outcome = dead.redrive(connection, topic, wanted, execute=execute, limit=limit, target=to)
     _tell(outcome, execute=execute, json=json)
+
+
+def _topic_of_letters(connection: Connection, group: str) -> str:
+    from penstock.cli.dead_letters import no_topic
+    from penstock.cli.queue_view import DEAD_LETTER_TOPIC, kind_of, no_such_queue, settings_of
+
+    settings = settings_of(connection, group)
+    if not settings and kind_of(connection, group) is None:
+        raise no_such_queue(group)
+    topic = settings.get(DEAD_LETTER_TOPIC, "")
+    if not topic:
+        raise no_topic(group)
+    return topic
 
 
 def _tell(outcome: Outcome, *, execute: bool, json: bool) -> None:

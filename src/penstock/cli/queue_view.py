@@ -7,9 +7,10 @@ to the broker alone, and shows when a record is delivered, or dies.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.cli.kafka import BrokerError, Connection
 from penstock.cli.protocol import cluster, reachable
@@ -18,7 +19,12 @@ from penstock.errors import PenstockError
 from penstock.wire import Message
 from penstock.wire.errors import ErrorCode
 
+if TYPE_CHECKING:
+    from penstock.cli.group_reset import Step
+
 GROUP_RESOURCE: Final = 32
+# The state of a group that has settings, and to which no consumer has come yet.
+NEW: Final = "new"
 DEAD_LETTER_TOPIC: Final = "errors.deadletterqueue.topic.name"
 _SET: Final = 0
 _UNSET: Final = 1
@@ -63,10 +69,15 @@ class QueueView:
 
 def _refused(code: int, message: str | None, doing: str) -> BrokerError:
     name = ErrorCode(code).name
-    error = BrokerError(f"{doing}: {message or name.lower().replace('_', ' ')}")
+    text = message or name.lower().replace("_", " ")
+    error = BrokerError(f"{doing}: {text}" if doing else text)
     error.kafka_name = name
     if name == "GROUP_ID_NOT_FOUND":
         error.advice = "`penstock queue list` shows the share groups there are."
+    elif name == "NON_EMPTY_GROUP":
+        error.advice = (
+            "Stop its consumers first; a dead one is forgotten after its session timeout."
+        )
     return error
 
 
@@ -102,18 +113,32 @@ def look(connection: Connection, group: str) -> QueueView:
         QueueMember(
             member.member_id,
             member.client_id,
-            member.client_host,
+            member.client_host.removeprefix("/"),
             sum(len(part.partitions) for part in member.assignment.topic_partitions),
         )
         for member in (() if missing else told.members)
     )
-    return QueueView(
-        group,
-        "empty" if missing else told.group_state.lower(),
-        members,
-        partitions_of(connection, group),
-        settings_of(connection, group),
-    )
+    settings = settings_of(connection, group)
+    try:
+        partitions = partitions_of(connection, group)
+    except BrokerError as error:
+        waits = error.kafka_name == "GROUP_ID_NOT_FOUND" and settings
+        if not waits or kind_of(connection, group) is not None:
+            raise
+        return QueueView(group, NEW, (), (), settings)
+    state = "empty" if missing else told.group_state.lower()
+    return QueueView(group, state, members, partitions, settings)
+
+
+def no_such_queue(group: str) -> BrokerError:
+    return _refused(ErrorCode.GROUP_ID_NOT_FOUND, f"there is no share group {group!r}", "")
+
+
+def kind_of(connection: Connection, group: str) -> str | None:
+    """Of which kind a group is; None if there is none of this name."""
+    from penstock.cli.group_view import list_groups
+
+    return next((each.kind for each in list_groups(connection) if each.id == group), None)
 
 
 def partitions_of(connection: Connection, group: str) -> tuple[QueuePartition, ...]:
@@ -143,6 +168,28 @@ def partitions_of(connection: Connection, group: str) -> tuple[QueuePartition, .
 
 def settings_of(connection: Connection, group: str) -> dict[str, str]:
     """What was set for a group."""
+    group_source = 8
+    return {
+        item.name: item.value or ""
+        for item in _described_settings(connection, group)
+        if item.config_source == group_source
+    }
+
+
+def check_names(connection: Connection, group: str, names: Iterable[str]) -> None:
+    """PenstockError if the broker knows no group setting of one of the names."""
+    known = sorted(item.name for item in _described_settings(connection, group))
+    for name in names:
+        if known and name not in known:
+            close = get_close_matches(name, known, n=1)
+            raise PenstockError(
+                f"there is no group setting {name!r}",
+                advice=f"Did you mean {close[0]!r}?" if close else f"There are {', '.join(known)}.",
+            )
+
+
+def _described_settings(connection: Connection, group: str) -> list[Any]:
+    """Every setting that a group can have, with its value and where that comes from."""
     from penstock.wire.messages.describe_configs import (
         DescribeConfigsRequest,
         DescribeConfigsResource,
@@ -155,10 +202,7 @@ def settings_of(connection: Connection, group: str) -> dict[str, str]:
     told = _ask(connection, None, DescribeConfigsRequest(resources=[resource]), doing).results[0]
     if told.error_code:
         raise _refused(told.error_code, told.error_message, doing)
-    group_source = 8
-    return {
-        item.name: item.value or "" for item in told.configs if item.config_source == group_source
-    }
+    return list(told.configs)
 
 
 def change_settings(connection: Connection, group: str, settings: Mapping[str, str | None]) -> None:
@@ -181,3 +225,36 @@ def change_settings(connection: Connection, group: str, settings: Mapping[str, s
     told = _ask(connection, None, request, doing).responses[0]
     if told.error_code:
         raise _refused(told.error_code, told.error_message, doing)
+
+
+def move(connection: Connection, group: str, steps: Iterable[Step]) -> None:
+    """Have a group without consumers begin anew, at an offset in each partition."""
+    from penstock.wire.messages.alter_share_group_offsets import (
+        AlterShareGroupOffsetsRequest,
+        AlterShareGroupOffsetsRequestPartition,
+        AlterShareGroupOffsetsRequestTopic,
+    )
+
+    doing = f"setting where {group!r} begins"
+    topics: dict[str, list[AlterShareGroupOffsetsRequestPartition]] = {}
+    for step in steps:
+        topics.setdefault(step.topic, []).append(
+            AlterShareGroupOffsetsRequestPartition(
+                partition_index=step.partition, start_offset=step.new
+            )
+        )
+    request = AlterShareGroupOffsetsRequest(
+        group_id=group,
+        topics=[
+            AlterShareGroupOffsetsRequestTopic(topic_name=name, partitions=parts)
+            for name, parts in topics.items()
+        ],
+    )
+    told = _ask(connection, group, request, doing)
+    if told.error_code:
+        raise _refused(told.error_code, told.error_message, doing)
+    for topic in told.responses:
+        for part in topic.partitions:
+            if part.error_code:
+                where = f"{doing} in {topic.topic_name}, partition {part.partition_index}"
+                raise _refused(part.error_code, part.error_message, where)

@@ -104,7 +104,7 @@ def list_command(
         return
     output.print_table(
         ("user", "client id", "quota", ">per second"),
-        [(a or "(any)", b or "(any)", quota, f"{number:,g}") for a, b, quota, number in rows],
+        [(a or "(any)", b or "(any)", quota, _digits(number)) for a, b, quota, number in rows],
     )
 
 
@@ -209,6 +209,11 @@ def _name(entry: EntryData, kind: str) -> str:
 
 def _plain(name: str) -> str | None:
     return name or None
+
+
+def _digits(number: float) -> str:
+    """A number as people write it, however large."""
+    return f"{number:,.0f}" if number.is_integer() else f"{number:,}"
 
 
 def _number(key: str, text: str) -> float:

@@ -7,9 +7,9 @@ own settings is the sentence about durability, and it has one for Apache Kafka t
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -28,7 +28,7 @@ from penstock.cli.kafka import (
     tell_deleted,
     translated,
 )
-from penstock.cli.values import parse_pairs, show_bytes, show_duration
+from penstock.cli.values import PROMISES, parse_pairs, show_bytes, show_duration
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient, ConfigEntry
@@ -39,14 +39,6 @@ app = typer.Typer(
     epilog="A topic is a named log, split into partitions. Each partition keeps its records in "
     "order and numbers them: that number is the record's offset.",
 )
-
-PROMISES: Final = {
-    "disk": "A record acknowledged with acks=all is on disk (fsync): it survives a crash of the "
-    "broker and a loss of power.",
-    "os": "A record acknowledged with acks=all is with the operating system: it survives a crash "
-    "of the broker, but not a loss of power.",
-    "memory": "Records are in memory only: none survives a stop of the broker.",
-}
 
 Name = Annotated[
     str, typer.Argument(metavar="NAME", help="The topic.", autocompletion=complete_topics)
@@ -300,6 +292,8 @@ def _print_topic(topic: dict[str, Any], *, every: bool) -> None:
     print(f"{topic['name']}: {_extent(partitions)}")
     print(f"  id          {topic['id']}")
     print(f"  durability  {topic['durability']}")
+    if full := _when_full({s["name"]: str(s["value"]) for s in topic["settings"]}):
+        print(f"  when full   {full}")
     replicated = any(len(part["replicas"]) > 1 for part in partitions)
     columns = ["partition", ">earliest", ">latest", ">records"]
     if replicated:
@@ -326,6 +320,16 @@ def _print_topic(topic: dict[str, Any], *, every: bool) -> None:
     if not every:
         hint = "all other settings are at their default; --all shows them"
     output.say(f"  {hint}" if hint else "")
+
+
+def _when_full(settings: Mapping[str, str]) -> str:
+    """Whom a topic waits for once its bound is reached; empty if it waits for nobody."""
+    overflow = settings.get("overflow", "")
+    producers = {"block": "producers wait", "reject": "producers are refused"}.get(overflow)
+    if producers is None:
+        return ""
+    groups = settings.get("overflow.groups", "")
+    return f"overflow={overflow}: {producers} until the slowest of {groups} has read on"
 
 
 def _extent(partitions: list[dict[str, Any]]) -> str:
@@ -461,6 +465,6 @@ def _confirm(admin: AdminClient, names: list[str]) -> None:
         raise typer.BadParameter("there is no terminal to ask at: pass --yes to delete")
     for name in names:
         output.say(f"{name}: {_extent(_describe_one(admin, name)['partitions'])}")
-    if not typer.confirm(f"Delete {output.count(len(names), 'topic')} for good?", err=True):
+    if not output.confirm(f"Delete {output.count(len(names), 'topic')} for good?"):
         output.say("nothing was deleted")
         raise typer.Exit(output.EXIT_FAILURE)

@@ -121,9 +121,11 @@ def list_transactions(
     """
     from penstock.client import transactions
 
-    unknown = [name for name in state if name not in STATES]
+    known = {name.lower(): name for name in STATES}
+    unknown = [name for name in state if name.lower() not in known]
     if unknown:
         raise typer.BadParameter(f"{unknown[0]!r} is no state: {', '.join(STATES)}")
+    state = [known[name.lower()] for name in state]
     longer_than_ms = -1
     if longer_than is not None:
         parsed = parse_duration_ms(longer_than)
@@ -297,7 +299,9 @@ def _end(
                 advice="Let its producer end it; or --force, if you know that it is complete.",
             )
         try:
-            resumed = transactions.resume(cluster, name)
+            # An ordinary one stays ordinary, with the timeout it has.
+            timeout_ms = None if item.is_two_phase else item.timeout_ms
+            resumed = transactions.resume(cluster, name, timeout_ms=timeout_ms)
         except UnsupportedError as error:
             if commit or expected is not None:
                 raise BrokerError(

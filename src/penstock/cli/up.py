@@ -5,8 +5,11 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import shutil
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -14,15 +17,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from penstock.cli import output
-from penstock.cli.topics import PROMISES
-from penstock.cli.values import parse_address, parse_duration_ms, parse_pairs
-from penstock.errors import DataDirectoryError
+from penstock.cli.values import PROMISES, parse_address, parse_duration_ms, parse_pairs
+from penstock.errors import DataDirectoryError, PenstockError
 
 if TYPE_CHECKING:
-    from penstock.broker.main import Broker
+    from penstock.broker.main import Broker, BrokerConfig
 
 DEFAULT_DATA: Final = Path("penstock-data")
-DEFAULT_LISTEN: Final = "127.0.0.1:9092"
+LOOPBACK: Final = "127.0.0.1"
+DEFAULT_LISTEN: Final = f"{LOOPBACK}:9092"
 
 
 class DurabilityChoice(StrEnum):
@@ -59,8 +62,9 @@ ListenOption = Annotated[
         "--listen",
         "-l",
         envvar="PENSTOCK_LISTEN",
-        metavar="HOST:PORT",
-        help="Address to listen on; port 0 takes any free one.",
+        metavar="[HOST:]PORT",
+        help="Address to listen on; port 0 takes any free one. Without HOST only this machine can "
+        "connect.",
     ),
 ]
 AdvertiseOption = Annotated[
@@ -189,13 +193,12 @@ def up(
     """
     started = time.monotonic()
     _set_up_logging(log_level, as_json=log_json)
-    host, port = parse_address(listen)
+    host, port = parse_address(listen, default_host=LOOPBACK)
     advertised = parse_address(advertise) if advertise is not None else (None, None)
     settings = parse_pairs(config)
     if "durability" in settings:
         raise typer.BadParameter("use --durability")
     watching = {"alert_before_loss_ms": _alert_before_ms(alert_before), **_metrics_at(metrics)}
-    _check_data(data)
     # What is made while starting stays; the broker turns the collector on again.
     gc.disable()
     from penstock.broker.main import BrokerConfig, serve
@@ -215,32 +218,36 @@ def up(
         alert_webhook=alert_webhook,
         **watching,
     )
-    if not broker_config.is_loopback:
-        output.warn(
-            f"listening on {host}, where others can reach it: there is no authentication, so "
-            "whoever can connect can read, write and delete everything"
-        )
+    _warn_of_strangers(broker_config)
+    with _directory(data) as made:
 
-    if metrics is not None and not broker_config.serves_metrics_here:
-        output.warn(
-            f"metrics are served on {broker_config.metrics_host}, where others can read them"
-        )
+        def ready(broker: Broker) -> None:
+            made.clear()
+            _greet(broker, data, durability, time.monotonic() - started, quiet=quiet)
 
-    def ready(broker: Broker) -> None:
-        _greet(broker, data, durability, time.monotonic() - started, quiet=quiet)
-
-    if not serve(broker_config, ready):
+        clean = serve(broker_config, ready)
+    if not clean:
         output.warn("stopped, but not cleanly; the next start checks what is on disk")
     elif not quiet:
         output.say("stopped cleanly; everything is on disk")
+
+
+def _warn_of_strangers(config: BrokerConfig) -> None:
+    """Say what others can do who can reach this machine."""
+    if not config.is_loopback:
+        output.warn(
+            f"listening on {config.host}, where others can reach it: there is no authentication, "
+            "so whoever can connect can read, write and delete everything"
+        )
+    if config.metrics_port is not None and not config.serves_metrics_here:
+        output.warn(f"metrics are served on {config.metrics_host}, where others can read them")
 
 
 def _metrics_at(text: str | None) -> dict[str, Any]:
     """The settings for `--metrics`; a port alone is one of the loopback."""
     if text is None:
         return {}
-    alone = text.strip().removeprefix(":")
-    host, port = parse_address(f"127.0.0.1:{alone}" if alone.isdecimal() else text)
+    host, port = parse_address(text, default_host=LOOPBACK)
     return {"metrics_host": host, "metrics_port": port}
 
 
@@ -251,8 +258,27 @@ def _alert_before_ms(text: str) -> int:
     return before_ms
 
 
+@contextmanager
+def _directory(data: Path) -> Iterator[list[Path]]:
+    """Make the data directory; after an error, what was made for it is removed again.
+
+    Yields the folders that were made. From when a client may have written, the list must be empty.
+    """
+    made = [folder for folder in (data, *data.parents) if not folder.exists()]
+    _check_data(data)
+    try:
+        yield made
+    except PenstockError:
+        if data in made:
+            _remove_fresh(data)
+            for folder in made[1:]:
+                with suppress(OSError):
+                    folder.rmdir()
+        raise
+
+
 def _check_data(data: Path) -> None:
-    """Say plainly why a directory cannot be used, before anything else is loaded."""
+    """Say plainly why a directory cannot be used."""
     try:
         data.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -265,6 +291,22 @@ def _check_data(data: Path) -> None:
             f"the data directory {data} is not writable",
             advice="Choose another with --data, or make it writable for you.",
         )
+
+
+def _remove_fresh(data: Path) -> None:
+    """Remove a directory in which there is only what every broker begins with."""
+    from penstock.log.disk import OsDisk
+    from penstock.log.store import FILES, LOCK_FILE
+
+    # Another broker may have been quicker.
+    release = OsDisk().lock(str(data / LOCK_FILE))
+    if release is None:
+        return
+    try:
+        if all(name in FILES or name.startswith("__penstock_") for name in os.listdir(data)):
+            shutil.rmtree(data, ignore_errors=True)
+    finally:
+        release()
 
 
 def _greet(

@@ -1,4 +1,4 @@
-"""What people type on the command line, as values: addresses, settings, sizes and times.
+"""What people type on the command line, as values, and values as people read them.
 
 Pure functions; a value that makes no sense raises `typer.BadParameter`, which is shown beside
 the option it came from and ends the command with status 2.
@@ -15,6 +15,15 @@ import typer
 
 # A plain number below this is an offset, from here on a time in milliseconds (spring of 1973).
 FIRST_TIME_MS: Final = 100_000_000_000
+
+# What each durability of a topic means for a record that was acknowledged.
+PROMISES: Final = {
+    "disk": "A record acknowledged with acks=all is on disk (fsync): it survives a crash of the "
+    "broker and a loss of power.",
+    "os": "A record acknowledged with acks=all is with the operating system: it survives a crash "
+    "of the broker, but not a loss of power.",
+    "memory": "Records are in memory only: none survives a stop of the broker.",
+}
 
 _UNITS_MS: Final = {
     "ms": 1,
@@ -43,15 +52,21 @@ class Start(NamedTuple):
     value: int = 0
 
 
-def parse_address(text: str, *, default_port: int | None = None) -> tuple[str, int]:
+def parse_address(
+    text: str, *, default_port: int | None = None, default_host: str | None = None
+) -> tuple[str, int]:
     """`HOST:PORT`; an IPv6 address stands in brackets, as in `[::1]:9092`."""
     host, colon, port = text.strip().rpartition(":")
+    form = "HOST:PORT, as in 127.0.0.1:9092"
+    if default_host is not None:
+        form = "[HOST:]PORT, as in 9092 or 127.0.0.1:9092"
+        host = host or default_host
     if text.strip().startswith("[") and text.strip().endswith("]"):
         host, colon, port = text.strip(), "", ""
     if not colon and default_port is not None:
         host, port = text.strip(), str(default_port)
     if not host or not port.isdecimal() or int(port) > 65_535:
-        raise typer.BadParameter(f"{text!r} is not HOST:PORT, as in 127.0.0.1:9092")
+        raise typer.BadParameter(f"{text!r} is not {form}")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
     elif ":" in host:

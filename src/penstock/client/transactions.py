@@ -119,13 +119,16 @@ def described(cluster: Cluster, transactional_id: str) -> Described:
     )
 
 
-def resume(cluster: Cluster, transactional_id: str) -> Resumed:
-    """Take a transactional id over, with the transaction that is open, to end it."""
+def resume(cluster: Cluster, transactional_id: str, *, timeout_ms: int | None = None) -> Resumed:
+    """Take a transactional id over, with the transaction that is open, to end it.
+
+    Its transactions wait for a decision from then on, or have a timeout, if one is given.
+    """
     coordinator = cluster.coordinator(TRANSACTION, transactional_id)
     request = InitProducerIdRequest(
         transactional_id=transactional_id,
-        transaction_timeout_ms=_TIMEOUT_MS,
-        enable_2pc=True,
+        transaction_timeout_ms=_TIMEOUT_MS if timeout_ms is None else timeout_ms,
+        enable_2pc=timeout_ms is None,
         keep_prepared_txn=True,
     )
     told = coordinator.call(request, at_least=KEEPING_VERSION)

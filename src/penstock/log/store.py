@@ -40,6 +40,8 @@ LOCK_FILE: Final = ".lock"
 CLEAN_MARKER: Final = "clean-shutdown"
 RECOVERY_POINTS: Final = "recovery-point-offset-checkpoint"
 LOG_STARTS: Final = "log-start-offset-checkpoint"
+# The files that belong to the directory as a whole.
+FILES: Final = (META_FILE, LOCK_FILE, CLEAN_MARKER, RECOVERY_POINTS, LOG_STARTS)
 PARTITION_METADATA: Final = "partition.metadata"
 DELETED_SUFFIX: Final = "-delete"
 # What stays of a partition's name in the name of its deleted folder, which is 255 bytes at most.

@@ -299,6 +299,21 @@ def test_without_acks_a_request_waits_for_as_long_as_it_takes(
     wait_until(hasty, lambda s: partition_of(s, topic).log_end == FULL_AT + 1)
 
 
+@pytest.mark.parametrize("acks", [-1, 0])
+def test_the_log_says_who_is_waited_for(
+    hasty: Broker, connect: Connect, caplog: pytest.LogCaptureFixture, acks: int
+) -> None:
+    client, reader = connect(hasty), connect(hasty)
+    topic = full_topic(client)
+    request = one_batch(topic, acks=acks)
+    (client.send if acks else client.send_unanswered)(request, VERSION)
+    told = f"{topic}-0 is full: group {GROUP!r} needs it from offset 0 on"
+    wait_until(hasty, lambda _: told in caplog.text)
+    assert caplog.text.count("producers wait") == 1
+    commit(reader, topic, FULL_AT)
+    wait_until(hasty, lambda _: f"{topic}-0 has room again" in caplog.text)
+
+
 # ---- nobody else notices ---------------------------------------------------------------------
 
 

@@ -63,6 +63,30 @@ def test_a_full_topic_takes_nothing(shared: Broker, connect: Connect) -> None:
     assert span(shared, topic) == (SEGMENT // BATCH, FULL_AT + 1)
 
 
+def test_the_log_says_once_that_a_topic_is_full_and_that_it_has_room_again(
+    shared: Broker, connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = connect(shared)
+    topic = guarded_topic(client, "reject")
+    fill(client, topic)
+
+    def told() -> list[str]:
+        return [text for r in caplog.records if topic in (text := r.getMessage())]
+
+    assert told() == []
+    assert refused(client, topic)
+    assert refused(client, topic)
+    (full,) = told()
+    assert f"group {GROUP!r} needs it from offset 0 on" in full
+    assert full.endswith("producers are refused")
+    commit(client, topic, FULL_AT)
+    wait_until(shared, lambda _: len(told()) == 2)
+    assert told()[1].endswith("has room again")
+    # Full once more within the minute: that is no news.
+    fill(client, topic, count=SEGMENT // BATCH)
+    assert len(told()) == 2
+
+
 def test_a_reader_that_keeps_up_never_has_its_producer_refused(
     shared: Broker, connect: Connect
 ) -> None:

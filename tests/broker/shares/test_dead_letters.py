@@ -208,15 +208,36 @@ def test_a_group_without_the_topic_drops_them(shared: Broker) -> None:
     assert shared.call(lambda server: dlq not in server.catalog.topics)
 
 
-def test_dead_letters_of_the_dead_letter_topic_itself_stay_where_they_are(shared: Broker) -> None:
+def test_a_group_that_reads_its_own_dead_letters_keeps_them_until_it_has_another_topic(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with Broker(disk=HastyDisk(), housekeeping_interval_ms=NEVER_MS) as broker:
+        topic, group = new_queue(broker)
+        # Nothing is known yet of what the group will read.
+        set_group(broker, group, errors_deadletterqueue_topic_name=topic)
+        fill(broker, topic, b"x")
+        with Taker(broker, group, topic) as taker:
+            taker.fetch()
+            taker.acknowledge((0, 0, REJECT))
+        wait_until(broker, lambda _: f"the group itself reads {topic!r}" in caplog.text)
+        assert broker.call(lambda server: server.partition(topic, 0).visible) == 1  # type: ignore[union-attr]
+        (queue,) = broker.call(lambda server: list(server.coordination.shares.queues_of(group)))
+        assert queue.share.start == 0
+        dlq = new_name("dlq.")
+        set_group(broker, group, errors_deadletterqueue_topic_name=dlq)
+        (letter,) = letters(broker, dlq, 1)
+        assert letter.value == b"x"
+        settled(broker, group, 1)
+
+
+def test_a_topic_that_the_group_reads_is_refused_for_its_dead_letters(shared: Broker) -> None:
     topic, group = new_queue(shared)
-    set_group(shared, group, errors_deadletterqueue_topic_name=topic)
     fill(shared, topic, b"x")
     with Taker(shared, group, topic) as taker:
         taker.fetch()
-        taker.acknowledge((0, 0, REJECT))
-    settled(shared, group, 1)
-    assert shared.call(lambda server: server.partition(topic, 0).visible) == 1  # type: ignore[union-attr]
+        with pytest.raises(AssertionError, match="the group itself reads"):
+            set_group(shared, group, errors_deadletterqueue_topic_name=topic)
+    set_group(shared, group, errors_deadletterqueue_topic_name=new_name("dlq."))
 
 
 @pytest.fixture

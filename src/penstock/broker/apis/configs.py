@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -11,7 +12,9 @@ from penstock.broker.apis.context import RequestContext
 from penstock.broker.apis.topics import FROM_DEFAULT, FROM_TOPIC, error_of, repeated
 from penstock.broker.catalog import ApiError, Topic, check_name
 from penstock.broker.config import NODE_ID
-from penstock.broker.groups.settings import GROUP_SETTINGS
+from penstock.broker.groups.settings import DEAD_LETTER_TOPIC, GROUP_SETTINGS
+from penstock.broker.groups.share import ShareGroup
+from penstock.broker.shares.dead_letters import READS_ITSELF
 from penstock.errors import LogError
 from penstock.log.config import SETTINGS, Setting
 from penstock.wire.errors import ErrorCode
@@ -299,7 +302,11 @@ def _apply(of: Configured, settings: dict[str, str], change: AlterableConfig) ->
     setting = of.table.get(change.name)
     if setting is None:
         what = "topic" if of.kind == TOPIC else "group"
-        raise ApiError(ErrorCode.INVALID_CONFIG, f"there is no {what} setting {change.name!r}")
+        close = get_close_matches(change.name, of.table, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise ApiError(
+            ErrorCode.INVALID_CONFIG, f"there is no {what} setting {change.name!r}{hint}"
+        )
     if change.value is None:
         raise ApiError(ErrorCode.INVALID_REQUEST, f"{change.name} has no value")
     if operation == SET:
@@ -318,10 +325,25 @@ def _apply(of: Configured, settings: dict[str, str], change: AlterableConfig) ->
 
 async def _change(broker: Broker, of: Configured, change: Change, *, validate_only: bool) -> None:
     if of.kind == GROUP:
-        entries = broker.coordination.groups.change_settings(of.name, change(of.own))
+        settings = change(of.own)
+        entries = broker.coordination.groups.change_settings(of.name, settings)
+        _check_dead_letter_topic(broker, of, settings)
         if not validate_only:
             await broker.coordination.commit(entries)
     elif validate_only:
         broker.catalog.change_settings(topic_named(broker, of.name), change(of.own))
     else:
         await broker.topics.change_settings(of.name, change)
+
+
+def _check_dead_letter_topic(broker: Broker, of: Configured, settings: Mapping[str, str]) -> None:
+    """ApiError if a group is given a topic for its dead letters that it reads itself."""
+    name = settings.get(DEAD_LETTER_TOPIC, "")
+    if not name or name == of.own.get(DEAD_LETTER_TOPIC):
+        return
+    read = {queue.topic for queue in broker.coordination.shares.queues_of(of.name)}
+    group = broker.coordination.groups.get(of.name)
+    if isinstance(group, ShareGroup):
+        read.update(*(member.profile.names for member in group.members.values()))
+    if name in read:
+        raise ApiError(ErrorCode.INVALID_CONFIG, READS_ITSELF.format(name=name))

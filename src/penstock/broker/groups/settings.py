@@ -24,6 +24,7 @@ _HOUR_MS: Final = 3_600_000
 _MAX_COUNT: Final = 1_000
 _MAX_LOCKS: Final = 100_000
 _BY_DURATION: Final = "by_duration:"
+DEAD_LETTER_TOPIC: Final = "errors.deadletterqueue.topic.name"
 _DURATION: Final = re.compile(
     r"P(?:(\d+)D)?(?:T(?=\d)(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d+)?)S)?)?", re.IGNORECASE
 )
@@ -83,9 +84,10 @@ _ALL: Final = (
     Setting("share.ordered.by.key", "bool", False,
             "Deliver a record only when the one before it with the same key is finished. "
             "Penstock's own."),
-    Setting("errors.deadletterqueue.topic.name", "string", "",
-            "The topic that records go to which were rejected or delivered too often; empty: "
-            "they are dropped from the queue, and stay in their topic."),
+    Setting(DEAD_LETTER_TOPIC, "string", "",
+            "The topic that records go to which were rejected or delivered too often, not one "
+            "that the group reads; empty: they are dropped from the queue, and stay in their "
+            "topic."),
     Setting("errors.deadletterqueue.copy.record.enable", "bool", True,
             "Whether a dead letter holds the record's key, value and headers, or only says "
             "where it is."),

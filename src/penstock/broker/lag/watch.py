@@ -1,10 +1,11 @@
 """Looks after how far groups are behind, and warns before one of them misses records.
 
 Every few seconds a *pass* goes over the offsets of all groups (for a share group: the first record
-that it has not finished) and measures each against its partition. It runs on the event loop, which
-owns the partitions, in slices of a few milliseconds, and spends a small share of the time at most:
-with very many groups a pass takes several intervals, and nothing else gets slower. A group that
-has caught up costs a comparison; one that stands still costs no read of the log either.
+that it has not finished) and measures each against its partition; groups that are only a command's
+progress (`names`) are left out. It runs on the event loop, which owns the partitions, in slices of
+a few milliseconds, and spends a small share of the time at most: with very many groups a pass takes
+several intervals, and nothing else gets slower. A group that has caught up costs a comparison; one
+that stands still costs no read of the log either.
 
 What is known is the last pass's: `lags` by (group, topic, partition). A bound on their number
 keeps memory in check; what is beyond it is counted and not watched.
@@ -30,6 +31,7 @@ from penstock.broker.lag.formulas import (
     lag_of,
     retention_of,
 )
+from penstock.broker.lag.names import keeps_progress
 from penstock.broker.lag.webhook import Webhook
 from penstock.broker.metrics.metering import Histogram
 from penstock.errors import LogError
@@ -171,6 +173,8 @@ class LagWatch:
         watched = unwatched = 0
         for group in self._offsets.groups():
             await self._breathe()
+            if keeps_progress(group):
+                continue
             for at in list(self._offsets.of(group)):
                 if watched >= self._most:
                     unwatched += 1

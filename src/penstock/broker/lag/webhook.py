@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import urllib.error
-import urllib.request
 from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final
@@ -109,6 +107,10 @@ class Webhook:
 
     def _attempt(self, body: bytes) -> tuple[str | None, bool]:
         """What went wrong, if anything, and whether there is no use in trying again."""
+        # Here, because most brokers never need it and it takes long to load.
+        import urllib.error
+        import urllib.request
+
         headers = {"Content-Type": "application/json", "User-Agent": "penstock"}
         request = urllib.request.Request(self._url, body, headers, method="POST")
         try:

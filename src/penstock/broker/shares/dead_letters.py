@@ -11,7 +11,8 @@ The headers' names are those of KIP-1191:
 
 The letter goes to the partition with the source partition's number, modulo the topic's. The topic
 is made if it is not there and the broker makes topics by itself. If it cannot be written to, the
-records stay given up and it is tried again; they count against the group's limit meanwhile.
+records stay given up and it is tried again; they count against the group's limit meanwhile. So it
+is where the topic is the queue's own: a letter there would come back to the group, and die again.
 """
 
 from __future__ import annotations
@@ -50,6 +51,11 @@ MESSAGES: Final = {
 }
 # A topic that says no to this takes no dead letters.
 ALLOWED: Final = "errors.deadletterqueue.group.enable"
+
+# Why the letters of a group that reads its dead-letter topic are not written.
+READS_ITSELF: Final = (
+    "the group itself reads {name!r}: set errors.deadletterqueue.topic.name to another topic"
+)
 
 _READ_BYTES: Final = 1 << 20
 _RETRY_S: Final = 1.0
@@ -112,7 +118,9 @@ class DeadLetters:
             source = self._source(queue)
             name = settings.errors_deadletterqueue_topic_name
             last = run.last
-            if source is not None and name and name != queue.topic:
+            if source is not None and name:
+                if name == queue.topic:
+                    raise ApiError(ErrorCode.INVALID_CONFIG, READS_ITSELF.format(name=name))
                 target = await self._target(name)
                 records, last = await self._read(source, run)
                 copied = settings.errors_deadletterqueue_copy_record_enable
