@@ -110,15 +110,19 @@ def read(bootstrap: str, topic: str, partition: int = 0, start: int = 0) -> list
         consumer.close()
 
 
-def extent(bootstrap: str, topic: str, partitions: int) -> int:
-    """The offsets of a topic that committed records and markers take; 0 if it is not there."""
+def extent(bootstrap: str, topic: str, partitions: int, *, committed: bool = True) -> int:
+    """The offsets of a topic that committed records and markers take; 0 if it is not there.
+
+    Or, with those that belong to an open transaction, all of them.
+    """
     client = admin(bootstrap)
     if topic not in client.list_topics(timeout=TIMEOUT_S).topics:
         return 0
     latest: Any = OffsetSpec
     wanted = {TopicPartition(topic, number): latest.latest() for number in range(partitions)}
+    level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
     try:
-        futures = client.list_offsets(wanted, isolation_level=IsolationLevel.READ_COMMITTED)
+        futures = client.list_offsets(wanted, isolation_level=level)
         return sum(int(future.result(TIMEOUT_S).offset) for future in futures.values())
     except KafkaException:
         # It has just been made, and has no leaders yet.

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from confluent_kafka import Consumer, ShareConsumer, TopicPartition
 
+from penstock.cli.migration import engine, groups
+from penstock.cli.migration.ends import End
+from penstock.cli.migration.groups import find_groups
+from penstock.cli.migration.plan import TopicPlan, prepare
 from penstock.testing.apache_kafka import ApacheKafka
 from penstock.testing.broker import Broker
 from penstock.testing.java_client import NewRecord
@@ -121,14 +127,14 @@ def test_aborted_records_stay_behind_and_every_offset_is_translated(
     end = read(broker.bootstrap, topic)[-1].offset()
     assert end is not None
     # A group at each offset there is: at records, aborted ones, markers, and behind them all.
-    groups = {offset: f"{topic}-{offset}" for offset in range(end + 3)}
-    for offset, name in groups.items():
+    names = {offset: f"{topic}-{offset}" for offset in range(end + 3)}
+    for offset, name in names.items():
         commit(broker.bootstrap, name, TopicPartition(topic, 0, offset, metadata="kept"))
     # Small transactions leave markers, and so gaps, in the target too.
     done = migrate(broker, apache_kafka, "--topic", topic, "--batch", "2", "--json").ok().json
     assert {moved["outcome"] for moved in done["groups"]} == {"moved"}
     assert b"abort" not in b"".join(v or b"" for v in values(apache_kafka.bootstrap, topic))
-    for offset, name in groups.items():
+    for offset, name in names.items():
         place, metadata = committed(apache_kafka.bootstrap, name)[topic, 0]
         expected = values(broker.bootstrap, topic, start=offset)
         assert values(apache_kafka.bootstrap, topic, start=place) == expected
@@ -257,18 +263,137 @@ def test_records_of_others_in_the_target_are_not_mixed_with(
     assert values(apache_kafka.bootstrap, topic) == [b"theirs"]
 
 
+@pytest.mark.parametrize(
+    ("more", "compared", "target_is"),
+    [(0, "--verify", "apache"), (5, "--no-verify", "apache"), (5, "--verify", "penstock")],
+)
+def test_a_foreign_record_behind_ours_is_found_and_nothing_is_touched(
+    more: int,
+    compared: str,
+    target_is: str,
+    broker: Broker,
+    apache_kafka: ApacheKafka,
+    topic: str,
+) -> None:
+    create(broker.bootstrap, topic, retention_ms="86400000")
+    fill(broker.bootstrap, topic, numbers(0, 5), timestamp=int(time.time() * 1000))
+    commit(broker.bootstrap, f"g-{topic}", TopicPartition(topic, 0, 5))
+    with Broker() as other:
+        target: Any = apache_kafka if target_is == "apache" else other
+        there = target.bootstrap
+        migrate(broker, target, "--topic", topic, compared).ok()
+        before = committed(there, f"g-{topic}")
+        fill(there, topic, [b"foreign"])
+        fill(broker.bootstrap, topic, numbers(5, more))
+        failed = migrate(broker, target, "--topic", topic, "--json")
+        assert failed.status == 1
+        assert "was not written by this migration" in failed.err
+        (part,) = failed.json["topics"][0]["partitions"]
+        assert (part["verdict"], part["foreign_offset"]) == ("different", 6)
+        assert "different" in migrate(broker, target, "--topic", topic).out
+        # The group goes on with that record; the topic's own settings stay in force.
+        assert committed(there, f"g-{topic}") == before
+        assert values(there, topic, start=before[topic, 0][0]) == [b"foreign"]
+        assert values(there, topic) == [*numbers(0, 5), b"foreign"]
+        assert migrating.setting(there, topic, "retention.ms") == "86400000"
+
+
+@pytest.mark.parametrize("compared_before", [False, True])
 def test_a_foreign_record_among_ours_is_found(
+    compared_before: bool, broker: Broker, apache_kafka: ApacheKafka, topic: str
+) -> None:
+    """One that comes after the target was looked at, before the first record of this run."""
+    create(broker.bootstrap, topic)
+    fill(broker.bootstrap, topic, numbers(0, 5))
+    first = "--verify" if compared_before else "--no-verify"
+    migrate(broker, apache_kafka, "--topic", topic, first).ok()
+    fill(broker.bootstrap, topic, numbers(5, 5))
+    there = apache_kafka.bootstrap
+
+    def also_theirs(target: End, plan: TopicPlan, replication: int | None) -> None:
+        prepare(target, plan, replication)
+        fill(there, topic, [b"foreign"])
+
+    with patch.object(engine, "prepare", also_theirs):
+        failed = migrate(broker, apache_kafka, "--topic", topic)
+    assert failed.status == 1
+    assert "different" in failed.out
+    ours = 5 if compared_before else 10
+    assert f"{ours} (" in failed.err
+    assert f"{ours + 1} (" in failed.err
+
+
+def test_no_offset_is_moved_over_a_record_that_was_not_copied(
+    broker: Broker, apache_kafka: ApacheKafka, topic: str
+) -> None:
+    """Even if nothing is compared, and the record comes at the last moment."""
+    create(broker.bootstrap, topic)
+    fill(broker.bootstrap, topic, numbers(0, 3))
+    commit(broker.bootstrap, f"g-{topic}", TopicPartition(topic, 0, 3))
+    there = apache_kafka.bootstrap
+
+    def also_theirs(source: End, places: Any, wanted: Any) -> Any:
+        fill(there, topic, [b"foreign"])
+        return find_groups(source, places, wanted)
+
+    with patch.object(groups, "find_groups", also_theirs):
+        migrate(broker, apache_kafka, "--topic", topic, "--no-verify").ok()
+    place, _ = committed(there, f"g-{topic}")[topic, 0]
+    assert values(there, topic, start=place) == [b"foreign"]
+
+
+def test_an_offset_that_the_group_has_changed_in_the_target_is_its_own(
     broker: Broker, apache_kafka: ApacheKafka, topic: str
 ) -> None:
     create(broker.bootstrap, topic)
-    fill(broker.bootstrap, topic, numbers(0, 5))
-    migrate(broker, apache_kafka, "--topic", topic, "--no-verify").ok()
-    fill(apache_kafka.bootstrap, topic, [b"foreign"])
-    fill(broker.bootstrap, topic, numbers(5, 5))
-    failed = migrate(broker, apache_kafka, "--topic", topic)
-    assert failed.status == 1
-    assert "10 (" in failed.err
-    assert "11 (" in failed.err
+    fill(broker.bootstrap, topic, numbers(0, 10))
+    there, group = apache_kafka.bootstrap, f"g-{topic}"
+
+    def moved_to(source_offset: int) -> tuple[str, int]:
+        commit(broker.bootstrap, group, TopicPartition(topic, 0, source_offset))
+        shown = migrate(broker, apache_kafka, "--topic", topic, "--group", group, "--json")
+        (moved,) = shown.ok().json["groups"]
+        return moved["outcome"], committed(there, group)[topic, 0][0]
+
+    assert moved_to(3) == ("moved", 3)
+    # Still what a run has committed: it follows the source.
+    assert moved_to(3) == ("moved", 3)
+    assert moved_to(5) == ("moved", 5)
+    commit(there, group, TopicPartition(topic, 0, 1))
+    assert moved_to(7) == ("changed there", 1)
+    shown = migrate(broker, apache_kafka, "--topic", topic, "--group", group).ok()
+    assert "1 offset left alone: committed in the target by others" in shown.out
+
+
+def test_a_target_that_was_deleted_is_filled_and_mapped_anew(
+    broker: Broker, apache_kafka: ApacheKafka, topic: str
+) -> None:
+    create(broker.bootstrap, topic)
+    fill(broker.bootstrap, topic, numbers(0, 20))
+    commit(broker.bootstrap, f"g-{topic}", TopicPartition(topic, 0, 13))
+    there = apache_kafka.bootstrap
+    for batch in ("2", "1000"):
+        migrate(broker, apache_kafka, "--topic", topic, "--batch", batch).ok()
+        place, _ = committed(there, f"g-{topic}")[topic, 0]
+        assert values(there, topic, start=place) == numbers(13, 7)
+        migrating.admin(there).delete_topics([topic])[topic].result(10)
+        migrating.until(lambda: topic not in migrating.admin(there).list_topics(timeout=10).topics)
+
+
+@pytest.mark.parametrize("overflow", ["block", "reject"])
+def test_a_topic_that_stops_its_producers_at_its_bound(
+    overflow: str, broker: Broker, topic: str
+) -> None:
+    settings = {"overflow": overflow, "overflow_groups": f"g-{topic}", "retention_bytes": "1048576"}
+    create(broker.bootstrap, topic, 1, retention_ms="-1", **settings)
+    with Broker() as target:
+        for first in (0, 10, 20):
+            fill(broker.bootstrap, topic, numbers(first, 10))
+            migrate(broker, target, "--topic", topic).ok()
+            assert values(target.bootstrap, topic) == numbers(0, first + 10)
+            for name, value in settings.items():
+                found = migrating.setting(target.bootstrap, topic, name.replace("_", "."))
+                assert found == value
 
 
 def test_partitions_that_are_added_later(

@@ -1,4 +1,4 @@
-"""`penstock migrate` while producers write: killed in the middle, cut off, cut over on request."""
+"""`penstock migrate` killed, stopped and cut off in the middle, and cut over on request."""
 
 from __future__ import annotations
 
@@ -6,8 +6,13 @@ import random
 from pathlib import Path
 
 import orjson
+import pytest
 from confluent_kafka import TopicPartition
 
+from penstock.cli.kafka import Connection
+from penstock.cli.migration import engine
+from penstock.cli.migration.copier import Copier
+from penstock.cli.migration.ends import End
 from penstock.testing.apache_kafka import ApacheKafka
 from penstock.testing.broker import Broker
 from penstock.testing.process import BrokerProcess
@@ -19,13 +24,17 @@ from tests.cli.migrating import (
     committed,
     create,
     extent,
+    fill,
+    numbers,
     read,
     rows,
     values,
 )
+from tests.cli.runner import run
 
 PARTITIONS = 2
 KILLS = 4
+STOPS = 4
 
 
 def count_of(bootstrap: str, topic: str) -> int:
@@ -62,6 +71,136 @@ def test_killed_again_and_again_nothing_is_lost_or_twice(
     place, _ = committed(apache_kafka.bootstrap, f"g-{topic}")[topic, 1]
     expected_values = values(broker.bootstrap, topic, 1, start=17)
     assert values(apache_kafka.bootstrap, topic, 1, start=place) == expected_values
+
+
+@pytest.mark.parametrize(
+    ("way", "batch", "target_is"),
+    [
+        ("stopped", 7, "apache"),
+        ("killed", 1000, "apache"),
+        ("stopped", 1000, "penstock"),
+        ("killed", 7, "penstock"),
+    ],
+)
+def test_ended_inside_the_first_transaction(
+    way: str,
+    batch: int,
+    target_is: str,
+    broker: Broker,
+    apache_kafka: ApacheKafka,
+    topic: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What it wrote is aborted, by itself or by the next run, and takes offsets all the same."""
+    create(broker.bootstrap, topic, 6)
+    for number in range(6):
+        fill(broker.bootstrap, topic, numbers(number * 100, 20), number)
+    commit(broker.bootstrap, f"g-{topic}", *(TopicPartition(topic, n, 3 * n) for n in range(6)))
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with Broker() as other:
+        target = apache_kafka.bootstrap if target_is == "apache" else other.bootstrap
+        way_there = ("migrate", "--from", broker.bootstrap, "--to", target, "--topic", topic)
+        with monkeypatch.context() as patch:
+            patch.setattr(Copier, "_commit", interrupted)
+            if way == "killed":
+                patch.setattr(Copier, "close", lambda _: None)
+            # The second time it is taken up and ended there again.
+            for _ in range(2):
+                assert run(*way_there, "--batch", str(batch)).status == 130
+        assert extent(target, topic, 6, committed=False) > 0
+        done = run(*way_there, "--batch", str(batch), "--json").ok().json
+        assert done["records"] == 120
+        assert {part["verdict"] for part in done["topics"][0]["partitions"]} == {"same"}
+        for number in range(6):
+            assert values(target, topic, number) == numbers(number * 100, 20)
+            place, _ = committed(target, f"g-{topic}")[topic, number]
+            expected = numbers(number * 100, 20)[3 * number :]
+            assert values(target, topic, number, start=place) == expected
+        assert run(*way_there, "--json").ok().json["records"] == 0
+
+
+def test_stopped_again_and_again(
+    broker: Broker, apache_kafka: ApacheKafka, topic: str, seed: int
+) -> None:
+    """Ctrl-C at any moment is status 130, and the next run goes on."""
+    chance = random.Random(seed)
+    create(broker.bootstrap, topic, 6)
+    for number in range(6):
+        fill(broker.bootstrap, topic, numbers(0, 2000), number)
+    there = apache_kafka.bootstrap
+    way = ("--from", broker.bootstrap, "--to", there, "--topic", topic, "--batch", "300")
+    for _ in range(STOPS):
+        wanted = extent(there, topic, 6, committed=False) + chance.randrange(1, 2500)
+        with Command(*way) as command:
+            migrating.until(
+                lambda: (
+                    command.process.poll() is not None
+                    or extent(there, topic, 6, committed=False) >= wanted  # noqa: B023
+                )
+            )
+            command.interrupt()
+            status, _, err = command.wait()
+        assert status in (0, 130), err
+    status, _, err = Command(*way).wait()
+    assert status == 0, err
+    for number in range(6):
+        assert values(there, topic, number) == numbers(0, 2000)
+
+
+def test_what_is_copied_while_following_is_compared_then(
+    broker: Broker, apache_kafka: ApacheKafka, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the cut-over only the rest is left to be compared."""
+    monkeypatch.setattr(engine, "COMPARE_RECORDS", 1)
+    monkeypatch.setattr(engine, "REFRESH_S", 0.0)
+    create(broker.bootstrap, topic)
+    fill(broker.bootstrap, topic, numbers(0, 50))
+    source, target = (
+        End(Connection(bootstrap, {}), what)
+        for bootstrap, what in ((broker.bootstrap, "source"), (apache_kafka.bootstrap, "target"))
+    )
+    phases = Phases()
+    options = engine.Options(topics=[topic], follow=True)
+    migration = engine.Migration(source, target, options, phases)
+
+    # What comes when so many have been compared, on both sides.
+    coming = {100: numbers(50, 10), 120: numbers(60, 5)}
+
+    def cut_over() -> bool:
+        fill(broker.bootstrap, topic, coming.pop(phases.compared, []))
+        return not coming
+
+    migration.cut_over = cut_over
+    summary = migration.run()
+    assert summary.ok
+    assert phases.totals[-1] == ("moving group offsets", None)
+    assert ("verifying", 10) in phases.totals
+    assert phases.totals[0:2] == [("copying", 50), ("verifying", 100)]
+    assert values(apache_kafka.bootstrap, topic) == numbers(0, 65)
+
+
+class Phases:
+    """A reporter that keeps the phases, and how many records were compared."""
+
+    def __init__(self) -> None:
+        self.totals: list[tuple[str, int | None]] = []
+        self.compared = 0
+
+    def phase(self, name: str, total: int | None) -> None:
+        self.totals.append((name, total))
+
+    def advance(self, count: int) -> None:
+        if self.totals[-1][0] == "verifying":
+            self.compared += count
+
+    def lag(self, records: int) -> None:
+        """Nobody asks."""
+
+    def note(self, text: str) -> None:
+        raise AssertionError(text)
 
 
 def test_following_until_the_cut_over(

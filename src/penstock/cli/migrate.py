@@ -10,8 +10,10 @@ import signal
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -33,6 +35,11 @@ if TYPE_CHECKING:
 # Where there is no terminal, progress is said so often.
 LINE_EVERY_S: Final = 10.0
 ROWS_SHOWN: Final = 200
+# Work comes in bursts: the rate is that of so many last seconds, and looked at so often.
+RATE_OVER_S: Final = 10.0
+RATE_EVERY_S: Final = 0.1
+# Before that nobody knows how long it takes.
+RATE_AFTER_S: Final = 2.0
 
 
 To = Annotated[
@@ -87,7 +94,7 @@ Follow = Annotated[
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", "-n", help="Only say what would be done.")]
 Verify = Annotated[
-    bool, typer.Option("--verify/--no-verify", help="Read both sides again at the end.")
+    bool, typer.Option("--verify/--no-verify", help="Read both sides again and compare them.")
 ]
 Replication = Annotated[
     int | None,
@@ -142,9 +149,10 @@ def migrate(
     any moment: started again it goes on where it was, and nothing is lost or there twice.
 
     Without --follow it ends when it has copied what was there when it started. With --follow it
-    goes on; when you are ready, stop the producers and press Ctrl-C: it copies the rest. Either
-    way it then compares both sides, commits the groups' offsets in the target, translated, and
-    puts the topics' settings into force. Run it again to bring over what was written since.
+    compares that and goes on; when you are ready, stop the producers and press Ctrl-C: it copies
+    the rest. Either way it then compares what was not yet compared, commits the groups' offsets in
+    the target, translated, and puts the topics' settings into force. Run it again to bring over
+    what was written since, as long as nobody else has written to the target.
 
     \b
     Examples:
@@ -164,7 +172,7 @@ def migrate(
         if dry_run:
             plans, groups = migration.plan()
         else:
-            with _cut_over_by_ctrl_c(migration, follow=follow):
+            with _ctrl_c(migration, follow=follow):
                 summary = migration.run()
     if dry_run:
         _show_plan(plans, groups, migration.summary.queues, json=json)
@@ -177,23 +185,33 @@ def migrate(
 
 
 @contextmanager
-def _cut_over_by_ctrl_c(migration: Migration, *, follow: bool) -> Iterator[None]:
-    """With --follow the first Ctrl-C asks to finish, the second ends the command."""
-    if not follow or threading.current_thread() is not threading.main_thread():
+def _ctrl_c(migration: Migration, *, follow: bool) -> Iterator[None]:
+    """Ctrl-C ends the command; with --follow the first one only asks to finish.
+
+    In the middle of its calls the client library may lose the exception, and raise another or none:
+    so it is remembered.
+    """
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
-    asked = threading.Event()
-    migration.cut_over = asked.is_set
+    asked, stopped = threading.Event(), threading.Event()
+    migration.cut_over, migration.stopped = asked.is_set, stopped.is_set
 
     def on_signal(_number: int, _frame: Any) -> None:
-        if asked.is_set():
-            raise KeyboardInterrupt
-        asked.set()
-        output.say("finishing: copying the rest; Ctrl-C again stops at once")
+        if follow and not asked.is_set():
+            asked.set()
+            output.say("finishing: copying the rest; Ctrl-C again stops at once")
+            return
+        stopped.set()
+        raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGINT, on_signal)
     try:
         yield
+    except Exception:
+        if stopped.is_set():
+            raise KeyboardInterrupt from None
+        raise
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -207,24 +225,43 @@ def _reporter() -> Iterator[Reporter]:
         yield Lines()
         return
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(),
+        TextColumn("{task.fields[left]}"),
         console=Console(stderr=True),
         transient=True,
     ) as bars:
         yield Bar(bars)
+
+
+class Pace:
+    """How fast records are done, over the last seconds, and how long the rest takes."""
+
+    def __init__(self, now: float, total: int | None) -> None:
+        self._began, self._total = now, total
+        self._seen = deque([(now, 0)])
+        self.rate = 0.0
+
+    def saw(self, now: float, done: int) -> None:
+        """So many are done by now."""
+        if now - self._seen[-1][0] < RATE_EVERY_S:
+            return
+        self._seen.append((now, done))
+        while self._seen[1][0] <= now - RATE_OVER_S:
+            self._seen.popleft()
+        then, before = self._seen[0]
+        self.rate = (done - before) / (now - then)
+
+    def left_s(self, now: float, done: int) -> float | None:
+        """Seconds until all are done; None if that cannot be said."""
+        if self._total is None or now - self._began < RATE_AFTER_S or not self.rate:
+            return None
+        return max(0, self._total - done) / self.rate
 
 
 class Bar:
@@ -233,19 +270,23 @@ class Bar:
     def __init__(self, bars: Any) -> None:
         self._bars = bars
         self._task: Any = None
-        self._began = 0.0
+        self._pace = Pace(0.0, None)
         self._done = 0
 
     def phase(self, name: str, total: int | None) -> None:
         if self._task is not None:
             self._bars.remove_task(self._task)
-        self._task = self._bars.add_task(name, total=total, rate="")
-        self._began, self._done = time.monotonic(), 0
+        self._task = self._bars.add_task(name, total=total, rate="", left="")
+        self._pace, self._done = Pace(time.monotonic(), total), 0
 
     def advance(self, count: int) -> None:
         self._done += count
-        rate = self._done / max(0.001, time.monotonic() - self._began)
-        self._bars.update(self._task, advance=count, rate=f"{rate:,.0f}/s")
+        now = time.monotonic()
+        self._pace.saw(now, self._done)
+        left_s = self._pace.left_s(now, self._done)
+        left = "" if left_s is None else f"{timedelta(seconds=round(left_s))} left"
+        rate = f"{self._pace.rate:,.0f}/s"
+        self._bars.update(self._task, advance=count, rate=rate, left=left)
 
     def lag(self, records: int) -> None:
         self._bars.update(self._task, description=f"following, {records:,} behind")
@@ -259,25 +300,23 @@ class Lines:
 
     def __init__(self) -> None:
         self._name = ""
-        self._total: int | None = None
         self._done, self._said = 0, time.monotonic()
-        self._began = self._said
+        self._pace = Pace(self._said, None)
 
     def phase(self, name: str, total: int | None) -> None:
-        self._name, self._total, self._done = name, total, 0
-        self._began = self._said = time.monotonic()
+        self._name, self._done, self._said = name, 0, time.monotonic()
+        self._pace = Pace(self._said, total)
         output.say(name if total is None else f"{name}: {output.count(total, 'record')}")
 
     def advance(self, count: int) -> None:
         self._done += count
         now = time.monotonic()
+        self._pace.saw(now, self._done)
         if count and now - self._said >= LINE_EVERY_S:
             self._said = now
-            rate = self._done / (now - self._began)
-            left = ""
-            if self._total is not None:
-                left = f", about {max(0, self._total - self._done) / max(1, rate):.0f} s left"
-            output.say(f"{self._name}: {self._done:,} records, {rate:,.0f}/s{left}")
+            left_s = self._pace.left_s(now, self._done)
+            left = "" if left_s is None else f", about {left_s:.0f} s left"
+            output.say(f"{self._name}: {self._done:,} records, {self._pace.rate:,.0f}/s{left}")
 
     def lag(self, records: int) -> None:
         if time.monotonic() - self._said >= LINE_EVERY_S:
@@ -372,7 +411,12 @@ def _show(summary: Summary, *, json: bool) -> None:
             "carry 1 ms after 1970 now, the earliest that can be written"
         )
     for found in summary.comparisons:
-        if found.verdict not in OK:
+        if found.foreign is not None:
+            output.say(
+                f"error: {found.place}: the target's record at offset {found.foreign} was not "
+                "written by this migration"
+            )
+        elif found.verdict not in OK:
             output.say(
                 f"error: {found.place}: {_seen(found.copied)} copied, the source has "
                 f"{_seen(found.source)}, the target {_seen(found.target)}"
@@ -382,9 +426,10 @@ def _show(summary: Summary, *, json: bool) -> None:
             output.say(f"error: group {moved.group}, {moved.place}: {moved.reason}")
     if not summary.ok:
         output.say(
-            "       If records differ, someone else has written to the target: delete the topic "
-            "there and start again. If a group could not be moved, stop its members in the "
-            "target and start again."
+            "       If records differ, someone else has written to the target. If it is in use "
+            "there already, leave it out with --exclude; otherwise delete the topic there and "
+            "start again. If a group could not be moved, stop its members in the target and start "
+            "again."
         )
 
 
@@ -409,9 +454,12 @@ def _print_summary(summary: Summary) -> None:
     output.print_table(("topic", ">partitions", ">copied", "both sides"), rows)
     moved = [item for item in summary.groups if item.outcome == "moved"]
     kept = [item for item in summary.groups if item.outcome == "further already"]
+    own = [item for item in summary.groups if item.outcome == "changed there"]
     if moved:
         names = len({item.group for item in moved})
         print(f"{output.count(len(moved), 'offset')} of {output.count(names, 'group')} moved")
     if kept:
         print(f"{output.count(len(kept), 'offset')} left alone: further in the target already")
+    if own:
+        print(f"{output.count(len(own), 'offset')} left alone: committed in the target by others")
     print(f"{output.count(sum(summary.copied.values()), 'record')} in {summary.seconds:.1f} s")

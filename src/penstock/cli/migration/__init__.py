@@ -16,5 +16,9 @@ the map is for.
 timestamp (`plan.HOLD`). Its own settings come into force at the end, after verification.
 
 **Verified.** The position also carries how many records have been copied since the last
-verification, and a digest over them in their order. At the end both sides are read again.
+verification, and a digest over them in their order. Both sides are read again, the target to its
+end: at the end of a run, and in one that follows whenever there is much to compare.
+
+**Alone.** Records of others in the target end the migration; each run looks for them before it does
+anything. Group offsets are never moved over them, nor away from what a group has committed itself.
 """

@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.cli.kafka import REQUEST_TIMEOUT_S, BrokerError, broker_error, translated
 from penstock.cli.migration.ends import WAIT_S, End, check_stall, taken
-from penstock.cli.migration.mapping import encode, runs_of
+from penstock.cli.migration.mapping import GROUP_KEY, encode, runs_of
 from penstock.cli.migration.state import Copied, Place, Progress, parse_progress
 
 if TYPE_CHECKING:
@@ -231,7 +232,8 @@ class Copier:
             after = self._after(batch)
             for place, records in batch.records.items():
                 pairs = zip((offset for offset, _ in records), self._delivered[place], strict=True)
-                for value in encode(place, runs_of(pairs)):
+                anew = self.progress[place].last_target < 0
+                for value in encode(place, runs_of(pairs), anew=anew):
                     self._produce(Place(self._mapping_topic, 0), Copied(None, value, 0, ()))
             self._commit(after)
         except KafkaException as error:
@@ -292,7 +294,7 @@ class Copier:
                     advice="Nobody may write there before the migration is finished. Stop the "
                     "other writer, delete the target's topic and start again.",
                 )
-            after[place] = self.progress[place].with_records(records, offsets[0], offsets[-1])
+            after[place] = self.progress[place].with_records(records, offsets[-1])
         return after
 
     def _begin(self) -> None:
@@ -307,7 +309,8 @@ class Copier:
             TopicPartition(*place, progress.position, metadata=progress.metadata())
             for place, progress in after.items()
         ]
-        self._send_offsets(offsets)
+        if offsets:
+            self._send_offsets(offsets)
         while True:
             try:
                 self._producer.commit_transaction(REQUEST_TIMEOUT_S)
@@ -343,6 +346,24 @@ class Copier:
         if failures:
             raise failures[0]
 
+    def settle(self) -> None:
+        """Until readers see all that was committed.
+
+        Apache Kafka answers a commit before it has written the markers that readers wait for; but
+        it takes nothing for the next transaction before.
+        """
+        from confluent_kafka import KafkaException
+
+        written = (item for item in self.progress.items() if item[1].last_target >= 0)
+        again = dict(islice(written, 1))
+        if not again:
+            return
+        try:
+            self._begin()
+            self._commit(again)
+        except KafkaException as error:
+            self._abort(error)
+
     def mark_verified(self, places: list[Place]) -> None:
         """Begin new windows: what is before has been compared."""
         from confluent_kafka import KafkaException
@@ -356,6 +377,18 @@ class Copier:
         except KafkaException as error:
             self._abort(error)
         self.progress.update(after)
+
+    def note_groups(self, values: Iterable[bytes]) -> None:
+        """Keep in the map which offsets are about to be committed for groups."""
+        from confluent_kafka import KafkaException
+
+        try:
+            self._begin()
+            for value in values:
+                self._produce(Place(self._mapping_topic, 0), Copied(GROUP_KEY, value, 0, ()))
+            self._commit({})
+        except KafkaException as error:
+            self._abort(error)
 
     def _abort(self, error: KafkaException) -> None:
         """Give the transaction up, and say whether another may be tried."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from penstock.cli.kafka import (
     REQUEST_TIMEOUT_S,
@@ -31,8 +31,14 @@ QUESTIONS_AT_ONCE: Final = 1_000
 STALL_TIMEOUT_S: Final = 60.0
 WAIT_S: Final = 0.2
 LOOK_EVERY_S: Final = 0.05
-# What a broker says to a client whose knowledge of leaders is old, and how often that may happen.
-STALE: Final = ("FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH", "NOT_LEADER_FOR_PARTITION")
+# What is said to a client whose knowledge of leaders is old or gone, and how often that may happen.
+STALE: Final = (
+    "FENCED_LEADER_EPOCH",
+    "UNKNOWN_LEADER_EPOCH",
+    "NOT_LEADER_FOR_PARTITION",
+    # The client library's own: it has found no leaders.
+    "_NOENT",
+)
 STALE_ATTEMPTS: Final = 5
 # The client library cannot write an older timestamp: zero means now to it.
 FIRST_TIMESTAMP_MS: Final = 1
@@ -54,6 +60,18 @@ class Bounds:
 
     start: int
     end: int
+
+
+class Tail(NamedTuple):
+    """What follows an offset: the first committed record, if there is any, and the end."""
+
+    record: int | None
+    end: int
+
+    @property
+    def next(self) -> int:
+        """Where a reader goes on: never behind a record."""
+        return self.end if self.record is None else self.record
 
 
 class End:
@@ -183,10 +201,23 @@ class End:
             consumer.assign([TopicPartition(*place, offset) for place, offset in starts.items()])
         return consumer
 
+    def tails(self, starts: Mapping[Place, int]) -> dict[Place, Tail]:
+        """What follows these offsets. Aborted records and markers take offsets, and are nothing."""
+        bounds = self.bounds(starts)
+        ranges = {
+            place: (max(start, bounds[place].start), bounds[place].end)
+            for place, start in starts.items()
+        }
+        found = {place: offset for place, offset, _ in self.records(ranges, first_only=True)}
+        return {
+            place: Tail(found.get(place), max(bounds[place].end, start))
+            for place, start in starts.items()
+        }
+
     def records(
-        self, ranges: Mapping[Place, tuple[int, int]]
+        self, ranges: Mapping[Place, tuple[int, int]], *, first_only: bool = False
     ) -> Iterator[tuple[Place, int, Copied]]:
-        """The committed records of offset ranges, each partition in order."""
+        """The committed records of offset ranges, each partition in order; or its first one."""
         from confluent_kafka import TopicPartition
 
         left = {place: bounds for place, bounds in ranges.items() if bounds[0] < bounds[1]}
@@ -203,7 +234,8 @@ class End:
                     end = left[place][1]
                     if record is not None and offset < end:
                         yield place, offset, record
-                    if offset + (record is not None) >= end:
+                    is_first = first_only and record is not None
+                    if is_first or offset + (record is not None) >= end:
                         del left[place]
                         consumer.pause([TopicPartition(*place)])
                 check_stall(last_news, self.what)

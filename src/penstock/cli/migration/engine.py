@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from penstock.cli.kafka import BrokerError
 from penstock.cli.migration import groups as group_moves
-from penstock.cli.migration.copier import BATCH_RECORDS, Copier
+from penstock.cli.migration.copier import BATCH_RECORDS, Copier, TransactionAbortedError
 from penstock.cli.migration.ends import End
 from penstock.cli.migration.plan import (
     MAPPING_SETTINGS,
@@ -24,10 +25,13 @@ from penstock.cli.migration.plan import (
     prepare,
 )
 from penstock.cli.migration.state import Place
-from penstock.cli.migration.verify import OK, Comparison, compare
+from penstock.cli.migration.verify import OK, Comparison, Seen, compare
 
 # How often a run that follows looks for new topics and partitions, and for the source's ends.
 REFRESH_S: Final = 5.0
+# A run that follows compares what it has copied whenever it is so much, so that little is left to
+# be compared at the cut-over, while producers stand still.
+COMPARE_RECORDS: Final = 200_000
 
 
 class Reporter(Protocol):
@@ -101,6 +105,8 @@ class Migration:
         self.summary = Summary(source.connection.bootstrap, target.connection.bootstrap)
         # Set from outside, from another thread or a signal: stop following and finish.
         self.cut_over: Callable[[], bool] = lambda: False
+        # The same: end at once. For an interruption that was lost on its way.
+        self.stopped: Callable[[], bool] = lambda: False
 
     def plan(self) -> tuple[list[TopicPlan], list[group_moves.Group]]:
         """What would be done."""
@@ -130,28 +136,71 @@ class Migration:
             self._options.batch_records,
         )
         try:
-            plans = self._take_up(copier, plans)
-            self._copy(copier, plans)
-            if self._options.follow:
-                plans = self._follow(copier, plans)
-            self._say_what_is_open(plans)
-            self._verify(copier, plans)
+            self._migrate(copier, plans)
         finally:
             copier.close()
             self.summary.seconds = time.monotonic() - began
             self.summary.copied, self.summary.clamped = copier.copied, copier.clamped
+        return self.summary
+
+    def _migrate(self, copier: Copier, plans: list[TopicPlan]) -> None:
+        self.summary.topics = plans
+        self.summary.comparisons = self._find_foreign(copier, plans)
+        if not self.summary.ok:
+            return
+        plans = self._take_up(copier, plans)
+        self._copy(copier, plans)
+        if self._options.follow:
+            plans = self._follow(copier, plans)
+        self._say_what_is_open(plans)
         if self.summary.ok:
-            self._move_groups(plans)
+            self._verify(copier, plans)
+        if self.summary.ok:
+            self._move_groups(copier, plans)
             for plan in plans:
                 change_settings(self._target, plan.name, plan.released())
-        self.summary.seconds = time.monotonic() - began
-        return self.summary
+
+    def _advance(self, count: int) -> None:
+        if self.stopped():
+            raise KeyboardInterrupt
+        self._report.advance(count)
 
     # ---- taking up -------------------------------------------------------------------------
 
+    def _find_foreign(self, copier: Copier, plans: Sequence[TopicPlan]) -> list[Comparison]:
+        """Partitions of the target with records behind the copied ones, before anything is done.
+
+        Records count, not offsets: a transaction that was aborted takes offsets too.
+        """
+        ids = {
+            place: plan.topic_id
+            for plan in plans
+            for place in plan.places()[: plan.target_partitions]
+        }
+        if not ids:
+            return []
+        self._target.await_partitions(
+            {plan.name: plan.target_partitions for plan in plans if plan.target_partitions}
+        )
+        new = copier.load(ids)
+        found = []
+        last = {place: copier.progress[place].last_target for place in ids}
+        tails = self._target.tails({place: at + 1 for place, at in last.items()})
+        for place, tail in tails.items():
+            if tail.record is None:
+                continue
+            if place in new:
+                raise BrokerError(
+                    f"{place} of the target already has records that this migration did not write",
+                    advice="Delete the target's topic, or leave it out with --exclude.",
+                )
+            window = copier.progress[place]
+            copied = Seen(window.count, window.digest)
+            found.append(Comparison(place, copied, None, None, "different", tail.record))
+        return found
+
     def _take_up(self, copier: Copier, plans: Sequence[TopicPlan]) -> list[TopicPlan]:
         """Prepare the target's topics and find where each partition goes on."""
-        fresh = {plan.name for plan in plans if plan.target_partitions == 0}
         for plan in plans:
             prepare(self._target, plan, self._options.replication)
         self._target.await_partitions({plan.name: plan.partitions for plan in plans})
@@ -163,13 +212,6 @@ class Migration:
             )
         new = copier.load(ids)
         starts = self._source.bounds(ids)
-        there = self._target.bounds(place for place in new if place.topic not in fresh)
-        for place, bounds in there.items():
-            if bounds.end > bounds.start:
-                raise BrokerError(
-                    f"{place} of the target already has records that this migration did not write",
-                    advice="Delete the target's topic, or leave it out with --exclude.",
-                )
         for place, bounds in starts.items():
             position = copier.progress[place].position
             if bounds.start > position:
@@ -195,23 +237,42 @@ class Migration:
     def _copy(self, copier: Copier, plans: Sequence[TopicPlan]) -> None:
         ends = self._ends(plans)
         self._report.phase("copying", self._behind(copier, ends))
-        copier.copy_until(ends, self._report.advance)
+        copier.copy_until(ends, self._advance)
         self.summary.topics = list(plans)
         self.summary.positions = {place: copier.progress[place].position for place in ends}
 
     def _follow(self, copier: Copier, plans: list[TopicPlan]) -> list[TopicPlan]:
         """Go on with what comes, until told to cut over; then to the ends at that moment."""
-        self._report.phase("following", None)
+        self._verify_meanwhile(copier, plans)
         looked = time.monotonic()
-        while not self.cut_over():
-            self._report.advance(copier.step())
+        while self.summary.ok and not self.cut_over():
+            self._advance(copier.step())
             if time.monotonic() - looked > REFRESH_S:
                 plans = self._refresh(copier, plans)
-                self._report.lag(self._behind(copier, self._ends(plans)))
+                behind = self._behind(copier, self._ends(plans))
+                self._report.lag(behind)
+                if self._is_due(copier, plans, behind):
+                    self._verify_meanwhile(copier, plans)
                 looked = time.monotonic()
+        if not self.summary.ok:
+            return plans
         plans = self._refresh(copier, plans)
         self._copy(copier, plans)
         return plans
+
+    def _verify_meanwhile(self, copier: Copier, plans: Sequence[TopicPlan]) -> None:
+        """Compare what there is, before it is followed further."""
+        # If the target goes away before it is marked, it is compared again later.
+        with suppress(TransactionAbortedError):
+            self._verify(copier, plans)
+        self._report.phase("following", None)
+
+    def _is_due(self, copier: Copier, plans: Sequence[TopicPlan], behind: int) -> bool:
+        """Whether there is much to compare, and time for it: no records wait to be copied."""
+        if not self._options.verify or behind > self._options.batch_records:
+            return False
+        waiting = sum(copier.progress[place].count for plan in plans for place in plan.places())
+        return waiting >= COMPARE_RECORDS
 
     def _refresh(self, copier: Copier, plans: list[TopicPlan]) -> list[TopicPlan]:
         """With topics and partitions that were made meanwhile."""
@@ -219,7 +280,15 @@ class Migration:
         names = chosen(there, options.topics, options.excluded)
         if {name: there[name] for name in names} == {plan.name: plan.partitions for plan in plans}:
             return plans
-        return self._take_up(copier, self._plan())
+        plans = self._plan()
+        foreign = self._find_foreign(copier, plans)
+        if foreign:
+            raise BrokerError(
+                f"someone else writes to {foreign[0].place} of the target",
+                advice="Nobody may write there before the migration is finished. Stop the other "
+                "writer, delete the target's topic and start again.",
+            )
+        return self._take_up(copier, plans)
 
     # ---- the end ---------------------------------------------------------------------------
 
@@ -235,6 +304,7 @@ class Migration:
     def _verify(self, copier: Copier, plans: Sequence[TopicPlan]) -> None:
         places = [place for plan in plans for place in plan.places()]
         windows = {place: copier.progress[place] for place in places}
+        copier.settle()
         if not self._options.verify:
             return
         compacted = {
@@ -246,12 +316,14 @@ class Migration:
             self._target,
             windows,
             lambda place: place.topic in compacted,
-            self._report.advance,
+            self._advance,
         )
-        self.summary.comparisons = found
+        known = {item.place: item for item in self.summary.comparisons}
+        known |= {item.place: item for item in found}
+        self.summary.comparisons = list(known.values())
         copier.mark_verified([item.place for item in found if item.verdict in OK])
 
-    def _move_groups(self, plans: Sequence[TopicPlan]) -> None:
+    def _move_groups(self, copier: Copier, plans: Sequence[TopicPlan]) -> None:
         self._report.phase("moving group offsets", None)
         found, self.summary.queues = self._find_groups(plans)
         for group in found:
@@ -260,8 +332,11 @@ class Migration:
                     f"group {group.name} still has members in the source; what it commits from "
                     "now on is not moved"
                 )
-        answers = group_moves.translate(self._target, self.mapping_topic, found)
-        self.summary.groups = group_moves.commit(self._target, found, answers)
+        last_copied = {place: progress.last_target for place, progress in copier.progress.items()}
+        translation = group_moves.translate(self._target, self.mapping_topic, found, last_copied)
+        self.summary.groups = group_moves.commit(
+            self._target, found, translation, copier.note_groups
+        )
 
 
 def as_json(summary: Summary) -> dict[str, Any]:
@@ -316,4 +391,6 @@ def _partition(summary: Summary, place: Place, found: Comparison | None) -> dict
         for side, seen in (("source", found.source), ("target", found.target)):
             if seen is not None:
                 row[side] = {"records": seen.count, "digest": seen.digest.hex()}
+        if found.foreign is not None:
+            row["foreign_offset"] = found.foreign
     return row

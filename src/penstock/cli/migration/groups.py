@@ -1,13 +1,17 @@
 """Group offsets: read from the source, translated by the map, committed in the target.
 
 A group goes on in the target with exactly the record that it would have read next in the source.
-It must be empty there, and an offset that is already further in the target is left alone: its
-consumers have moved over and gone on.
+If it has read all that was copied, that is the next record there is in the target, whoever wrote
+it: no offset is ever moved over a record that was not copied.
+
+The group must be empty there. An offset is only committed where the group has none, or has one that
+a migration has committed. Any other one is its own: its consumers have moved over, or someone has
+reset it, and it is left alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Final, Literal
@@ -15,13 +19,21 @@ from typing import Any, Final, Literal
 from penstock.cli.group_view import list_share_groups
 from penstock.cli.kafka import REQUEST_TIMEOUT_S, BrokerError, result_of, translated
 from penstock.cli.migration.ends import End
-from penstock.cli.migration.mapping import Translator, decode
+from penstock.cli.migration.mapping import (
+    GROUP_KEY,
+    Translator,
+    decode,
+    decode_group,
+    encode_group,
+)
 from penstock.cli.migration.state import Place
 
 OWN_PREFIX: Final = "penstock-migrate-"
 GROUPS_AT_ONCE: Final = 50
 
-Outcome = Literal["moved", "further already", "failed"]
+Outcome = Literal["moved", "further already", "changed there", "failed"]
+# By partition: the offset in the source, the one in the target, and the metadata.
+Wanted = Mapping[Place, tuple[int, int, str | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,52 +126,96 @@ def committed(end: End, names: Sequence[str]) -> dict[str, dict[Place, tuple[int
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class Translation:
+    """Where offsets of the source are in the target, and what was committed for groups before."""
+
+    answers: Mapping[tuple[Place, int], int]
+    # All of them, each only once: a run may have ended before it could commit the last.
+    committed: Mapping[tuple[str, Place], set[int]]
+
+
 def translate(
-    target: End, mapping_topic: str, groups: Sequence[Group]
-) -> dict[tuple[Place, int], int]:
-    """Where the committed offsets are in the target."""
+    target: End, mapping_topic: str, groups: Sequence[Group], last_copied: Mapping[Place, int]
+) -> Translation:
+    """Read the map for the offsets of these groups."""
     questions = {
         (place, offset) for group in groups for place, (offset, _) in group.offsets.items()
     }
     translator = Translator(questions)
+    before: dict[tuple[str, Place], set[int]] = {
+        (group.name, place): set() for group in groups for place in group.offsets
+    }
     map_place = Place(mapping_topic, 0)
     bounds = target.bounds([map_place])[map_place]
     for _, _, record in target.records({map_place: (bounds.start, bounds.end)}):
-        place, runs = decode(record.value or b"")
-        translator.saw(place, runs)
-    ends = target.bounds({place for place, _ in questions})
-    return {
-        (place, offset): translator.answers.get((place, offset), ends[place].end)
+        if record.key == GROUP_KEY:
+            name, offsets = decode_group(record.value or b"")
+            for place, offset in offsets.items():
+                if (name, place) in before:
+                    before[name, place].add(offset)
+        else:
+            translator.saw(*decode(record.value or b""))
+    tails = target.tails({place: last_copied[place] + 1 for place, _ in questions})
+    answers = {
+        (place, offset): translator.answers.get((place, offset), tails[place].next)
         for place, offset in questions
     }
+    return Translation(answers, before)
 
 
 def commit(
-    target: End, groups: Sequence[Group], answers: Mapping[tuple[Place, int], int]
+    target: End,
+    groups: Sequence[Group],
+    translation: Translation,
+    note: Callable[[Iterable[bytes]], None],
 ) -> list[Moved]:
-    """Commit the translated offsets, group by group."""
+    """Commit the translated offsets, group by group; `note` keeps for the next run which."""
     there = committed(target, [group.name for group in groups])
     moved: list[Moved] = []
+    wanted: dict[str, Wanted] = {}
     for group in groups:
-        has = there.get(group.name, {})
-        wanted: dict[Place, tuple[int, int, str | None]] = {}
-        for place, (offset, metadata) in group.offsets.items():
-            answer = answers[place, offset]
-            if place in has and has[place][0] > answer:
-                moved.append(Moved(group.name, place, offset, has[place][0], "further already"))
-            else:
-                wanted[place] = (offset, answer, metadata)
-        moved += _commit_one(target, group.name, wanted)
+        settled, open_ones = _decide(group, there.get(group.name, {}), translation)
+        moved += settled
+        if open_ones:
+            wanted[group.name] = open_ones
+    if wanted:
+        # Before they are committed: if this run ends in between, they are known all the same.
+        note(
+            value
+            for name, offsets in wanted.items()
+            for value in encode_group(name, {place: at for place, (_, at, _) in offsets.items()})
+        )
+    for name, offsets in wanted.items():
+        moved += _commit_one(target, name, offsets)
     return moved
 
 
-def _commit_one(
-    target: End, name: str, wanted: Mapping[Place, tuple[int, int, str | None]]
-) -> list[Moved]:
+def _decide(
+    group: Group, has: Mapping[Place, tuple[int, str | None]], translation: Translation
+) -> tuple[list[Moved], Wanted]:
+    """Offsets that stay as they are in the target, and those that are to be committed."""
+    settled: list[Moved] = []
+    wanted: dict[Place, tuple[int, int, str | None]] = {}
+    for place, (offset, metadata) in group.offsets.items():
+        answer = translation.answers[place, offset]
+        at = has[place][0] if place in has else None
+        if at is None:
+            wanted[place] = (offset, answer, metadata)
+        elif at == answer:
+            settled.append(Moved(group.name, place, offset, at, "moved"))
+        elif at > answer:
+            settled.append(Moved(group.name, place, offset, at, "further already"))
+        elif at in translation.committed[group.name, place]:
+            wanted[place] = (offset, answer, metadata)
+        else:
+            settled.append(Moved(group.name, place, offset, at, "changed there"))
+    return settled, wanted
+
+
+def _commit_one(target: End, name: str, wanted: Wanted) -> list[Moved]:
     from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 
-    if not wanted:
-        return []
     doing = f"committing the offsets of {name} in the target"
     offsets = [
         TopicPartition(*place, answer, metadata=metadata or "")

@@ -1,15 +1,20 @@
 """Which source offset became which target offset, in runs, kept in a topic of the target.
 
 A run is a stretch where both sides count without a gap: (source offset, target offset, length).
-Each transaction writes its runs together with its records. Gaps come from compaction, from markers
-and from aborted records, on either side; so there are about as many runs as transactions, and at
-worst one per record. To translate offsets the topic is read once from its beginning; memory is
-needed for the questions only.
+Each transaction writes its runs together with its records; the first of a partition says that what
+the topic held of it before is void: the target's topic was deleted and made anew.
+
+Gaps come from compaction, from markers and from aborted records, on either side; so there are about
+as many runs as transactions, and at worst one per record. To translate offsets the topic is read
+once from its beginning; memory is needed for the questions only.
+
+The topic also holds which offsets were about to be committed for which group, so that the next run
+knows its own from those that the group has committed in the target itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 import orjson
@@ -18,6 +23,8 @@ from penstock.cli.migration.state import Place
 
 # Runs in one record of the topic: a record stays well below what a broker takes.
 RUNS_PER_RECORD: Final = 5_000
+# The key of the records that hold the offsets of a group; those with runs have none.
+GROUP_KEY: Final = b"group"
 
 
 class Run(NamedTuple):
@@ -41,17 +48,30 @@ def runs_of(pairs: Iterable[tuple[int, int]]) -> list[Run]:
     return runs
 
 
-def encode(place: Place, runs: list[Run]) -> Iterator[bytes]:
-    """The values of the records that hold these runs."""
+def encode(place: Place, runs: list[Run], *, anew: bool = False) -> Iterator[bytes]:
+    """The values of the records that hold these runs; `anew` if they are a partition's first."""
     for at in range(0, len(runs), RUNS_PER_RECORD):
         some = [tuple(run) for run in runs[at : at + RUNS_PER_RECORD]]
-        yield orjson.dumps([place.topic, place.partition, some])
+        yield orjson.dumps([place.topic, place.partition, some, anew and at == 0])
 
 
-def decode(value: bytes) -> tuple[Place, list[Run]]:
-    """A partition and its runs."""
-    topic, partition, runs = orjson.loads(value)
-    return Place(topic, partition), [Run(*run) for run in runs]
+def decode(value: bytes) -> tuple[Place, list[Run], bool]:
+    """A partition, its runs, and whether they are its first."""
+    topic, partition, runs, anew = orjson.loads(value)
+    return Place(topic, partition), [Run(*run) for run in runs], anew
+
+
+def encode_group(name: str, offsets: Mapping[Place, int]) -> Iterator[bytes]:
+    """The values of the records that hold target offsets of a group."""
+    rows = [(place.topic, place.partition, offset) for place, offset in offsets.items()]
+    for at in range(0, len(rows), RUNS_PER_RECORD):
+        yield orjson.dumps([name, rows[at : at + RUNS_PER_RECORD]])
+
+
+def decode_group(value: bytes) -> tuple[str, dict[Place, int]]:
+    """A group and its offsets in the target."""
+    name, rows = orjson.loads(value)
+    return name, {Place(topic, partition): offset for topic, partition, offset in rows}
 
 
 class Translator:
@@ -59,17 +79,22 @@ class Translator:
 
     The answer to an offset is the place of the first copied record at or behind it, so whoever
     goes on there reads exactly what it had not read. Without an answer every copied record lies
-    before the offset: it is the end of the target's partition.
+    before the offset: it is what follows the last of them.
     """
 
     def __init__(self, questions: Iterable[tuple[Place, int]]) -> None:
-        self._open: dict[Place, set[int]] = {}
+        self._asked: dict[Place, set[int]] = {}
         self.answers: dict[tuple[Place, int], int] = {}
         for place, offset in questions:
-            self._open.setdefault(place, set()).add(offset)
+            self._asked.setdefault(place, set()).add(offset)
+        self._open = {place: set(offsets) for place, offsets in self._asked.items()}
 
-    def saw(self, place: Place, runs: Iterable[Run]) -> None:
-        """The next runs of a partition."""
+    def saw(self, place: Place, runs: Iterable[Run], anew: bool = False) -> None:
+        """The next runs of a partition, or the first ones."""
+        if anew and place in self._asked:
+            self._open[place] = set(self._asked[place])
+            for offset in self._asked[place]:
+                self.answers.pop((place, offset), None)
         waiting = self._open.get(place)
         if not waiting:
             return

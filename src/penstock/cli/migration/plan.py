@@ -30,6 +30,8 @@ HOLD: Final = {
     "message.timestamp.after.max.ms": _MAX_LONG,
     "max.message.bytes": "100000000",
 }
+# The same where the target knows it: block and reject need a bound.
+HOLD_OVERFLOW: Final = {"overflow": "discard-oldest"}
 # In force from the beginning: these cannot be changed later, or not to every value.
 _FROM_THE_BEGINNING: Final = ("durability",)
 MAPPING_SETTINGS: Final = {
@@ -59,6 +61,8 @@ class TopicPlan:
     target_partitions: int
     settings: Mapping[str, str] = field(default_factory=dict)
     left_out: Sequence[LeftOut] = ()
+    # Whether the target knows the setting `overflow`, which is Penstock's own.
+    knows_overflow: bool = False
 
     def places(self) -> list[Place]:
         return [Place(self.name, number) for number in range(self.partitions)]
@@ -69,6 +73,8 @@ class TopicPlan:
         if self.settings.get("durability") == "memory":
             # In memory there must be a bound.
             del held["retention.bytes"]
+        if self.knows_overflow:
+            held |= HOLD_OVERFLOW
         kept = {name: self.settings[name] for name in _FROM_THE_BEGINNING if name in self.settings}
         return {**kept, **held}
 
@@ -95,10 +101,13 @@ def make_plan(
     names = chosen(here, wanted, excluded)
     there = target.topics()
     ids = source.topic_ids(names)
+    knows_overflow = refusal(target, HOLD_OVERFLOW) is None
     plans = []
     for name in names:
         settings, left_out = takeable(target, settings_of(source, name))
-        plan = TopicPlan(name, ids[name], here[name], there.get(name, 0), settings, left_out)
+        plan = TopicPlan(
+            name, ids[name], here[name], there.get(name, 0), settings, left_out, knows_overflow
+        )
         if plan.target_partitions > plan.partitions:
             raise BrokerError(
                 f"{name} has {plan.target_partitions} partitions in the target and only "

@@ -3,7 +3,8 @@
 The position is the committed offset of the migration group for the target's partition; it counts
 in offsets of the *source*. The rest travels as the metadata of that offset. A *window* is what has
 been copied since the last verification: it begins at an offset on each side, holds a number of
-records, and has a digest that depends on every byte of them and on their order.
+records, and has a digest that depends on every byte of them and on their order. In the target it
+goes on to the end of the partition: nobody else may have written there.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Header = tuple[str, bytes | None]
 
 DIGEST_BYTES: Final = 16
 EMPTY_DIGEST: Final = bytes(DIGEST_BYTES)
-_VERSION: Final = 1
+_VERSION: Final = 2
 _HEAD: Final = struct.Struct(">qii")
 _LENGTH: Final = struct.Struct(">i")
 
@@ -83,9 +84,10 @@ class Progress:
     topic_id: str
     # The next source offset to copy.
     position: int
-    # The window: where it begins in the source, and its first and last record in the target.
+    # The window: where it begins in the source and in the target.
     window_start: int
-    first_target: int = -1
+    window_target: int = 0
+    # The last record that was written to the target, in this window or before; -1 without any.
     last_target: int = -1
     count: int = 0
     digest: bytes = EMPTY_DIGEST
@@ -97,17 +99,15 @@ class Progress:
                 "version": _VERSION,
                 "topic_id": self.topic_id,
                 "window": self.window_start,
-                "first": self.first_target,
+                "window_target": self.window_target,
                 "last": self.last_target,
                 "count": self.count,
                 "digest": self.digest.hex(),
             }
         ).decode()
 
-    def with_records(
-        self, records: Iterable[tuple[int, Copied]], first_target: int, last_target: int
-    ) -> Progress:
-        """After these source offsets and records, which went to that range of the target."""
+    def with_records(self, records: Iterable[tuple[int, Copied]], last_target: int) -> Progress:
+        """After these source offsets and records, the last of which is there in the target."""
         digest, count, position = self.digest, self.count, self.position
         for offset, record in records:
             digest = absorb(digest, record)
@@ -116,7 +116,6 @@ class Progress:
         return replace(
             self,
             position=position,
-            first_target=self.first_target if self.count else first_target,
             last_target=last_target,
             count=count,
             digest=digest,
@@ -131,8 +130,7 @@ class Progress:
         return replace(
             self,
             window_start=self.position,
-            first_target=-1,
-            last_target=-1,
+            window_target=self.last_target + 1,
             count=0,
             digest=EMPTY_DIGEST,
         )
@@ -148,7 +146,7 @@ def parse_progress(place: Place, position: int, metadata: str | None) -> Progres
             topic_id=str(found["topic_id"]),
             position=position,
             window_start=int(found["window"]),
-            first_target=int(found["first"]),
+            window_target=int(found["window_target"]),
             last_target=int(found["last"]),
             count=int(found["count"]),
             digest=bytes.fromhex(found["digest"]),

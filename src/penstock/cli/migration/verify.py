@@ -1,8 +1,9 @@
 """Verification: both sides are read again and compared with what was copied.
 
-The target must hold exactly the records of the window, in their order, to the byte. The source is
-held against the same digest; if retention or compaction has removed records there since they were
-copied, that is said, and what counts is that the target has what was read.
+The target must hold exactly the records of the window, in their order, to the byte, and none behind
+them up to its end: so a record that someone else has written is found. The source is held against
+the same digest; if retention or compaction has removed records there since they were copied, that
+is said, and what counts is that the target has what was read.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from penstock.cli.migration.state import EMPTY_DIGEST, Place, Progress, absorb
 Verdict = Literal["same", "source changed since", "different", "not compared"]
 
 OK: Final = ("same", "source changed since", "not compared")
+# Progress is told every so many records.
+TELL_EVERY: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,8 @@ class Comparison:
     source: Seen | None
     target: Seen | None
     verdict: Verdict
+    # Where the target has a record behind all that was copied, if that is why they differ.
+    foreign: int | None = None
 
 
 def compare(
@@ -46,10 +51,16 @@ def compare(
     advance: Callable[[int], object],
 ) -> list[Comparison]:
     """Read the windows on both sides and judge them."""
-    filled = {place: progress for place, progress in windows.items() if progress.count}
+    bounds = target.bounds(windows)
     there = _read(
-        target, {p: (w.first_target, w.last_target + 1) for p, w in filled.items()}, advance
+        target,
+        {
+            p: (max(w.window_target, bounds[p].start), max(w.last_target + 1, bounds[p].end))
+            for p, w in windows.items()
+        },
+        advance,
     )
+    filled = {p: window for p, window in windows.items() if window.count or there[p].count}
     starts = {place: bounds.start for place, bounds in source.bounds(filled).items()}
     here = _read(
         source,
@@ -74,8 +85,13 @@ def _read(
 ) -> dict[Place, Seen]:
     counts = dict.fromkeys(ranges, 0)
     digests = dict.fromkeys(ranges, EMPTY_DIGEST)
+    untold = 0
     for place, _, record in end.records(ranges):
         counts[place] += 1
         digests[place] = absorb(digests[place], record)
-        advance(1)
+        untold += 1
+        if untold == TELL_EVERY:
+            advance(untold)
+            untold = 0
+    advance(untold)
     return {place: Seen(counts[place], digests[place]) for place in ranges}
