@@ -99,6 +99,15 @@ def share_beat(talk: Talk, group: str, id_: str, epoch: int, topics: list[str] |
     return ask(talk, request)
 
 
+def known_topic(talk: Talk, partitions: int = 1) -> str:
+    """A new topic that the coordinator knows of: Kafka's hears of it a moment after it is made."""
+    topic = talk.topic(partitions)
+    probe = Member(talk, new_name("g"), "probe", [topic])
+    settle({probe: partitions})
+    probe.beat(member_epoch=-1)
+    return topic
+
+
 def settle(counts: dict[Member, int]) -> list[str]:
     """Everybody beats and does what it is told, until all have as many partitions as expected."""
     deadline = monotonic() + READY_TIMEOUT_S
@@ -115,7 +124,7 @@ def settle(counts: dict[Member, int]) -> list[str]:
 
 @scenario
 def members_join_share_and_leave(talk: Talk) -> Any:
-    topic, group = talk.topic(4), new_name("g")
+    topic, group = known_topic(talk, 4), new_name("g")
     one, two, three = (Member(talk, group, id_, [topic]) for id_ in ("one", "two", "three"))
     steps: list[Any] = [one.beat(), one.beat(), two.beat()]
     steps += [settle({one: 2, two: 2}), three.beat()[0]]
@@ -127,7 +136,7 @@ def members_join_share_and_leave(talk: Talk) -> Any:
 
 @scenario
 def a_partition_is_given_up_first(talk: Talk) -> Any:
-    topic, group = talk.topic(2), new_name("g")
+    topic, group = known_topic(talk, 2), new_name("g")
     one, two = (Member(talk, group, id_, [topic]) for id_ in ("one", "two"))
     one.beat()
     two.beat()
@@ -144,7 +153,7 @@ def a_partition_is_given_up_first(talk: Talk) -> Any:
 
 @scenario
 def members_say_everything_anew(talk: Talk) -> Any:
-    topic, group = talk.topic(3), new_name("g")
+    topic, group = known_topic(talk, 3), new_name("g")
     one = Member(talk, group, "one", [topic])
     steps = [one.beat(), one.beat(full=True)]
     epoch, one.epoch, one.owned = one.epoch, 0, []
@@ -153,7 +162,7 @@ def members_say_everything_anew(talk: Talk) -> Any:
 
 @scenario
 def members_with_wrong_epochs(talk: Talk) -> Any:
-    topic, group = talk.topic(2), new_name("g")
+    topic, group = known_topic(talk, 2), new_name("g")
     one = Member(talk, group, "one", [topic])
     one.epoch = 1
     steps = [one.beat()]
@@ -169,7 +178,7 @@ def members_with_wrong_epochs(talk: Talk) -> Any:
 
 @scenario
 def members_whose_answers_were_lost(talk: Talk) -> Any:
-    topic, group = talk.topic(2), new_name("g")
+    topic, group = known_topic(talk, 2), new_name("g")
     one, two = (Member(talk, group, id_, [topic]) for id_ in ("one", "two"))
     one.beat()
     two.beat()
@@ -186,7 +195,7 @@ def members_whose_answers_were_lost(talk: Talk) -> Any:
 
 @scenario
 def static_members(talk: Talk) -> Any:
-    topic, group = talk.topic(2), new_name("g")
+    topic, group = known_topic(talk, 2), new_name("g")
     one = Member(talk, group, "one", [topic], instance_id="i")
     other = Member(talk, group, "other", [topic], instance_id="i")
     steps = [one.beat(), other.beat()]
@@ -204,7 +213,7 @@ def static_members(talk: Talk) -> Any:
 
 @scenario
 def bad_heartbeats(talk: Talk) -> Any:
-    topic, group = talk.topic(), new_name("g")
+    topic, group = known_topic(talk), new_name("g")
     bad: tuple[dict[str, Any], ...] = (
         {"member_id": ""},
         {"group_id": ""},
@@ -229,7 +238,7 @@ def bad_heartbeats(talk: Talk) -> Any:
 
 @scenario
 def a_member_without_an_id_gets_one_in_version_0(talk: Talk) -> Any:
-    topic = talk.topic()
+    topic = known_topic(talk)
     one = Member(talk, new_name("g"), "", [topic])
     return one.beat(version=0), bool(one.id), one.beat(version=0)
 
@@ -243,7 +252,7 @@ def members_without_topics(talk: Talk) -> Any:
 
 @scenario
 def a_changed_subscription(talk: Talk) -> Any:
-    topics = [talk.topic(2), talk.topic(3)]
+    topics = [known_topic(talk, 2), known_topic(talk, 3)]
     one = Member(talk, new_name("g"), "one", topics[:1])
     steps = [one.beat(), one.beat(subscribed_topic_names=topics)[0], settle({one: 5})]
     # What it does not want any more it is told to give up at once.
@@ -253,7 +262,7 @@ def a_changed_subscription(talk: Talk) -> Any:
 
 @scenario
 def ranges_of_two_topics(talk: Talk) -> Any:
-    topics = sorted((talk.topic(3), talk.topic(3)))
+    topics = sorted((known_topic(talk, 3), known_topic(talk, 3)))
     group = new_name("g")
     one, two = (Member(talk, group, id_, topics, server_assignor="range") for id_ in ("1", "2"))
     one.beat()
@@ -264,7 +273,7 @@ def ranges_of_two_topics(talk: Talk) -> Any:
 
 @scenario
 def described_consumer_groups(talk: Talk) -> Any:
-    topic, group = talk.topic(2), new_name("g")
+    topic, group = known_topic(talk, 2), new_name("g")
     one = Member(talk, group, "one", [topic], rack_id="r")
     one.beat()
 
@@ -318,7 +327,7 @@ def described_consumer_groups(talk: Talk) -> Any:
 
 @scenario
 def groups_of_another_kind(talk: Talk) -> Any:
-    topic, consumers, sharers = talk.topic(), new_name("g"), new_name("s")
+    topic, consumers, sharers = known_topic(talk), new_name("g"), new_name("s")
     Member(talk, consumers, "one", [topic]).beat()
     share_beat(talk, sharers, "one", 0, [topic])
     found = [
@@ -344,7 +353,7 @@ def groups_of_another_kind(talk: Talk) -> Any:
 
 @scenario
 def share_members(talk: Talk) -> Any:
-    topic, group = talk.topic(2), new_name("s")
+    topic, group = known_topic(talk, 2), new_name("s")
     found = []
     for id_, epoch, topics in (
         ("one", 1, None),
@@ -388,7 +397,7 @@ def share_members(talk: Talk) -> Any:
 
 @scenario
 def a_deleted_topic_is_taken_from_its_reader(talk: Talk) -> Any:
-    kept, gone = talk.topic(1), talk.topic(2)
+    kept, gone = known_topic(talk, 1), known_topic(talk, 2)
     one = Member(talk, new_name("g"), "one", [kept, gone])
     found = [one.beat()[2]]
     talk.call(delete(gone))

@@ -37,9 +37,10 @@ API_VERSIONS: Final = 18
 THREADS: Final = 3
 _QUESTION_IDS: Final = 0x7E57_0000
 _MOST_AT_ONCE: Final = 16
-# A fetch that was damaged into waiting for weeks is not waited for; anything else is.
-_FETCH: Final = b"\x00\x01"
-_FETCH_PATIENCE_S: Final = 0.3
+# Fetch, JoinGroup, SyncGroup and ShareFetch wait for records, or for other members, as long as the
+# request says. One that was damaged into waiting for weeks is not waited for; anything else is.
+_WAITING: Final = frozenset(key.to_bytes(2, "big") for key in (1, 11, 14, 78))
+_WAITING_PATIENCE_S: Final = 0.3
 _PATIENCE_S: Final = 60.0
 
 
@@ -113,8 +114,8 @@ class Fuzzer:
         for at, frame in enumerate(frames):
             question = request_header(API_VERSIONS, 0, _QUESTION_IDS + at)
             data += LENGTH.pack(len(frame)) + frame + LENGTH.pack(len(question)) + question
-        may_wait = any(frame[:2] == _FETCH for frame in frames)
-        connection.settimeout(_FETCH_PATIENCE_S if may_wait else _PATIENCE_S)
+        may_wait = any(bytes(frame[:2]) in _WAITING for frame in frames)
+        connection.settimeout(_WAITING_PATIENCE_S if may_wait else _PATIENCE_S)
         done = 0
         try:
             connection.sendall(data)
