@@ -112,11 +112,11 @@ def test_what_could_not_be_made_safe_has_not_happened() -> None:
         rebalance(one, two)
 
 
-def rebalance(*readers: Reader, full: bool = False) -> None:
+def rebalance(*readers: Reader) -> None:
     """Until all have equally many; never has one what another has."""
     for _ in range(10):
         for reader in readers:
-            reader.beat(full=full)
+            reader.beat()
             check_exclusive(*readers)
     assert [len(reader.owned) for reader in readers] == [2 // len(readers)] * len(readers)
 
@@ -154,6 +154,4 @@ def lose_power(rng: random.Random) -> None:
             for _ in range(6):
                 rng.choice(readers).beat(full=True)
                 check_exclusive(*readers)
-            # In full: who was told to give something up by an answer that came before the loss may
-            # otherwise not hear of it again before its rebalance time-out.
-            rebalance(*readers, full=True)
+            rebalance(*readers)

@@ -211,6 +211,8 @@ class AssignedGroup(ABC):
             or beat.epoch != before.standing.epoch
             or self._is_full(beat)
             or standing.assigned != before.standing.assigned
+            # It reads what it has been told to give up: that answer may never have reached it.
+            or (beat.owned is not None and not beat.owned <= standing.assigned)
         )
         assigned = standing.assigned if tell else None
         return Answer(member.id, standing.epoch, self._interval_ms(elapsed_ms), assigned), entries
