@@ -26,7 +26,7 @@ MAY_IMPORT: dict[str, set[str] | str] = {
     "log": {"records"},
     "broker": {"records", "log", "wire"},
     "client": {"records", "wire"},
-    "capture": {"client"},
+    "capture": {"client", "records"},
     "direct": {"client"},
     "events": {"client"},
     "spark": {"client", "records", "sinks"},
