@@ -23,7 +23,7 @@ from confluent_kafka import (
 
 from conformance.scenario import REQUEST_TIMEOUT_S, Cluster
 
-TIMEOUT_S: Final = 30.0
+TIMEOUT_S: Final = 60.0
 POLL_S: Final = 0.02
 # Whoever wants to see that nothing comes looks for so long.
 SILENCE_S: Final = 0.5

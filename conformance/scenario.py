@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from time import monotonic
 from types import TracebackType
 from typing import Any, Final, Self
 from uuid import uuid4
@@ -75,6 +76,17 @@ class Cluster:
     def create(self, name: str, partitions: int = 1, config: dict[str, str] | None = None) -> None:
         new = NewTopic(name, num_partitions=partitions, config=config or {})
         self.admin.create_topics([new])[name].result(REQUEST_TIMEOUT_S)
+        self._heard(lambda: self._leaders(name) == partitions, f"topic {name}")
+
+    def _leaders(self, topic: str) -> int:
+        found = self.admin.list_topics(timeout=REQUEST_TIMEOUT_S).topics.get(topic)
+        return 0 if found is None else sum(part.leader >= 0 for part in found.partitions.values())
+
+    def _heard(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait for it: Apache Kafka answers before its brokers have heard of a change."""
+        deadline = monotonic() + REQUEST_TIMEOUT_S
+        while not condition():
+            assert monotonic() < deadline, f"{what} is not known in time"
 
     def group_config(self, group: str, settings: dict[str, str]) -> None:
         """Set configs of a group."""
@@ -85,6 +97,13 @@ class Cluster:
         resource = ConfigResource(ResourceType.GROUP, group, incremental_configs=entries)
         for future in self.admin.incremental_alter_configs([resource]).values():
             future.result(REQUEST_TIMEOUT_S)
+        asked = ConfigResource(ResourceType.GROUP, group)
+
+        def in_force() -> bool:
+            told = self.admin.describe_configs([asked])[asked].result(REQUEST_TIMEOUT_S)
+            return all(told[name].value == value for name, value in settings.items())
+
+        self._heard(in_force, f"the setting of group {group}")
 
     # ---- clients -----------------------------------------------------------------------------
 

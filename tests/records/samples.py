@@ -42,3 +42,8 @@ options = st.builds(
     transactional=st.booleans(),
     leader_epoch=st.integers(0, 2**31 - 1),
 )
+
+
+def for_other_writers(records: list[Record]) -> list[Record]:
+    """The same, without the one time that other clients' writers take for "none"."""
+    return [item._replace(timestamp_ms=-2) if item.timestamp_ms == -1 else item for item in records]

@@ -28,7 +28,7 @@ from penstock.records.record import (
     spans,
     write_varint,
 )
-from tests.records.samples import CODECS, options, record_lists
+from tests.records.samples import CODECS, for_other_writers, options, record_lists
 
 with warnings.catch_warnings():
     # It reads its own files in a way that Python 3.11 warns about.
@@ -105,7 +105,7 @@ def test_others_read_ours(module: Any, codec: int, records: list[Record]) -> Non
 
 @pytest.mark.parametrize(("module", "codec"), CASES)
 @settings(max_examples=40)
-@given(records=record_lists())
+@given(records=record_lists().map(for_other_writers))
 def test_we_read_others(module: Any, codec: int, records: list[Record]) -> None:
     builder = module.DefaultRecordBatchBuilder(
         magic=2,
