@@ -1,0 +1,447 @@
+"""What a user declares flows with: `stream`, `table`, `topic` and the decorator `flow`.
+
+Only descriptions are made here, nothing is read and Spark is not started, so that a flow can be
+listed, described and tested as the plain function that it stays: calling a flow calls the function.
+
+**Streams and tables.** A `stream` is a topic read record by record as it grows. A `table` is a
+changelog topic seen as what it says now: the last record of each key, keys with a tombstone left
+out. A flow gets the streams as streaming DataFrames and the tables as ordinary ones.
+
+**What a table means.** Each micro-batch sees the table as it stood in the log at some moment
+between the end of the micro-batch before and the start of this one. A record that is read before
+its row arrives in the table is joined with what is there then, and a replay joins with the table
+as it is at the time of the replay. So a table is right for what changes rarely or where the newest
+is wanted. It is read whole and kept in Spark's memory, and bounded by `max_rows`.
+
+**Outputs.** `topic` writes to the log. Any other kind has only to look like `Output`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, Self, runtime_checkable
+
+from penstock.spark.flows.errors import DeclarationError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+Format = Literal["raw", "text", "json", "avro", "debezium"]
+Mode = Literal["append", "update", "complete"]
+Body = Callable[..., Any]
+
+DEFAULT_MAX_ROWS: Final = 5_000_000
+DEAD_SUFFIX: Final = ".dead"
+MAX_NAME: Final = 100
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
+_START: Final = ("earliest", "latest")
+# What `every` may be: Spark's interval of a trigger.
+_EVERY: Final = re.compile(r"\d+ (milli)?(second|minute|hour)s?")
+
+
+# ---- inputs ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How the values of a topic become columns."""
+
+    format: Format = "raw"
+    # A schema for JSON as Spark writes it, or an Avro schema as JSON.
+    schema: str = ""
+
+    def describe(self) -> str:
+        return f"{self.format} {self.schema}".strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A topic as a stream."""
+
+    topic: str
+    reading: Reading
+    start: str = "earliest"
+    dead_letters: str | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_typed(self) -> bool:
+        return self.reading.format not in {"raw", "text"}
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A changelog topic as the table that it is the history of."""
+
+    topic: str
+    reading: Reading
+    key: str | None = None
+    max_rows: int = DEFAULT_MAX_ROWS
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
+Input = Stream | Table
+
+
+def stream(
+    topic: str,
+    *,
+    json: str | None = None,
+    avro: str | None = None,
+    text: bool = False,
+    start: str = "earliest",
+    dead_letters: str | None = "",
+    options: Mapping[str, str] | None = None,
+) -> Stream:
+    """A topic, read record by record.
+
+    With `json` (a schema such as "user string, at timestamp") or `avro` (a schema as JSON) each
+    value becomes columns, beside `_key`, `_topic`, `_partition`, `_offset` and `_timestamp`;
+    records that do not fit go to the topic `dead_letters`, which is TOPIC.dead unless said
+    otherwise, with their position and the reason. `None` stops the flow at the first of them.
+    With `text` the key and the value are strings. With none of these the columns are those of
+    Spark's own Kafka source.
+
+    `start` is where a new flow begins: "earliest" or "latest". `options` go to the source, such as
+    {"maxOffsetsPerTrigger": "100000"}.
+    """
+    _check_topic(topic)
+    if start not in _START:
+        raise DeclarationError(
+            f"stream {topic!r}: start={start!r} is not known", advice=f"Use {' or '.join(_START)}."
+        )
+    reading = _reading(topic, json=json, avro=avro, text=text)
+    if reading.format in {"raw", "text"}:
+        letters = None
+    else:
+        letters = f"{topic}{DEAD_SUFFIX}" if not dead_letters and dead_letters is not None else (
+            dead_letters
+        )  # fmt: skip
+    if letters is not None:
+        _check_topic(letters)
+    return Stream(topic, reading, start, letters, dict(options or {}))
+
+
+def table(
+    topic: str,
+    *,
+    json: str | None = None,
+    avro: str | None = None,
+    debezium: str | None = None,
+    key: str | None = None,
+    max_rows: int = DEFAULT_MAX_ROWS,
+    options: Mapping[str, str] | None = None,
+) -> Table:
+    """A changelog topic, as the last record of each key.
+
+    `json` or `avro` is the schema of the values. `debezium` is the schema of a row in change
+    events as capture writes them, of which a deletion counts as a tombstone. With `key` the
+    record's key, as text, is a column of this name. See the module for what a table means in a
+    flow that goes on for ever.
+    """
+    _check_topic(topic)
+    if max_rows < 1:
+        raise DeclarationError(f"table {topic!r}: max_rows must be at least 1")
+    if debezium is not None and (json is not None or avro is not None):
+        raise DeclarationError(f"table {topic!r}: give json, avro or debezium, not several")
+    if debezium is not None:
+        reading = Reading("debezium", debezium)
+    else:
+        reading = _reading(topic, json=json, avro=avro, text=False)
+    return Table(topic, reading, key, max_rows, dict(options or {}))
+
+
+def _reading(topic: str, *, json: str | None, avro: str | None, text: bool) -> Reading:
+    given = [name for name, value in (("json", json), ("avro", avro), ("text", text)) if value]
+    if len(given) > 1:
+        raise DeclarationError(f"{topic!r}: give {' or '.join(given)}, not both")
+    if json:
+        return Reading("json", json)
+    if avro:
+        return Reading("avro", avro)
+    return Reading("text" if text else "raw")
+
+
+def _check_topic(name: str) -> None:
+    if not _TOPIC.fullmatch(name) or name in {".", ".."}:
+        raise DeclarationError(
+            f"{name!r} is no name of a topic",
+            advice="A name has 1 to 249 letters, digits, dots, dashes and underscores.",
+        )
+
+
+# ---- outputs -----------------------------------------------------------------------------
+
+
+class Batch(Protocol):
+    """What an output is given to work with in one micro-batch."""
+
+    @property
+    def flow(self) -> str: ...
+
+    @property
+    def batch_id(self) -> int: ...
+
+
+@runtime_checkable
+class Output(Protocol):
+    """Where the rows of a flow go, other than a topic: whatever looks like this.
+
+    `write` is called once per micro-batch, after the topics of the same flow were written, and
+    must take the same batch again without harm: the id of the last one belongs in the same
+    transaction as its rows. It gives the number of rows.
+    """
+
+    @property
+    def target(self) -> str:
+        """What is written to, for people and for telling whether the flow has changed."""
+        ...
+
+    def write(self, rows: DataFrame, batch: Batch) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic that a flow writes.
+
+    `generation` is the number of times that it was built anew, plus one: see `physical`.
+    """
+
+    name: str
+    key: tuple[str, ...] = ()
+    partitions: int = 0
+    compacted: bool = False
+    format: Literal["json", "raw"] = "json"
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def target(self) -> str:
+        return f"topic {self.name}"
+
+
+def physical(name: str, generation: int) -> str:
+    """The topic that holds a generation of an output: NAME, then NAME.v2, NAME.v3 and so on."""
+    return name if generation <= 1 else f"{name}.v{generation}"
+
+
+def topic(
+    name: str,
+    *,
+    key: str | Sequence[str] = (),
+    raw: bool = False,
+    partitions: int = 0,
+    compacted: bool = False,
+    settings: Mapping[str, str] | None = None,
+) -> Topic:
+    """A topic to write to, made if it is not there.
+
+    Each row becomes a record: the value is the row as JSON, the key the column `key` as text, or
+    several as JSON. With `raw` the columns `key`, `value`, and if there are such `headers`,
+    `partition` and `timestamp`, are written as they are; with a column `topic` rows may choose
+    another topic. `partitions`, `compacted` and `settings` count only when the topic is made.
+    """
+    _check_topic(name)
+    keys = (key,) if isinstance(key, str) else tuple(key)
+    if raw and keys:
+        raise DeclarationError(
+            f"topic {name!r}: with raw=True the column `key` is the key", advice="Leave out key=."
+        )
+    if partitions < 0:
+        raise DeclarationError(f"topic {name!r}: partitions must be positive")
+    if compacted and not keys and not raw:
+        raise DeclarationError(
+            f"topic {name!r}: a compacted topic keeps the last record of each key, so it needs one",
+            advice='Say which column it is, as in key="id".',
+        )
+    return Topic(name, keys, partitions, compacted, "raw" if raw else "json", dict(settings or {}))
+
+
+# ---- flows -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Flow:
+    """A declared flow. Calling it calls the function, so that it can be tried on any DataFrame."""
+
+    name: str
+    function: Body
+    inputs: tuple[Input, ...]
+    # By the names that the function gives them; a single output has the name "".
+    outputs: Mapping[str, Topic | Output]
+    mode: Mode
+    every: str | None
+    exactly_once: bool
+    where: str
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        return self.function(*args, **named)
+
+    @property
+    def streams(self) -> tuple[Stream, ...]:
+        return tuple(each for each in self.inputs if isinstance(each, Stream))
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        return tuple(each for each in self.inputs if isinstance(each, Table))
+
+    @property
+    def topics(self) -> tuple[Topic, ...]:
+        return tuple(each for each in self.outputs.values() if isinstance(each, Topic))
+
+
+_declared: ContextVar[list[Flow] | None] = ContextVar("_declared", default=None)
+
+
+@contextmanager
+def collecting() -> Iterator[list[Flow]]:
+    """All flows that are declared inside, those with the same name too."""
+    found: list[Flow] = []
+    token = _declared.set(found)
+    try:
+        yield found
+    finally:
+        _declared.reset(token)
+
+
+class _Decorator(Protocol):
+    def __call__(self, function: Body, /) -> Flow: ...
+
+
+def flow(
+    *,
+    inputs: Sequence[Input] | Input,
+    output: Topic | Output | None = None,
+    outputs: Mapping[str, Topic | Output] | None = None,
+    name: str | None = None,
+    mode: Mode = "append",
+    every: str | None = None,
+    exactly_once: bool = True,
+) -> _Decorator:
+    """Declare that a function turns inputs into outputs.
+
+    The function gets a DataFrame for each of `inputs`, in their order, and gives the DataFrame to
+    write to `output`; with `outputs` it gives a dict of them by the same names. What it returns
+    several of is read once: a function without aggregations or joins of streams is run on each
+    micro-batch, whose rows are kept until all outputs are written, in one transaction.
+
+    `every`, such as "10 seconds", is the least time between micro-batches; without it the next
+    begins when one ends and there is something to do. `mode` is Spark's output mode, for
+    aggregations: "append" writes final results, "update" each change. `exactly_once=False` is
+    faster, and after a failure may write records a second time.
+    """
+    many: dict[str, Topic | Output] = dict(outputs) if outputs is not None else {}
+    if (output is None) == (outputs is None) or (outputs is not None and not many):
+        raise DeclarationError("a flow has either output= or outputs={name: ...}")
+    if output is not None:
+        many = {"": output}
+    takes = (inputs,) if isinstance(inputs, Stream | Table) else tuple(inputs)
+
+    def declare(function: Body) -> Flow:
+        code = inspect.unwrap(function).__code__
+        made = Flow(
+            name=name or function.__name__,
+            function=function,
+            inputs=takes,
+            outputs=many,
+            mode=mode,
+            every=every,
+            exactly_once=exactly_once,
+            where=f"{code.co_filename}:{code.co_firstlineno}",
+        )
+        _check(made)
+        found = _declared.get()
+        if found is not None:
+            found.append(made)
+        return made
+
+    return declare
+
+
+def _check(made: Flow) -> None:
+    place = f"{Path(made.where).name}: flow {made.name!r}"
+    if not _NAME.fullmatch(made.name) or len(made.name) > MAX_NAME:
+        raise DeclarationError(
+            f"{place}: not a name for a flow",
+            advice=f"Use up to {MAX_NAME} letters, digits, dots, dashes and underscores.",
+        )
+    for each in made.inputs:
+        if not isinstance(each, Stream | Table):
+            raise DeclarationError(
+                f"{place}: input {each!r} is neither stream(...) nor table(...)",
+                advice="A table that is static can be read inside the function with spark.read.",
+            )
+    if not made.streams:
+        raise DeclarationError(
+            f"{place} reads no stream", advice="At least one input must be stream(...)."
+        )
+    for output in made.outputs.values():
+        if not isinstance(output, Output | Topic):
+            raise DeclarationError(f"{place}: {output!r} is no output, such as topic(...)")
+    if made.mode not in {"append", "update", "complete"}:
+        raise DeclarationError(f"{place}: mode={made.mode!r} is none of append, update, complete")
+    if made.every is not None and not _EVERY.fullmatch(made.every):
+        raise DeclarationError(f'{place}: every={made.every!r} is not such as "10 seconds"')
+    _check_names(made, place)
+    _check_parameters(made, place)
+
+
+def _check_names(made: Flow, place: str) -> None:
+    written = [each.name for each in made.topics]
+    read = {each.topic for each in made.inputs}
+    for target in written:
+        if written.count(target) > 1:
+            raise DeclarationError(f"{place} has two outputs to topic {target!r}")
+        if target in read:
+            raise DeclarationError(
+                f"{place} writes topic {target!r}, which it reads: it would never come to an end",
+                advice="Write to another topic.",
+            )
+
+
+def _check_parameters(made: Flow, place: str) -> None:
+    try:
+        inspect.signature(made.function).bind(*made.inputs)
+    except TypeError:
+        takes = ", ".join(inspect.signature(made.function).parameters)
+        raise DeclarationError(
+            f"{place} has {len(made.inputs)} inputs, but its function takes ({takes})",
+            advice="Give the function one parameter for each input, in the same order.",
+        ) from None
+
+
+class Collected(tuple[Flow, ...]):
+    """Flows by name, in the order in which they were declared."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, flows: Sequence[Flow]) -> Self:
+        """The flows; DeclarationError if two have the same name or write the same topic."""
+        by_name: dict[str, Flow] = {}
+        writers: dict[str, Flow] = {}
+        for each in flows:
+            other = by_name.setdefault(each.name, each)
+            if other is not each:
+                raise DeclarationError(
+                    f"two flows are named {each.name!r}: at {other.where} and at {each.where}",
+                    advice='Give one another name, with @flow(name="...").',
+                )
+            for target in each.topics:
+                writer = writers.setdefault(target.name, each)
+                if writer is not each:
+                    raise DeclarationError(
+                        f"flows {writer.name!r} and {each.name!r} both write topic "
+                        f"{target.name!r}: at {writer.where} and at {each.where}",
+                        advice="Give each its own topic, or unite them in one flow.",
+                    )
+        return cls(by_name.values())
+
+    def named(self, name: str) -> Flow | None:
+        return next((each for each in self if each.name == name), None)

@@ -1,0 +1,233 @@
+"""What flows keep on disk: which there are, what they look like, how far each has come.
+
+    DATA/run.lock              held while a process runs flows here
+    DATA/run.json              who that is, and where it can be asked
+    DATA/NAME/flow.json        the flow as it was last run: inputs, outputs, generation, last state
+    DATA/NAME/g1/checkpoint    what Spark remembers; the number is the generation
+
+**Generations.** An output is derived, so it can be thrown away and built anew from the log. That
+happens beside the old one: the next generation has a checkpoint and output topics of its own, and
+only when it has caught up does `flow.json` point at it. The file is replaced in one step, so that
+whoever reads it sees the one or the other.
+
+**Changes.** With each generation stands what it was made from (`Fingerprint`). A flow that has
+changed so that its checkpoint does not fit is not started.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+from penstock.spark.flows.errors import (
+    AlreadyRunningError,
+    CheckpointError,
+    CheckpointFullError,
+    UnknownFlowError,
+)
+
+DEFAULT_DATA: Final = Path(".penstock") / "flows"
+FLOW_FILE: Final = "flow.json"
+RUN_FILE: Final = "run.json"
+LOCK_FILE: Final = "run.lock"
+_NO_SPACE: Final = 28
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What a checkpoint depends on: change it, and the checkpoint fits no more."""
+
+    streams: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    mode: str = "append"
+    # Spark's operators that keep state, from the last to the first.
+    operators: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, found: dict[str, Any]) -> Fingerprint:
+        return cls(
+            streams=tuple(found.get("streams", ())),
+            outputs=tuple(found.get("outputs", ())),
+            mode=str(found.get("mode", "append")),
+            operators=tuple(found.get("operators", ())),
+        )
+
+    def differences(self, new: Fingerprint) -> list[str]:
+        """What has changed so that the checkpoint does not fit, in words."""
+        found = []
+        if self.streams != new.streams:
+            found.append(f"it read {_list(self.streams)} and now reads {_list(new.streams)}")
+        if self.outputs != new.outputs:
+            found.append(f"it wrote {_list(self.outputs)} and now writes {_list(new.outputs)}")
+        if self.operators != new.operators:
+            found.append(_operators_changed(self.operators, new.operators))
+        if self.mode != new.mode and (self.operators or new.operators):
+            found.append(f"its mode was {self.mode} and now is {new.mode}")
+        return found
+
+
+def _list(items: tuple[str, ...]) -> str:
+    return ", ".join(items) or "nothing"
+
+
+def _operators_changed(old: tuple[str, ...], new: tuple[str, ...]) -> str:
+    if not old:
+        return f"it kept no state and now does, by {_list(new)}"
+    if not new:
+        return f"it kept state, by {_list(old)}, and now keeps none"
+    return f"the state it keeps was that of {_list(old)} and now would be that of {_list(new)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What is known of a flow when nothing runs."""
+
+    name: str
+    file: str = ""
+    where: str = ""
+    bootstrap: str = ""
+    inputs: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    generation: int = 1
+    # The generation that is being built beside, or is to be at the next start; 0 if none.
+    rebuilding: int = 0
+    # By generation, as text.
+    fingerprints: dict[str, dict[str, Any]] = field(default_factory=dict)
+    state: str = "new"
+    error: str = ""
+    advice: str = ""
+    updated_ms: int = 0
+
+    def fingerprint(self, generation: int) -> Fingerprint | None:
+        found = self.fingerprints.get(str(generation))
+        return None if found is None else Fingerprint.of(found)
+
+    def remembering(self, generation: int, made_from: Fingerprint) -> Record:
+        known = {**self.fingerprints, str(generation): asdict(made_from)}
+        return replace(self, fingerprints=known)
+
+
+class Folder:
+    """A data folder of flows."""
+
+    def __init__(self, path: Path, checkpoints: str | None = None) -> None:
+        self.path = path
+        self._checkpoints = checkpoints
+
+    def checkpoint(self, flow: str, generation: int) -> str:
+        """Where Spark keeps the checkpoint of a generation: a path, or a URL on a cluster."""
+        if self._checkpoints is not None:
+            return f"{self._checkpoints.rstrip('/')}/{flow}/g{generation}"
+        return str((self.path / flow / f"g{generation}" / "checkpoint").resolve())
+
+    def forget_checkpoint(self, flow: str, generation: int) -> None:
+        """Remove the files of a generation, as far as they are on this machine."""
+        shutil.rmtree(self.path / flow / f"g{generation}", ignore_errors=True)
+
+    # ---- records -------------------------------------------------------------------------
+
+    def records(self) -> list[Record]:
+        """All flows that ever ran here, by name."""
+        if not self.path.is_dir():
+            return []
+        names = (entry.name for entry in self.path.iterdir() if (entry / FLOW_FILE).is_file())
+        return [self.record(name) for name in sorted(names)]
+
+    def record(self, name: str) -> Record:
+        """What is known of a flow; UnknownFlowError if it never ran here."""
+        file = self.path / name / FLOW_FILE
+        try:
+            found = orjson.loads(file.read_bytes())
+            known = {key: found[key] for key in Record.__slots__ if key in found}
+            return replace(
+                Record(**known),
+                inputs=tuple(found.get("inputs", ())),
+                outputs=tuple(found.get("outputs", ())),
+            )
+        except FileNotFoundError:
+            raise UnknownFlowError(
+                f"no flow {name!r} has run with {self.path}",
+                advice="`penstock flows list` shows which have; --data names another folder.",
+            ) from None
+        except (orjson.JSONDecodeError, TypeError, KeyError) as error:
+            raise CheckpointError(
+                f"{file} is damaged: {error}",
+                advice=f"Remove the folder {file.parent} to run the flow from the beginning; its "
+                "output topics should be deleted too, or they get everything a second time.",
+            ) from error
+
+    def find(self, name: str) -> Record | None:
+        """The same, or None."""
+        return self.record(name) if (self.path / name / FLOW_FILE).is_file() else None
+
+    def write(self, record: Record) -> None:
+        """Replace what is known of a flow, in one step."""
+        self._write(self.path / record.name / FLOW_FILE, asdict(record))
+
+    def _write(self, file: Path, value: object) -> None:
+        beside = file.with_suffix(".new")
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            with beside.open("wb") as out:
+                out.write(orjson.dumps(value, option=orjson.OPT_INDENT_2))
+                out.flush()
+                os.fsync(out.fileno())
+            beside.replace(file)
+        except OSError as error:
+            if error.errno == _NO_SPACE:
+                raise CheckpointFullError(f"no space is left under {self.path}") from error
+            raise CheckpointError(
+                f"{file} cannot be written: {error.strerror}",
+                advice="Choose another folder with --data, or make it writable for you.",
+            ) from error
+
+    # ---- who runs ------------------------------------------------------------------------
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """While flows run here; AlreadyRunningError if another process has them."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            handle = os.open(self.path / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise CheckpointError(
+                f"the data folder {self.path} cannot be used: {error.strerror}",
+                advice="Choose another with --data, or make it writable for you.",
+            ) from error
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise AlreadyRunningError(
+                    f"another `penstock run` works with {self.path}{self._who()}",
+                    advice="Stop it first, or choose another folder with --data.",
+                ) from None
+            yield
+        finally:
+            os.close(handle)
+
+    def _who(self) -> str:
+        found = self.run()
+        return f" (process {found['pid']})" if found else ""
+
+    def write_run(self, value: dict[str, Any]) -> None:
+        self._write(self.path / RUN_FILE, value)
+
+    def remove_run(self) -> None:
+        (self.path / RUN_FILE).unlink(missing_ok=True)
+
+    def run(self) -> dict[str, Any] | None:
+        """What the process that runs here has said of itself; None if there is none."""
+        try:
+            found = orjson.loads((self.path / RUN_FILE).read_bytes())
+        except (OSError, orjson.JSONDecodeError):
+            return None
+        return found if isinstance(found, dict) and "pid" in found else None

@@ -1,0 +1,102 @@
+"""Reading a file of flows: the user's module, run once, and the flows that it declares.
+
+Whatever the module raises comes out as one `FlowFileError` that begins with the file and the line
+of the user's code, without the frames of anyone else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+
+from penstock.errors import PenstockError
+from penstock.spark.flows.declare import Collected, Flow, collecting
+from penstock.spark.flows.errors import FlowFileError
+
+
+def load(file: Path) -> Collected:
+    """The flows of a file, in the order in which it declares them."""
+    path = _checked(file)
+    folder = str(path.parent)
+    # As for a script: modules beside the file can be imported.
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    with collecting() as declared:
+        module = _run(path)
+    for value in vars(module).values():
+        # Flows of a module that had been imported before are not declared anew.
+        if isinstance(value, Flow) and value not in declared:
+            declared.append(value)
+    if not declared:
+        raise FlowFileError(
+            f"{file} declares no flows",
+            advice="Decorate a function with @flow(inputs=..., output=...), from penstock.spark.",
+        )
+    return Collected.of(declared)
+
+
+def _checked(file: Path) -> Path:
+    if file.is_dir():
+        raise FlowFileError(f"{file} is a folder", advice="Name the Python file in it.")
+    if not file.exists():
+        raise FlowFileError(
+            f"there is no file {file}", advice="Name a Python file that declares flows."
+        )
+    return file.resolve()
+
+
+def _run(path: Path) -> ModuleType:
+    # A name of its own for each path, so that it neither hides nor is hidden by another module.
+    digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
+    name = f"penstock_flows_{digest}_{path.stem.replace('.', '_').replace('-', '_')}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise FlowFileError(f"{path} is not a Python file", advice="Its name must end in .py.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except PenstockError as error:
+        place = user_line(error, path)
+        raise FlowFileError(f"{place}: {error}", advice=error.advice) from error
+    except SyntaxError as error:
+        place = f"{error.filename}:{error.lineno}"
+        raise FlowFileError(f"{place}: {error.msg}", advice="Mend the file.") from error
+    except (Exception, SystemExit) as error:
+        place = user_line(error, path)
+        what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        raise FlowFileError(f"{place}: {what}", advice=_advice(error)) from error
+    _send_by_value(module)
+    return module
+
+
+def user_line(error: BaseException, path: Path) -> str:
+    """`file:line` of the innermost frame of the user's file; the file alone if there is none."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if Path(frame.filename) == path or Path(frame.filename).is_relative_to(path.parent)
+    ]
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else str(path)
+
+
+def _advice(error: BaseException) -> str:
+    if isinstance(error, ModuleNotFoundError):
+        return f"Install {error.name} beside Penstock, or put the module in the same folder."
+    return "Mend the file."
+
+
+def _send_by_value(module: ModuleType) -> None:
+    """Spark's Python workers cannot import the module by its name: they get its functions whole."""
+    try:
+        from pyspark import cloudpickle
+    except ModuleNotFoundError:
+        raise FlowFileError(
+            "flows need pyspark, which is not installed",
+            advice="Install it with `pip install 'penstock[spark]'`.",
+        ) from None
+    cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
