@@ -1,6 +1,12 @@
-"""A small synchronous client of the Kafka protocol, for what librdkafka cannot do.
+"""A synchronous client of the Kafka protocol: what capture, Spark and the commands talk with.
 
-`connection` talks to one broker, and finds the right one of a cluster; `transactions` ends
-transactions that other processes have begun. It works on Penstock's broker and on Apache Kafka,
-as far as the broker knows what is asked.
+It works on Penstock's broker and on Apache Kafka. By floor:
+
+`connection`    one broker, and the right one of a cluster; `security` TLS and SASL
+`metadata`      topics, leaders, offsets; `topics` makes and deletes them
+`fetching`      raw record batches from many leaders at once; `reading` small topics whole
+`producing`     raw record batches to many leaders; `writer` records, in batches and transactions
+`transacting`   one transaction for several processes; `transactions` those of other producers
+
+Errors are in `errors`. Nothing here starts threads: each object belongs to one.
 """

@@ -5,7 +5,11 @@ sends each request in the newest version that both know. A `Cluster` is what a l
 servers leads to: any broker that answers, the coordinator of a group or a transactional id, the
 leader of a partition. Connections are kept and used again.
 
-One request at a time, no retries, no threads: whoever calls decides what to do about an error.
+No retries, no threads: whoever calls decides what to do about an error. `call` is one request and
+its answer. `submit` and `receive` are its halves, for whoever keeps several requests on their way:
+answers come in the order of the requests. Such a connection should be one's own (`connect`), not
+one that is shared (`at`).
+
 Every error is a `ClientError`. Where the broker refuses, it is a `RefusedError` with Kafka's code.
 """
 
@@ -15,22 +19,53 @@ import itertools
 import socket
 import ssl
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, ClassVar, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
-from penstock.errors import PenstockError, WireError
-from penstock.wire import Message, api, decode_response_header, decoder, encoder, request_header
+from penstock.client.errors import (
+    ClientError,
+    RefusedError,
+    UnreachableError,
+    UnsupportedError,
+    check,
+)
+from penstock.errors import WireError
+from penstock.wire import (
+    Message,
+    api,
+    decode_response_header,
+    decoder,
+    parts_encoder,
+    request_header,
+)
 from penstock.wire.errors import ErrorCode
 from penstock.wire.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from penstock.wire.messages.find_coordinator import FindCoordinatorRequest
 from penstock.wire.messages.metadata import MetadataRequest, MetadataRequestTopic
 
+__all__ = [
+    "GROUP",
+    "TRANSACTION",
+    "Address",
+    "ClientError",
+    "Cluster",
+    "Connection",
+    "Pending",
+    "RefusedError",
+    "UnreachableError",
+    "UnsupportedError",
+    "check",
+    "parse_bootstrap",
+    "show_address",
+]
+
 TIMEOUT_S: Final = 15.0
 DEFAULT_PORT: Final = 9092
 # An answer is held in memory whole.
 MAX_ANSWER_BYTES: Final = 256 << 20
+_SMALLEST_BUFFER_BYTES: Final = 1 << 20
 GROUP, TRANSACTION = 0, 1
 
 _LENGTH: Final = struct.Struct(">i")
@@ -38,37 +73,6 @@ _API_VERSIONS: Final = 18
 _BATCHED_COORDINATORS_FROM: Final = 4
 
 Address = tuple[str, int]
-
-
-class ClientError(PenstockError):
-    """A broker could not be asked, or did not answer as it should."""
-
-
-class UnreachableError(ClientError):
-    """Nobody answers, or not any more."""
-
-    retriable: ClassVar[bool] = True
-    advice = "Is the broker running, and the address right?"
-
-
-class UnsupportedError(ClientError):
-    """The broker does not know what was to be asked, or not in a version that has it."""
-
-
-class RefusedError(ClientError):
-    """The broker answered with an error code."""
-
-    def __init__(self, doing: str, code: int, message: str | None = None) -> None:
-        name = ErrorCode(code).name if code in set(ErrorCode) else f"error {code}"
-        super().__init__(f"{doing}: {name}" + (f" ({message})" if message else ""))
-        self.code = code
-        self.name = name
-
-
-def check(code: int, doing: str, message: str | None = None) -> None:
-    """RefusedError unless the code says that all is well."""
-    if code:
-        raise RefusedError(doing, code, message)
 
 
 class Connection:
@@ -89,7 +93,7 @@ class Connection:
         try:
             plain = socket.create_connection(address, timeout_s)
         except OSError as error:
-            raise UnreachableError(f"{_show(address)}: {error.strerror or error}") from error
+            raise UnreachableError(f"{show_address(address)}: {error.strerror or error}") from error
         self._socket: socket.socket = plain
         try:
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -98,7 +102,7 @@ class Connection:
             self.versions = self._ask_versions()
         except OSError as error:
             self.close()
-            raise UnreachableError(f"{_show(address)}: {error}") from error
+            raise UnreachableError(f"{show_address(address)}: {error}") from error
         except BaseException:
             self.close()
             raise
@@ -124,10 +128,12 @@ class Connection:
     def _ask_versions(self) -> dict[int, tuple[int, int]]:
         # Every broker answers version 0, whatever else it knows.
         told: ApiVersionsResponse = self._exchange(ApiVersionsRequest(), 0)
-        check(told.error_code, f"asking {_show(self.address)} for its versions")
+        check(told.error_code, f"asking {show_address(self.address)} for its versions")
         return {item.api_key: (item.min_version, item.max_version) for item in told.api_keys}
 
-    def version_of(self, request: type[Message], at_least: int = 0) -> int:
+    def version_of(
+        self, request: type[Message], at_least: int = 0, at_most: int | None = None
+    ) -> int:
         """The newest version that both know; UnsupportedError if it is older than needed.
 
         Versions that Kafka still calls unstable are used only where `at_least` asks for them.
@@ -135,54 +141,116 @@ class Connection:
         name = api(request.API_KEY).name
         low, high = self.versions.get(request.API_KEY, (0, -1))
         newest = max(request.VERSIONS[1], min(at_least, request.UNSTABLE_MAX))
-        version = min(high, newest)
+        version = min(high, newest if at_most is None else min(newest, at_most))
         if version < max(low, request.VERSIONS[0], at_least):
             wanted = f" version {at_least}" if at_least and high >= 0 else ""
-            raise UnsupportedError(f"the broker at {_show(self.address)} has no {name}{wanted}")
+            raise UnsupportedError(
+                f"the broker at {show_address(self.address)} has no {name}{wanted}"
+            )
         return version
 
     # ---- requests ------------------------------------------------------------------------
 
-    def call(self, request: Message, *, at_least: int = 0) -> Any:
+    def call(self, request: Message, *, at_least: int = 0, at_most: int | None = None) -> Any:
         """Ask, and wait for the answer, which is the response of the same version."""
-        return self._exchange(request, self.version_of(type(request), at_least))
+        return self._exchange(request, self.version_of(type(request), at_least, at_most))
 
     def _exchange(self, request: Message, version: int) -> Any:
-        key, id_ = request.API_KEY, next(self._ids)
-        frame = request_header(key, version, id_, self._client_id) + encoder(
-            type(request), version
-        )(request)
+        return self.receive(self._submit(request, version))
+
+    def submit(self, request: Message, *, at_least: int = 0, at_most: int | None = None) -> Pending:
+        """Ask; the answer is to be received later, after those of earlier requests."""
+        return self._submit(request, self.version_of(type(request), at_least, at_most))
+
+    def _submit(self, request: Message, version: int) -> Pending:
+        pending = Pending(request.API_KEY, version, next(self._ids))
+        header = request_header(pending.api_key, version, pending.id, self._client_id)
+        parts = [header, *parts_encoder(type(request), version)(request)]
+        length = _LENGTH.pack(sum(map(len, parts)))
         try:
-            self._socket.sendall(_LENGTH.pack(len(frame)) + frame)
-            (length,) = _LENGTH.unpack(self._receive(_LENGTH.size))
+            self._socket.sendall(b"".join((length, *parts)))
+        except OSError as error:
+            raise self._lost(pending, error) from error
+        return pending
+
+    def receive(self, pending: Pending, buffer: Reusable | None = None) -> Any:
+        """The answer to the oldest request that is on its way, which must be this one.
+
+        Records in it are views of what was received: into `buffer`, if there is one.
+        """
+        try:
+            head = bytearray(_LENGTH.size)
+            self._receive_into(memoryview(head))
+            (length,) = _LENGTH.unpack(head)
             if not 0 < length <= MAX_ANSWER_BYTES:
-                raise ClientError(f"{_show(self.address)} sent an answer of {length} bytes")
-            answer = self._receive(length)
-            got_id, at = decode_response_header(key, version, answer)
-            if got_id != id_:
-                raise ClientError(f"{_show(self.address)} answered another request")
-            response, _ = decoder(api(key).response, version)(answer, at)
+                raise ClientError(f"{show_address(self.address)} sent an answer of {length} bytes")
+            answer = memoryview(bytearray(length)) if buffer is None else buffer.take(length)
+            self._receive_into(answer)
+            got_id, at = decode_response_header(pending.api_key, pending.version, answer)
+            if got_id != pending.id:
+                raise ClientError(f"{show_address(self.address)} answered another request")
+            response, _ = decoder(api(pending.api_key).response, pending.version)(answer, at)
         except (ClientError, OSError, WireError) as error:
-            # What is on the way cannot be told from the next answer.
-            self.close()
-            if isinstance(error, ClientError):
-                raise
-            doing = f"asking {_show(self.address)} for {api(key).name}"
-            if isinstance(error, WireError):
-                raise ClientError(f"{doing}: {error}") from error
-            reason = "no answer in time" if isinstance(error, TimeoutError) else error
-            raise UnreachableError(f"{doing}: {reason}") from error
+            raise self._lost(pending, error) from error
         return response
 
-    def _receive(self, count: int) -> bytes:
-        data = bytearray(count)
-        view = memoryview(data)
+    def _lost(self, pending: Pending, error: Exception) -> ClientError:
+        # What is on the way cannot be told from the next answer.
+        self.close()
+        if isinstance(error, ClientError):
+            return error
+        doing = f"asking {show_address(self.address)} for {api(pending.api_key).name}"
+        if isinstance(error, WireError):
+            return ClientError(f"{doing}: {error}")
+        reason = "no answer in time" if isinstance(error, TimeoutError) else error
+        return UnreachableError(f"{doing}: {reason}")
+
+    def _receive_into(self, view: memoryview) -> None:
         while view:
             got = self._socket.recv_into(view)
             if not got:
-                raise UnreachableError(f"{_show(self.address)} closed the connection")
+                raise UnreachableError(f"{show_address(self.address)} closed the connection")
             view = view[got:]
-        return bytes(data)
+
+    def fileno(self) -> int:
+        """For `select`: readable when an answer arrives, or the end."""
+        return self._socket.fileno()
+
+    def set_timeout(self, timeout_s: float) -> None:
+        """How long one wait for the network may be."""
+        with suppress(OSError):
+            self._socket.settimeout(timeout_s)
+
+
+class Pending(NamedTuple):
+    """A request that is on its way."""
+
+    api_key: int
+    version: int
+    id: int
+
+
+class Reusable:
+    """Memory for one answer after the other; it is used again once nobody looks at it any more."""
+
+    def __init__(self) -> None:
+        self._memory = bytearray()
+
+    def take(self, count: int) -> memoryview:
+        """A view of so many bytes, with whatever is in them."""
+        if len(self._memory) < count or not self._is_free():
+            # Some more than asked for, so that a slightly larger answer fits, too.
+            self._memory = bytearray(max(_SMALLEST_BUFFER_BYTES, count + count // 8))
+        return memoryview(self._memory)[:count]
+
+    def _is_free(self) -> bool:
+        try:
+            # A bytearray refuses to change its length while there are views of it.
+            self._memory.pop()
+            self._memory.append(0)
+        except BufferError:
+            return False
+        return True
 
 
 class Cluster:
@@ -196,11 +264,14 @@ class Cluster:
         timeout_s: float = TIMEOUT_S,
         tls: ssl.SSLContext | None = None,
     ) -> None:
+        self.bootstrap = bootstrap
         self._bootstrap = parse_bootstrap(bootstrap)
         self._client_id = client_id
         self._timeout_s = timeout_s
         self._tls = tls
         self._connections: dict[Address, Connection] = {}
+        # Brokers that were heard of: they may answer where the bootstrap servers are gone.
+        self._heard_of: tuple[Address, ...] = ()
 
     def __enter__(self) -> Self:
         return self
@@ -222,15 +293,26 @@ class Cluster:
         """A connection to the broker at this address."""
         known = self._connections.get(address)
         if known is None or not known.is_open:
-            known = self._connections[address] = Connection(
-                address, client_id=self._client_id, timeout_s=self._timeout_s, tls=self._tls
-            )
+            known = self._connections[address] = self.connect(address)
         return known
 
+    def connect(self, address: Address, *, timeout_s: float | None = None) -> Connection:
+        """A connection to the broker at this address that nobody else uses, nor closes."""
+        return Connection(
+            address,
+            client_id=self._client_id,
+            timeout_s=self._timeout_s if timeout_s is None else timeout_s,
+            tls=self._tls,
+        )
+
+    def heard_of(self, addresses: Iterable[Address]) -> None:
+        """Remember who belongs to the cluster, for when no bootstrap server answers."""
+        self._heard_of = tuple(addresses) or self._heard_of
+
     def any(self) -> Connection:
-        """A connection to the first bootstrap server that answers."""
+        """A connection to the first bootstrap server that answers; else to any broker known."""
         reasons = []
-        for address in self._bootstrap:
+        for address in dict.fromkeys((*self._bootstrap, *self._heard_of)):
             try:
                 return self.at(address)
             except UnreachableError as error:
@@ -289,6 +371,6 @@ def parse_bootstrap(text: str) -> list[Address]:
     return addresses
 
 
-def _show(address: Address) -> str:
+def show_address(address: Address) -> str:
     host, port = address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

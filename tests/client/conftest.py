@@ -1,0 +1,54 @@
+"""The same tests on both brokers: the embedded one, and Apache Kafka as the judge of the client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import count
+from uuid import uuid4
+
+import pytest
+
+from penstock.client import topics
+from penstock.client.connection import Cluster
+from penstock.testing.broker import Broker
+
+_KAFKA_MARKS = [pytest.mark.kafka_jars, pytest.mark.xdist_group("apache-kafka")]
+MakeTopic = Callable[..., str]
+_numbers = count()
+
+
+@pytest.fixture(scope="session")
+def embedded() -> Iterator[Broker]:
+    with Broker() as running:
+        yield running
+
+
+@pytest.fixture(params=["penstock", pytest.param("kafka", marks=_KAFKA_MARKS)], scope="module")
+def bootstrap(request: pytest.FixtureRequest) -> str:
+    """The address of a broker that is shared, of each kind."""
+    name = "embedded" if request.param == "penstock" else "apache_kafka"
+    address: str = request.getfixturevalue(name).bootstrap
+    return address
+
+
+@pytest.fixture
+def cluster(bootstrap: str) -> Iterator[Cluster]:
+    with Cluster(bootstrap) as made:
+        yield made
+
+
+def unique(what: str) -> str:
+    return f"{what}-{next(_numbers)}-{uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def make_topic(cluster: Cluster) -> MakeTopic:
+    """Makes a topic of its own, with so many partitions and these settings."""
+
+    def make(partitions: int = 1, **config: str) -> str:
+        name = unique("topic")
+        settings = {key.replace("_", "."): value for key, value in config.items()}
+        topics.create(cluster, name, partitions=partitions, config=settings)
+        return name
+
+    return make
