@@ -31,13 +31,13 @@ _XERIAL_HEADER: Final = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
 _XERIAL_BLOCK_BYTES: Final = 32 * 1024
 
 
-def compress(codec: int, data: bytes) -> bytes:
+def compress(codec: int, data: bytes | memoryview) -> bytes:
     """`data` under `codec`, in the framing that every Kafka client reads."""
     import cramjam
 
     match codec:
         case 0:
-            return data
+            return bytes(data)
         case 1:
             return bytes(cramjam.gzip.compress(data))
         case 2:
@@ -45,7 +45,7 @@ def compress(codec: int, data: bytes) -> bytes:
         case 3:
             # Kafka's Java reader refuses frames whose blocks refer to earlier ones.
             lz4 = cramjam.lz4.Compressor(block_linked=False)
-            lz4.compress(data)
+            lz4.compress(bytes(data))
             return bytes(lz4.finish())
         case 4:
             return bytes(cramjam.zstd.compress(data))
@@ -105,7 +105,7 @@ def _gunzip(data: bytes | memoryview, limit: int) -> bytes:
     return out
 
 
-def _snappy_compress(data: bytes) -> bytes:
+def _snappy_compress(data: bytes | memoryview) -> bytes:
     import cramjam
 
     parts = [_XERIAL_HEADER]

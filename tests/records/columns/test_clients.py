@@ -1,0 +1,185 @@
+"""Other clients' batches into columns, and ours into other clients: through a real broker."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from penstock.records import compression
+from penstock.records.columns.decode import Decoded, decode
+from penstock.records.columns.encode import from_lists
+from penstock.records.columns.partition import partitions_of
+from penstock.testing.broker import Broker
+from tests.broker.requests import fetch, one
+from tests.broker.talk import BY_NAME_VERSION, Talk
+
+with warnings.catch_warnings():
+    # It reads its schemas by a function that Python 3.11 calls deprecated.
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from kafka import KafkaConsumer
+    from kafka import TopicPartition as PythonPartition
+
+CODECS = sorted(compression.CODES)
+TIMEOUT_S = 60.0
+Row = tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]], int]
+ROWS: list[Row] = [
+    (
+        None if i % 7 == 0 else b"key %d" % i,
+        None if i % 5 == 0 else b"value %d " % i * (i % 40),
+        [("first", b"%d" % i), ("second", None)][: i % 3],
+        1_700_000_000_000 + i * 17 % 100,
+    )
+    for i in range(300)
+]
+
+
+@pytest.fixture(scope="module")
+def talk() -> Iterator[Talk]:
+    with Broker() as broker, closing(Talk(broker.bootstrap)) as made:
+        yield made
+
+
+def read(
+    talk: Talk, topic: str, end: int | None = None, *, partition: int = 0, committed: bool = False
+) -> Decoded:
+    """The whole partition as columns; waits until it can be read up to `end`."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while True:
+        asked = fetch(
+            topic,
+            {partition: 0},
+            max_wait_ms=100,
+            partition_max_bytes=8 << 20,
+            isolation_level=int(committed),
+        )
+        found = one(talk.call(asked, BY_NAME_VERSION))
+        aborted = [(a.producer_id, a.first_offset) for a in found.aborted_transactions or ()]
+        decoded = decode(found.records or b"", first_offset=0, aborted=aborted, headers=True)
+        if end is None or decoded.next_offset == end:
+            return decoded
+        assert time.monotonic() < deadline, f"{decoded.next_offset} of {end}"
+
+
+def as_rows(decoded: Decoded) -> list[Row]:
+    decoded.batch.validate(full=True)
+    times = decoded.batch["timestamp"].cast(pa.timestamp("ms", tz="UTC")).cast(pa.int64())
+    return [
+        (row["key"], row["value"], [(h["key"], h["value"]) for h in row["headers"]], at)
+        for row, at in zip(decoded.batch.to_pylist(), times.to_pylist(), strict=True)
+    ]
+
+
+def produce(producer: Producer, topic: str, rows: list[Row], partition: int = -1) -> None:
+    for key, value, headers, at in rows:
+        listed: list[Any] = list(headers)
+        producer.produce(
+            topic, value, key, partition=partition, headers=listed or None, timestamp=at
+        )
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_librdkafka_writes_and_we_decode(talk: Talk, codec: str) -> None:
+    topic = talk.topic()
+    producer = Producer(
+        {"bootstrap.servers": talk.bootstrap, "compression.type": codec, "linger.ms": 20}
+    )
+    produce(producer, topic, ROWS, partition=0)
+    assert producer.flush(TIMEOUT_S) == 0
+    assert as_rows(read(talk, topic, len(ROWS))) == ROWS
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_we_encode_and_others_read(talk: Talk, codec: str) -> None:
+    topic = talk.topic()
+    packed = from_lists(
+        [row[0] for row in ROWS],
+        [row[1] for row in ROWS],
+        headers=[row[2] for row in ROWS],
+        timestamps_ms=[row[3] for row in ROWS],
+        codec=codec,
+        max_batch_bytes=9000,
+    )
+    assert len(packed) > 3
+    talk.fill(topic, *(batch.data for batch in packed))
+    assert read_by_librdkafka(talk.bootstrap, topic, len(ROWS)) == ROWS
+    if codec in {"none", "gzip"}:
+        assert read_by_kafka_python(talk.bootstrap, topic, len(ROWS)) == ROWS
+
+
+def read_by_librdkafka(bootstrap: str, topic: str, count: int) -> list[Row]:
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "none",
+            "enable.auto.commit": False,
+            "check.crcs": True,
+        }
+    )
+    found: list[Row] = []
+    try:
+        consumer.assign([TopicPartition(topic, 0, 0)])
+        deadline = time.monotonic() + TIMEOUT_S
+        while len(found) < count and time.monotonic() < deadline:
+            for message in consumer.consume(count - len(found), 1.0):
+                assert message.error() is None
+                headers: list[Any] = list(message.headers() or [])
+                found.append((message.key(), message.value(), headers, message.timestamp()[1]))  # type: ignore[arg-type, unused-ignore]
+    finally:
+        consumer.close()
+    return found
+
+
+def read_by_kafka_python(bootstrap: str, topic: str, count: int) -> list[Row]:
+    consumer = KafkaConsumer(bootstrap_servers=bootstrap, check_crcs=True)
+    found: list[Row] = []
+    try:
+        consumer.assign([PythonPartition(topic, 0)])
+        consumer.seek_to_beginning()
+        deadline = time.monotonic() + TIMEOUT_S
+        while len(found) < count and time.monotonic() < deadline:
+            for records in consumer.poll(timeout_ms=1000).values():
+                found += [(r.key, r.value, list(r.headers), r.timestamp) for r in records]
+    finally:
+        consumer.close()
+    return found
+
+
+def test_transactions_of_librdkafka(talk: Talk) -> None:
+    topic = talk.topic()
+    producer = Producer({"bootstrap.servers": talk.bootstrap, "transactional.id": topic})
+    producer.init_transactions(TIMEOUT_S)
+    expected: list[Row] = []
+    for number, commit in enumerate([True, False, False, True, False]):
+        rows = ROWS[number * 20 : number * 20 + 20]
+        producer.begin_transaction()
+        produce(producer, topic, rows, partition=0)
+        assert producer.flush(TIMEOUT_S) == 0
+        if commit:
+            producer.commit_transaction(TIMEOUT_S)
+            expected += rows
+        else:
+            producer.abort_transaction(TIMEOUT_S)
+    # Twenty records and a marker each.
+    assert as_rows(read(talk, topic, 105, committed=True)) == expected
+    assert len(as_rows(read(talk, topic, 105))) == 100
+
+
+def test_keys_go_where_librdkafka_puts_them(talk: Talk) -> None:
+    topic = talk.topic(partitions=5)
+    talk.wait_served(topic, 5)
+    keys = [b"%d" % i * (i % 9 + 1) for i in range(200)]
+    producer = Producer({"bootstrap.servers": talk.bootstrap, "partitioner": "murmur2_random"})
+    produce(producer, topic, [(key, b"", [], 1) for key in keys])
+    assert producer.flush(TIMEOUT_S) == 0
+    placed = partitions_of(pa.array(keys, pa.binary()), 5).tolist()
+    for partition in range(5):
+        expected = [key for key, at in zip(keys, placed, strict=True) if at == partition]
+        decoded = read(talk, topic, len(expected), partition=partition)
+        assert [row[0] for row in as_rows(decoded)] == expected
