@@ -1,0 +1,22 @@
+"""Spark over the log: sessions, the columnar source, and what flows are made of.
+
+from penstock.spark import session
+
+spark = session()
+orders = (
+    spark.readStream.format("penstock")
+    .option("kafka.bootstrap.servers", "127.0.0.1:9092")
+    .option("subscribe", "orders")
+    .load()
+)
+"""
+
+from __future__ import annotations
+
+from penstock.spark.registering import register
+
+# After it the name means the function, no longer the module of the same name.
+from penstock.spark.session import session
+from penstock.spark.source.lag import Lag, lag
+
+__all__ = ["Lag", "lag", "register", "session"]

@@ -1,0 +1,268 @@
+"""The source as a stream: what Spark asks of it between micro-batches.
+
+Theory: Spark keeps the end of every micro-batch in the checkpoint before it runs it; its start is
+the end of the one before. The first has no start there: a restart asks for the initial position
+again. Where that is "the end of the log", it would be another one by then, and records in between
+would be skipped. So the first micro-batch is empty then: its end is the initial position.
+
+A partition that appears is in the end of a micro-batch and not in its start, and is read from its
+beginning. One that is gone, or whose log ends before where we are, is data loss: an error, or a
+warning where `failOnDataLoss` is false; a log that was begun anew is then read from its start.
+
+This object lives in a process of its own beside the driver, for as long as the query runs. Copies
+of it, made before anything is connected, go to the tasks.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from penstock.spark.source.errors import DataLossError, told
+from penstock.spark.source.options import Options, Place, Positions
+from penstock.spark.source.planning import Range, limited, tasks
+from penstock.spark.source.positions import Log, from_json, show, to_json
+
+log: Final = logging.getLogger("penstock.spark.source")
+
+_RECHECKS: Final = 3
+_PAUSE_S: Final = 0.1
+_DELETED: Final = (
+    "If it was deleted on purpose, start the query with a new checkpoint folder, or set "
+    "failOnDataLoss to false to go on without it."
+)
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Plans micro-batches; `read` runs in the tasks."""
+
+    def __init__(self, options: Options, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+        self._opened: Log | None = None
+        # What initialOffset said, and whether the first micro-batch still has to keep it.
+        self._initial: Positions | None = None
+        self._to_pin = False
+        # With Trigger.AvailableNow: how far to go.
+        self._target: Positions | None = None
+        self._latest: Positions = {}
+        self._ids: dict[str, object] = {}
+        self._batch_at = float("-inf")
+        self._checked = False
+        self._planned: tuple[Any, Any, list[InputPartition]] | None = None
+
+    @property
+    def _log(self) -> Log:
+        if self._opened is None:
+            self._opened = Log(self._options)
+        return self._opened
+
+    # ---- positions -----------------------------------------------------------------------
+
+    def initialOffset(self) -> dict[str, dict[str, int]]:  # noqa: N802 (Spark's name)
+        with told():
+            self._initial = self._log.resolve(self._options.start, starting=True)
+            start = self._options.start
+            self._to_pin = start.has_latest or (
+                start.by_time and self._options.latest_without_match
+            )
+            return to_json(self._initial)
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        if self._options.max_offsets is not None:
+            return ReadMaxRows(self._options.max_offsets)
+        if self._options.min_offsets is not None:
+            return ReadMinRows(self._options.min_offsets)
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        with told():
+            self._target = self._log.latest(self._log.chosen())
+
+    def reportLatestOffset(self) -> dict[str, dict[str, int]] | None:  # noqa: N802
+        return to_json(self._latest) if self._latest else None
+
+    def latestOffset(  # noqa: N802
+        self, start: Mapping[str, Mapping[str, int]], limit: ReadLimit
+    ) -> dict[str, dict[str, int]]:
+        with told():
+            at = from_json(start)
+            if self._to_pin and at == self._initial:
+                self._to_pin = False
+                self._latest = dict(at)
+                return to_json(at)
+            self._to_pin = False
+            return to_json(self._next_end(at, limit))
+
+    def _next_end(self, at: Positions, limit: ReadLimit) -> Positions:
+        there = self._there(at)
+        begins = {place: offset for place, offset in at.items() if place in there}
+        added = there - at.keys()
+        if self._target is not None:
+            added &= self._target.keys()
+        begins |= self._beginnings(added)
+        ends = self._ends(begins)
+        self._latest = dict(ends)
+        if isinstance(limit, ReadAllAvailable):
+            return ends
+        if self._target is None and self._is_too_little(begins, ends):
+            return {place: offset for place, offset in at.items() if place in there}
+        if isinstance(limit, ReadMaxRows):
+            ends = limited(limit.max_rows, begins, ends)
+        return ends
+
+    def _there(self, at: Positions) -> frozenset[Place]:
+        """The partitions; those that are gone, and topics that are others now, are reported."""
+        there = self._log.places()
+        if at.keys() - there:
+            # Perhaps an old answer: look again before somebody is alarmed.
+            deadline = time.monotonic() + _RECHECKS * 1.0
+            while at.keys() - there and time.monotonic() < deadline:
+                time.sleep(_PAUSE_S)
+                there = self._log.places(fresh=True)
+            gone = at.keys() - there
+            if gone:
+                topic, number = min(gone)
+                self._lost(
+                    f"{show(gone)} of the checkpoint is not there any more; {topic}-{number} was "
+                    f"read up to offset {at[topic, number]}",
+                    _DELETED,
+                )
+        for topic, now in self._log.topic_ids.items():
+            before = self._ids.setdefault(topic, now)
+            if before != now:
+                self._ids[topic] = now
+                first = min(place for place in at if place[0] == topic)
+                self._lost(
+                    f"the topic {topic!r} was deleted and made anew while it was read; "
+                    f"{topic}-{first[1]} stood at offset {at[first]}",
+                    _DELETED,
+                )
+        return there
+
+    def _beginnings(self, places: frozenset[Place]) -> Positions:
+        if not places:
+            return {}
+        log.info("new partitions are read from their beginning: %s", show(places))
+        return self._log.earliest(places)
+
+    def _ends(self, begins: Positions) -> Positions:
+        """How far each can be read; ends that lie before us are looked at again."""
+        if self._target is not None:
+            return {
+                place: max(begin, self._target.get(place, begin)) for place, begin in begins.items()
+            }
+        for attempt in range(_RECHECKS):
+            ends = self._log.latest(begins)
+            behind = [place for place, end in ends.items() if end < begins[place]]
+            if not behind:
+                return ends
+            if attempt < _RECHECKS - 1:
+                time.sleep(_PAUSE_S)
+        self._report_behind(begins, ends, behind)
+        return ends
+
+    def _report_behind(self, begins: Positions, ends: Positions, behind: list[Place]) -> None:
+        from penstock.spark.source.reading import START_ANEW
+
+        topic, number = min(behind)
+        self._lost(
+            f"{topic}-{number} was read up to offset {begins[topic, number]}, and its log ends at "
+            f"{ends[topic, number]} now: the topic was deleted and made anew, or lost its end",
+            START_ANEW,
+        )
+
+    def _is_too_little(self, begins: Positions, ends: Positions) -> bool:
+        """Whether to wait for more, as minOffsetsPerTrigger and maxTriggerDelay say."""
+        least, now = self._options.min_offsets, time.monotonic()
+        if least is None:
+            return False
+        waiting = sum(max(0, end - begins[place]) for place, end in ends.items())
+        if waiting < least and now - self._batch_at < self._options.max_delay_ms / 1000:
+            return True
+        self._batch_at = now
+        return False
+
+    def _lost(self, text: str, advice: str) -> None:
+        if self._options.fail_on_data_loss:
+            raise DataLossError(text, advice=advice)
+        log.warning("%s; going on, for failOnDataLoss is false", text)
+
+    # ---- tasks ---------------------------------------------------------------------------
+
+    def partitions(
+        self, start: Mapping[str, Mapping[str, int]], end: Mapping[str, Mapping[str, int]]
+    ) -> list[InputPartition]:
+        # Spark asks several times for one micro-batch.
+        if self._planned is None or self._planned[:2] != (start, end):
+            with told():
+                self._planned = (start, end, self._plan(from_json(start), from_json(end)))
+        return self._planned[2]
+
+    def _plan(self, start: Positions, end: Positions) -> list[InputPartition]:
+        from penstock.spark.source.reading import Task
+
+        added = end.keys() - start.keys()
+        begins = start | self._log.earliest(added)
+        behind = frozenset(place for place in end if end[place] < begins[place])
+        if behind and start == self._initial:
+            # The first micro-batch once more, whose own start was not kept: it was empty.
+            behind = frozenset()
+        if behind:
+            self._report_behind(begins, end, list(behind))
+            begins |= self._log.earliest(behind)
+        if not self._checked:
+            self._check(begins, end)
+            self._checked = True
+        ranges = [Range(*place, begins[place], end[place]) for place in end]
+        planned = tasks(
+            ranges,
+            min_partitions=self._options.min_partitions,
+            max_records=self._options.max_records,
+        )
+        return [Task(ranges) for ranges in planned]
+
+    def _check(self, begins: Positions, end: Positions) -> None:
+        """Once after a start: are the records of the checkpoint's positions still there?"""
+        from penstock.spark.source.reading import KEEP_LONGER
+
+        there = self._there({place: begins[place] for place in end})
+        wanted = {place for place in end if place in there and end[place] > begins[place]}
+        starts = self._log.earliest(wanted)
+        for (topic, number), first in sorted(starts.items()):
+            at = begins[topic, number]
+            if first > at:
+                self._lost(
+                    f"{first - at} offsets of {topic}-{number} are lost, from {at} on: "
+                    f"its log starts at {first} now",
+                    KEEP_LONGER,
+                )
+        ends = self._log.latest(wanted)
+        short = [place for place in wanted if ends[place] < end[place]]
+        if short:
+            self._report_behind({place: end[place] for place in short}, ends, short)
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        from penstock.spark.source.table import read_task
+
+        return read_task(self._options, partition, self._schema)
+
+    def commit(self, end: Mapping[str, Mapping[str, int]]) -> None:
+        """Nothing to do: the checkpoint keeps the position."""
+
+    def stop(self) -> None:
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
