@@ -272,9 +272,12 @@ class Member(Role):
             on_lost=lambda _, places: self._tell("lost", places),
         )
         self._read: dict[int, int] = {}
+        self._failed: KafkaException | None = None
         try:
             while self.may_go_on():
                 self._step(consumer)
+                if self._failed is not None:
+                    raise self._failed
         finally:
             with suppress(KafkaException):
                 consumer.close()
@@ -308,9 +311,12 @@ class Member(Role):
         places = [TopicPartition(self.topic, number, end) for number, end in self._read.items()]
         self._read = {}
         if places:
-            # Somebody else reads them again, if this fails.
-            with suppress(KafkaException):
+            try:
                 consumer.commit(offsets=places, asynchronous=False)
+            except KafkaException as error:
+                # Somebody else reads them again. But a static member that came back under a new id
+                # while a commit was on its way is fenced, and only here does librdkafka say so.
+                self._failed = error if error.args[0].code() == KafkaError._FATAL else None
 
 
 class Share(Role):
