@@ -18,6 +18,7 @@ WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $
 SETUP_STAMP := $(VENV)/.setup
 JARS_STAMP := $(KAFKA)/.jars
 CLASSES_STAMP := $(KAFKA)/.classes
+SPARK_JARS_STAMP := $(KAFKA)/.spark-jars
 JAVA_SOURCES := $(wildcard conformance/kafka/src/*.java)
 
 .PHONY: help
@@ -62,7 +63,7 @@ format: $(SETUP_STAMP) ## Format the code and mend what can be mended without th
 	@$(BIN)/ruff format .
 
 .PHONY: bench
-bench: bench-broker bench-consumers ## Run every benchmark
+bench: bench-broker bench-consumers bench-spark ## Run every benchmark
 
 .PHONY: bench-broker
 bench-broker: setup kafka-jars ## Compare the broker with Kafka, NATS, RabbitMQ and Redis
@@ -73,6 +74,10 @@ bench-broker: setup kafka-jars ## Compare the broker with Kafka, NATS, RabbitMQ 
 bench-consumers: setup kafka-jars ## Compare groups, transactions and queues with Kafka and RabbitMQ
 	@scripts/bench-packages.sh || true
 	@$(BIN)/python -m benchmarks.consumers $(ARGS)
+
+.PHONY: bench-spark
+bench-spark: setup spark-jars ## Compare source, sink and latency with Spark's own Kafka connector
+	@$(BIN)/python -m benchmarks.spark $(ARGS)
 
 .PHONY: soak
 soak: setup ## Run the tests that take long: crashes by the hundred, frames by the million
@@ -92,6 +97,18 @@ $(JARS_STAMP): conformance/kafka/pom.xml
 $(CLASSES_STAMP): $(JAVA_SOURCES) $(JARS_STAMP)
 	@rm -rf $(KAFKA)/classes
 	@javac --release 17 -Xlint:all -Werror -proc:none -d $(KAFKA)/classes -cp '$(KAFKA)/jars/*' $(JAVA_SOURCES)
+	@touch $@
+
+.PHONY: spark-jars
+spark-jars: $(SPARK_JARS_STAMP) ## Fetch Spark's own Kafka connector, for comparison
+
+$(SPARK_JARS_STAMP): conformance/spark/pom.xml
+	@scripts/system-packages.sh test
+	@echo "spark-jars: fetching into $(KAFKA)/spark-jars"
+	@rm -rf $(KAFKA)/spark-jars
+	@mkdir -p $(KAFKA)
+	@mvn --quiet --batch-mode -Dmaven.wagon.http.retryHandler.count=10 --file $< \
+		dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory='$(CURDIR)/$(KAFKA)/spark-jars'
 	@touch $@
 
 .PHONY: clean
