@@ -1,0 +1,269 @@
+"""Changes of one table into records: what each operation becomes.
+
+| change | records |
+|---|---|
+| insert, snapshot row | `c`, `r` |
+| update | `u` |
+| update of the key | `d` of the old key, a tombstone, `c` of the new; headers name the other key |
+| delete | `d`, and a tombstone so that compaction forgets the row |
+| truncate | `t` into every partition of the topic, where it is not skipped |
+
+A table without a key has null keys, in a topic that is not compacted. The key of `t` is the JSON
+value null rather than none at all, since a compacted topic takes no record without a key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from penstock.capture.events.batch import Batch, Run
+from penstock.capture.events.encoding import Encoder, Order
+from penstock.capture.events.json import picker
+from penstock.capture.events.settings import EventSettings
+from penstock.capture.events.shape import Shape
+from penstock.capture.source import (
+    CREATE,
+    DELETE,
+    NULL,
+    READ,
+    TRUNCATE,
+    UNAVAILABLE,
+    UPDATE,
+    CaptureError,
+    Change,
+    Fragment,
+    Row,
+)
+
+NEW_KEY, OLD_KEY = "__debezium.newkey", "__debezium.oldkey"
+
+# Gives the next place in the source transaction to an event of this table; None where nobody asks.
+Orders = Callable[[], Order]
+
+
+class Filler(Protocol):
+    """The last values of a topic's rows, for what the database did not send."""
+
+    def fill(self, topic: str, key: bytes, shown: Row) -> Row:
+        """The row with what is known put in for what is unavailable."""
+        ...
+
+    def keep(self, topic: str, key: bytes, shown: Row) -> None:
+        """This is the last value now."""
+        ...
+
+    def forget(self, topic: str, key: bytes) -> None: ...
+
+    def forget_all(self, topic: str) -> None: ...
+
+
+class Composer:
+    """Makes records of the changes of one Table object."""
+
+    def __init__(
+        self,
+        shape: Shape,
+        encoder: Encoder,
+        settings: EventSettings,
+        *,
+        partitions: Callable[[str], int],
+        filler: Filler | None = None,
+    ) -> None:
+        self.shape = shape
+        self.topic = shape.topic
+        self.is_keyed = bool(shape.key)
+        self._encoder = encoder
+        self._key: Callable[[Row], bytes | None] = (
+            encoder.key if self.is_keyed else lambda row: None
+        )
+        self._pick = picker(shape.shown)
+        self._key_of = picker(shape.key)
+        self._tombstones = settings.tombstones
+        self._skip = settings.skip
+        self._passes = shape.passes
+        self._partitions = partitions
+        self._filler = filler if self.is_keyed else None
+        # Nothing is looked at but the fragments themselves: the common case, made quick.
+        self._plain = shape.is_plain and filler is None
+
+    def add(self, change: Change, batch: Batch, orders: Orders | None = None) -> int:
+        """Put a change's events into the batch; how many envelopes it became."""
+        table, op, before, after, source, _ = change
+        if op in self._skip:
+            return 0
+        if op == TRUNCATE:
+            return self._truncate(source, batch, orders)
+        if after is not None and UNAVAILABLE in after and before is not None:
+            after = available(before, after)
+        if self._passes is not None and not self._passes(op, before, after):
+            return 0
+        run = batch.run(self.topic, compacted=self.is_keyed)
+        if op in (CREATE, READ) and after is not None:
+            self._write(run, op, None, after, source, orders)
+            return 1
+        if op == UPDATE and after is not None:
+            return self._update(run, before, after, source, orders)
+        if op == DELETE:
+            self._delete(run, before, source, orders)
+            return 1
+        raise CaptureError(f"table {table.full_name}: a change {op!r} without its row")
+
+    def rows(self, rows: Sequence[Row], source: Fragment, batch: Batch, op: str = READ) -> int:
+        """Put rows of a snapshot into the batch; how many passed."""
+        if op in self._skip:
+            return 0
+        if self._passes is not None:
+            passes = self._passes
+            rows = [row for row in rows if passes(op, None, row)]
+        run = batch.run(self.topic, compacted=self.is_keyed)
+        if self._plain:
+            key, encode, value = self._key, self._encoder.row, self._encoder.value
+            run.keys += [key(row) for row in rows]
+            run.values += [value(op, None, encode(row), source, None) for row in rows]
+        else:
+            for row in rows:
+                self._write(run, op, None, row, source, None)
+        return len(rows)
+
+    # ---- operations ----------------------------------------------------------------------
+
+    def _write(
+        self,
+        run: Run,
+        op: str,
+        before: Row | None,
+        after: Row,
+        source: Fragment,
+        orders: Orders | None,
+        old_key: bytes | None = None,
+    ) -> None:
+        """An event with a row after it; `old_key` is where the row was until now, if elsewhere."""
+        key = self._key(after)
+        encode = self._encoder.row
+        if self._plain and UNAVAILABLE not in after:
+            made = encode(after)
+            past = None if before is None else encode(before)
+        else:
+            made = encode(self._shown(after, key, old_key or key))
+            past = None if before is None else encode(self._shown_before(before))
+        order = None if orders is None else orders()
+        headers = () if old_key is None else ((OLD_KEY, old_key),)
+        run.add(key, self._encoder.value(op, past, made, source, order), headers)
+
+    def _update(
+        self, run: Run, before: Row | None, after: Row, source: Fragment, orders: Orders | None
+    ) -> int:
+        key_of = self._key_of
+        if (
+            before is None
+            or key_of(before) == key_of(after)
+            or (self.shape.own_key and self._is_partial(before))
+        ):
+            self._write(run, UPDATE, before, after, source, orders)
+            return 1
+        old_key, new_key = self._encoder.key(before), self._encoder.key(after)
+        # The new row may lack what only the old one's last event still tells.
+        shown = self._shown(after, new_key, old_key)
+        order = None if orders is None else orders()
+        past = self._encoder.row(self._shown_before(before))
+        gone = self._encoder.value(DELETE, past, None, source, order)
+        run.add(old_key, gone, ((NEW_KEY, new_key),))
+        if self._tombstones:
+            run.add(old_key, None)
+        if self._filler is not None:
+            self._filler.forget(self.topic, old_key)
+        order = None if orders is None else orders()
+        made = self._encoder.value(CREATE, None, self._encoder.row(shown), source, order)
+        run.add(new_key, made, ((OLD_KEY, old_key),))
+        return 2
+
+    def _delete(
+        self, run: Run, before: Row | None, source: Fragment, orders: Orders | None
+    ) -> None:
+        order = None if orders is None else orders()
+        if before is None:
+            if self.is_keyed:
+                raise self._no_old_row("a delete does not tell which row is gone")
+            run.add(None, self._encoder.value(DELETE, None, None, source, order))
+            return
+        if self.shape.own_key and self._is_partial(before):
+            raise self._no_old_row("a delete does not tell the columns that are set as its key")
+        key = self._key(before)
+        past = self._encoder.row(self._shown_before(before))
+        run.add(key, self._encoder.value(DELETE, past, None, source, order))
+        if key is None:
+            return
+        if self._tombstones:
+            run.add(key, None)
+        if self._filler is not None:
+            self._filler.forget(self.topic, key)
+
+    def _truncate(self, source: Fragment, batch: Batch, orders: Orders | None) -> int:
+        order = None if orders is None else orders()
+        value = self._encoder.value(TRUNCATE, None, None, source, order)
+        if self.is_keyed:
+            count = self._partitions(self.topic)
+            batch.everywhere(self.topic, count, self._encoder.whole_key, value)
+            if self._filler is not None:
+                self._filler.forget_all(self.topic)
+        else:
+            batch.run(self.topic, compacted=False).add(None, value)
+        return 1
+
+    # ---- rows ----------------------------------------------------------------------------
+
+    def _shown(self, row: Row, key: bytes | None, last_key: bytes | None) -> Row:
+        """What is shown of a new row, complete as far as can be."""
+        shown = self._changed(row)
+        if self._filler is not None and key is not None and last_key is not None:
+            if UNAVAILABLE in shown:
+                shown = self._filler.fill(self.topic, last_key, shown)
+            self._filler.keep(self.topic, key, shown)
+        return self._marked(shown)
+
+    def _shown_before(self, row: Row) -> Row:
+        return self._marked(self._changed(row))
+
+    def _changed(self, row: Row) -> Row:
+        shown = self._pick(row)
+        if not self.shape.changes:
+            return shown
+        parts = list(shown)
+        for place, change in self.shape.changes:
+            parts[place] = change(parts[place])
+        return tuple(parts)
+
+    def _marked(self, shown: Row) -> Row:
+        if UNAVAILABLE not in shown:
+            return shown
+        mark = self._encoder.unavailable
+        return tuple(
+            mark(place) if part == UNAVAILABLE else part for place, part in enumerate(shown)
+        )
+
+    def _is_partial(self, before: Row) -> bool:
+        """Whether an old row seems to hold no more than what the database calls the key."""
+        table = self.shape.table
+        known = set(table.key)
+        return all(
+            part == NULL
+            for part, column in zip(before, table.columns, strict=True)
+            if column.name not in known
+        )
+
+    def _no_old_row(self, reason: str) -> CaptureError:
+        name = self.shape.table.full_name
+        return CaptureError(
+            f"table {name}: {reason}",
+            advice=f"Have the database log whole rows (PostgreSQL: ALTER TABLE {name} REPLICA "
+            "IDENTITY FULL; MySQL: binlog_row_image=FULL), or take the key out of the settings.",
+        )
+
+
+def available(before: Row, after: Row) -> Row:
+    """The new row, with what the old one knows put in for what is unavailable."""
+    return tuple(
+        old if new == UNAVAILABLE and old != NULL else new
+        for old, new in zip(before, after, strict=True)
+    )

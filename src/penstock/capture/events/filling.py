@@ -1,0 +1,144 @@
+"""Last values of large columns, for updates in which the database did not send them.
+
+The log has them: the last event of the row, in its compacted topic. When a table's first event is
+made, the topic is read once into a file of this machine (an SQLite database, thrown away at the
+end); from then on it is kept up with every event made. Only columns whose values can be large are
+kept. A value that the log does not have either stays marked as unavailable, and is counted.
+
+Nothing here outlives a session: whoever begins anew reads the log anew, so what was written into a
+log transaction that was never committed is forgotten with it.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import tempfile
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+from penstock.capture.events.json import marker
+from penstock.capture.events.shape import Shape
+from penstock.capture.source import UNAVAILABLE, Row
+
+# What can be too large to be sent each time.
+_LARGE: Final = frozenset(("string", "bytes", "array", "struct"))
+_PENDING_MAX: Final = 2_000
+
+# The records of a topic: (key, value), in order; value None where the row is gone.
+Read = Callable[[str], Iterable[tuple[bytes, bytes | None]]]
+
+
+class LastValues:
+    """A file of last values. One thread uses it; close it to have the file gone."""
+
+    def __init__(self, read: Read, folder: str | Path | None = None) -> None:
+        self._read = read
+        self._folder = tempfile.TemporaryDirectory(prefix="penstock-capture-", dir=folder)
+        path = Path(self._folder.name) / "last-values.sqlite"
+        self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        for pragma in ("journal_mode=OFF", "synchronous=OFF", "locking_mode=EXCLUSIVE"):
+            self._db.execute(f"PRAGMA {pragma}")
+        self._db.execute(
+            "CREATE TABLE last (topic TEXT, key BLOB, columns BLOB, PRIMARY KEY (topic, key)) "
+            "WITHOUT ROWID"
+        )
+        self._pending: dict[tuple[str, bytes], bytes | None] = {}
+        self._places: dict[str, list[tuple[int, str]]] = {}
+        self._loaded: set[str] = set()
+        # Values that nobody had.
+        self.missed = 0
+
+    def close(self) -> None:
+        with suppress(sqlite3.Error):
+            self._db.close()
+        self._folder.cleanup()
+
+    def prepare(self, shape: Shape) -> None:
+        """Get ready for rows of this shape; reads the topic if it was not read yet."""
+        key = set(shape.key)
+        self._places[shape.topic] = [
+            (at, shape.columns[at].name)
+            for at, place in enumerate(shape.shown)
+            if place not in key and shape.columns[at].type.name in _LARGE
+        ]
+        if shape.topic in self._loaded:
+            return
+        self._loaded.add(shape.topic)
+        names = {
+            column.name: orjson.loads(marker(column.type))
+            for column in shape.columns
+            if column.type.name in _LARGE
+        }
+        for record_key, value in self._read(shape.topic):
+            self._put(shape.topic, record_key, _kept(value, names))
+
+    def fill(self, topic: str, key: bytes, shown: Row) -> Row:
+        known = self._get(topic, key)
+        parts = list(shown)
+        for at, name in self._places[topic]:
+            if parts[at] == UNAVAILABLE:
+                if name in known:
+                    parts[at] = orjson.dumps(known[name])
+                else:
+                    self.missed += 1
+        return tuple(parts)
+
+    def keep(self, topic: str, key: bytes, shown: Row) -> None:
+        parts = (
+            b"%b:%b" % (orjson.dumps(name), shown[at])
+            for at, name in self._places[topic]
+            if shown[at] != UNAVAILABLE
+        )
+        self._put(topic, key, b"{" + b",".join(parts) + b"}")
+
+    def forget(self, topic: str, key: bytes) -> None:
+        self._put(topic, key, None)
+
+    def forget_all(self, topic: str) -> None:
+        self._flush()
+        self._db.execute("DELETE FROM last WHERE topic = ?", (topic,))
+
+    def _get(self, topic: str, key: bytes) -> dict[str, Any]:
+        at = (topic, key)
+        if at in self._pending:
+            found = self._pending[at]
+        else:
+            query = "SELECT columns FROM last WHERE topic = ? AND key = ?"
+            row = self._db.execute(query, at).fetchone()
+            found = row[0] if row else None
+        return orjson.loads(found) if found else {}
+
+    def _put(self, topic: str, key: bytes, columns: bytes | None) -> None:
+        self._pending[topic, key] = columns
+        if len(self._pending) >= _PENDING_MAX:
+            self._flush()
+
+    def _flush(self) -> None:
+        kept = [(*at, columns) for at, columns in self._pending.items() if columns is not None]
+        gone = [at for at, columns in self._pending.items() if columns is None]
+        self._db.execute("BEGIN")
+        self._db.executemany("INSERT OR REPLACE INTO last VALUES (?, ?, ?)", kept)
+        self._db.executemany("DELETE FROM last WHERE topic = ? AND key = ?", gone)
+        self._db.execute("COMMIT")
+        self._pending.clear()
+
+
+def _kept(value: bytes | None, names: dict[str, Any]) -> bytes | None:
+    """What is kept of an event: its large columns, or None if the row is gone by it."""
+    event = orjson.loads(value) if value else None
+    if isinstance(event, dict) and "payload" in event and "schema" in event:
+        event = event["payload"]
+    after = event.get("after") if isinstance(event, dict) else None
+    if not isinstance(after, dict):
+        return None
+    return orjson.dumps(
+        {
+            name: after[name]
+            for name, unavailable in names.items()
+            if name in after and after[name] != unavailable
+        }
+    )

@@ -1,0 +1,110 @@
+"""Debezium's envelope in JSON, put together from fragments; with or without its schema."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from operator import itemgetter
+from typing import Any, Final
+
+import orjson
+
+from penstock.capture.events.encoding import Moment, Order
+from penstock.capture.events.schema import envelope_schema, key_schema
+from penstock.capture.events.settings import EventSettings
+from penstock.capture.events.shape import Shape
+from penstock.capture.source import NULL, UNAVAILABLE, Column, ColumnType, Fragment, Row
+
+_VALUE: Final = b'{"before":%b,"after":%b,"source":%b,"transaction":%b,"op":"%b",%b'
+_OPS: Final = {op: op.encode() for op in "cudrtm"}
+_MARKER: Final = orjson.loads(UNAVAILABLE)
+_INTEGERS: Final = frozenset(("int8", "int16", "int32", "int64"))
+
+
+def template(columns: tuple[Column, ...]) -> bytes:
+    """An object with a place for each column's fragment."""
+    names = (orjson.dumps(column.name).replace(b"%", b"%%") for column in columns)
+    return b"{" + b",".join(name + b":%b" for name in names) + b"}"
+
+
+def picker(places: tuple[int, ...]) -> Callable[[Row], Row]:
+    """A function that takes the fragments at these places out of a row."""
+    if len(places) == 1:
+        place = places[0]
+        return lambda row: (row[place],)
+    if not places:
+        return lambda row: ()
+    return itemgetter(*places)
+
+
+def order_json(order: Order) -> bytes:
+    return b'{"id":%b,"total_order":%d,"data_collection_order":%d}' % (
+        orjson.dumps(order.id),
+        order.total,
+        order.in_table,
+    )
+
+
+def marker(column: ColumnType) -> Fragment:
+    """The unavailable value, in the form in which Debezium gives it for a type."""
+    if column.name == "bytes":
+        return b'"%b"' % base64.b64encode(_MARKER.encode())
+    if column.name == "array":
+        items = column.items or ColumnType("string")
+        if items.name == "string":
+            return b"[" + UNAVAILABLE + b"]"
+        if items.name in _INTEGERS:
+            return orjson.dumps(list(_MARKER.encode()))
+    return UNAVAILABLE
+
+
+class JsonEncoder:
+    """The events of one table in JSON."""
+
+    def __init__(
+        self, shape: Shape, settings: EventSettings, kind: str, source: Fragment, moment: Moment
+    ) -> None:
+        self._moment = moment
+        self._pick_key = picker(shape.key)
+        self._key = template(shape.key_columns)
+        self._row = template(shape.columns)
+        self._markers = [marker(column.type) for column in shape.columns]
+        self._head = self._tail = b""
+        self.whole_key = NULL
+        if settings.schemas:
+            self._key = _with_schema(key_schema(shape, settings.prefix), self._key)
+            schema = envelope_schema(shape, settings.prefix, kind, source)
+            self._head, self._tail = b'{"schema":' + orjson.dumps(schema) + b',"payload":', b"}"
+            self.whole_key = b'{"schema":null,"payload":null}'
+
+    def key(self, row: Row) -> bytes:
+        return self._key % self._pick_key(row)
+
+    def row(self, shown: Row) -> bytes:
+        return self._row % shown
+
+    def value(
+        self,
+        op: str,
+        before: bytes | None,
+        after: bytes | None,
+        source: Fragment,
+        order: Order | None,
+    ) -> bytes:
+        made = _VALUE % (
+            NULL if before is None else before,
+            NULL if after is None else after,
+            source,
+            NULL if order is None else order_json(order),
+            _OPS[op],
+            self._moment.json,
+        )
+        return self._head + made + self._tail if self._head else made
+
+    def unavailable(self, place: int) -> Fragment:
+        return self._markers[place]
+
+
+def _with_schema(schema: dict[str, Any], payload: bytes) -> bytes:
+    """A template with the schema around it."""
+    return b'{"schema":%b,"payload":%b}' % (orjson.dumps(schema).replace(b"%", b"%%"), payload)

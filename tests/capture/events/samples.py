@@ -1,0 +1,94 @@
+"""Tables and changes for tests of events."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from penstock.capture.events.batch import Batch, Headers
+from penstock.capture.events.changes import Events
+from penstock.capture.events.settings import EventSettings
+from penstock.capture.source import NULL, Change, Column, ColumnType, Part, Row, Table
+
+NOW_NS = 1_559_033_904_863_841_257
+STRING = ColumnType("string")
+
+CUSTOMERS = Table(
+    "postgres",
+    "public",
+    "customers",
+    (
+        Column("id", ColumnType("int32"), optional=False),
+        Column("first_name", STRING, optional=False),
+        Column("last_name", STRING, optional=False),
+        Column("email", STRING, optional=False),
+    ),
+    ("id",),
+)
+ANNE: Row = (b"1", b'"Anne"', b'"Kretchmar"', b'"annek@noanswer.org"')
+KEYLESS = Table("postgres", "public", "notes", (Column("text", STRING),), ())
+
+SOURCE: dict[str, Any] = {
+    "version": "3.0.0",
+    "connector": "postgresql",
+    "name": "PostgreSQL_server",
+    "ts_ms": 1559033904863,
+    "snapshot": "false",
+    "db": "postgres",
+    "sequence": '["24023119","24023128"]',
+    "ts_us": 1559033904863123,
+    "ts_ns": 1559033904863123000,
+    "schema": "public",
+    "table": "customers",
+    "txId": 555,
+    "lsn": 24023128,
+    "xmin": None,
+}
+SOURCE_BYTES = orjson.dumps(SOURCE)
+
+Record = tuple[bytes | None, bytes | None, Headers]
+
+
+def change(op: str, before: Row | None, after: Row | None, table: Table = CUSTOMERS) -> Change:
+    return Change(table, op, before, after, SOURCE_BYTES, 1559033904863123)
+
+
+def part(*changes: Change, **more: Any) -> Part:
+    return Part("555", list(changes), {"lsn": 1}, 1559033904863123, **more)
+
+
+def events(**settings: Any) -> Events:
+    made = EventSettings(**{"prefix": "PostgreSQL_server", **settings})
+    return Events(made, "postgresql", clock_ns=lambda: NOW_NS, partitions=lambda topic: 3)
+
+
+def records(batch: Batch) -> dict[str, list[Record]]:
+    """What is in a batch, by topic, in order."""
+    found: dict[str, list[Record]] = {}
+    for run in batch.runs:
+        headers = run.header_list() or [()] * len(run.keys)
+        found.setdefault(run.topic, []).extend(zip(run.keys, run.values, headers, strict=True))
+    return found
+
+
+def composed(made: Events, *changes: Change) -> list[Record]:
+    """The records of changes that all go to one topic."""
+    batch = Batch()
+    made.part(part(*changes), batch)
+    topics = records(batch)
+    assert len(topics) <= 1
+    return next(iter(topics.values()), [])
+
+
+def parsed(record: Record) -> Any:
+    assert record[1] is not None
+    return orjson.loads(record[1])
+
+
+def row_of(table: Table, **values: Any) -> Row:
+    """A row with these values, null elsewhere."""
+    return tuple(
+        orjson.dumps(values[column.name]) if column.name in values else NULL
+        for column in table.columns
+    )

@@ -1,0 +1,211 @@
+"""Events compared with documents of Debezium, field by field."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.capture.events.batch import Batch
+from penstock.capture.source import (
+    NULL,
+    UNAVAILABLE,
+    CaptureError,
+    Column,
+    ColumnType,
+    Table,
+)
+from tests.capture.events.samples import (
+    ANNE,
+    CUSTOMERS,
+    KEYLESS,
+    NOW_NS,
+    SOURCE,
+    STRING,
+    change,
+    composed,
+    events,
+    parsed,
+    part,
+    records,
+)
+
+# The create event of Debezium's documentation of its PostgreSQL connector, with the source block
+# of samples, whose order of fields is the one that the connector itself writes.
+CREATED: dict[str, Any] = {
+    "before": None,
+    "after": {
+        "id": 1,
+        "first_name": "Anne",
+        "last_name": "Kretchmar",
+        "email": "annek@noanswer.org",
+    },
+    "source": SOURCE,
+    "transaction": None,
+    "op": "c",
+    "ts_ms": 1559033904863,
+    "ts_us": 1559033904863841,
+    "ts_ns": NOW_NS,
+}
+
+
+def test_a_create_event_is_the_documented_one() -> None:
+    batch = Batch()
+    assert events().part(part(change("c", None, ANNE)), batch) == 1
+    assert list(records(batch)) == ["PostgreSQL_server.public.customers"]
+    ((key, value, headers),) = records(batch)["PostgreSQL_server.public.customers"]
+    assert key == b'{"id":1}'
+    assert value == orjson.dumps(CREATED)
+    assert headers == ()
+
+
+def test_an_update_has_both_rows() -> None:
+    after = (b"1", b'"Anne Marie"', *ANNE[2:])
+    (record,) = composed(events(), change("u", ANNE, after))
+    assert parsed(record) == {
+        **CREATED,
+        "op": "u",
+        "before": CREATED["after"],
+        "after": {**CREATED["after"], "first_name": "Anne Marie"},
+    }
+
+
+def test_a_delete_is_followed_by_a_tombstone() -> None:
+    gone, tombstone = composed(events(), change("d", (b"1", NULL, NULL, NULL), None))
+    assert gone[0] == tombstone[0] == b'{"id":1}'
+    assert parsed(gone)["before"] == {
+        "id": 1,
+        "first_name": None,
+        "last_name": None,
+        "email": None,
+    }
+    assert parsed(gone)["after"] is None
+    assert parsed(gone)["op"] == "d"
+    assert tombstone[1] is None
+    (alone,) = composed(events(tombstones=False), change("d", ANNE, None))
+    assert alone[1] is not None
+
+
+def test_a_change_of_the_key_is_a_delete_a_tombstone_and_a_create() -> None:
+    gone, tombstone, made = composed(events(), change("u", ANNE, (b"1004", *ANNE[1:])))
+    assert gone[0] == tombstone[0] == b'{"id":1}'
+    assert made[0] == b'{"id":1004}'
+    assert (parsed(gone)["op"], tombstone[1], parsed(made)["op"]) == ("d", None, "c")
+    assert parsed(gone)["before"]["id"] == 1
+    assert parsed(made)["before"] is None
+    assert parsed(made)["after"]["id"] == 1004
+    assert gone[2] == (("__debezium.newkey", b'{"id":1004}'),)
+    assert made[2] == (("__debezium.oldkey", b'{"id":1}'),)
+
+
+def test_truncates_are_left_out_unless_asked_for_and_reach_every_partition() -> None:
+    assert composed(events(), change("t", None, None)) == []
+    batch = Batch()
+    made = events(skip=frozenset())
+    changes = [change("c", None, ANNE), change("t", None, None), change("c", None, ANNE)]
+    assert made.part(part(*changes), batch) == 3
+    assert [(run.partition, len(run.keys)) for run in batch.runs] == [
+        (None, 1),
+        (0, 1),
+        (1, 1),
+        (2, 1),
+        (None, 1),
+    ]
+    assert batch.runs[1].keys == [b"null"]
+    told = orjson.loads(batch.runs[1].values[0] or b"")
+    assert (told["op"], told["before"], told["after"]) == ("t", None, None)
+
+
+def test_a_table_without_a_key_has_null_keys_in_a_topic_that_is_not_compacted() -> None:
+    batch = Batch()
+    made = events(skip=frozenset())
+    rows = [change("c", None, (b'"x"',), KEYLESS), change("d", (b'"x"',), None, KEYLESS)]
+    made.part(part(*rows, change("t", None, None, KEYLESS)), batch)
+    (run,) = batch.runs
+    assert not run.compacted
+    assert run.keys == [None, None, None]
+    assert None not in run.values
+
+
+def test_keys_of_the_users_choice() -> None:
+    made = events(keys={"public.*": ("email", "id")})
+    (record,) = composed(made, change("c", None, ANNE))
+    assert record[0] == b'{"email":"annek@noanswer.org","id":1}'
+    # The database told only its own key of the old row: that is no change of ours.
+    (record,) = composed(made, change("u", (b"1", NULL, NULL, NULL), ANNE))
+    assert parsed(record)["op"] == "u"
+    with pytest.raises(CaptureError, match=r"public\.customers.*key") as caught:
+        composed(made, change("d", (b"1", NULL, NULL, NULL), None))
+    assert "REPLICA IDENTITY FULL" in caught.value.advice
+    with pytest.raises(CaptureError, match="'nowhere'"):
+        composed(events(keys={"*": ("nowhere",)}), change("c", None, ANNE))
+
+
+def test_a_changed_table_is_another_object_and_has_another_envelope() -> None:
+    made = events()
+    composed(made, change("c", None, ANNE))
+    wider = Table(
+        "postgres", "public", "customers", (*CUSTOMERS.columns, Column("age", STRING)), ("id",)
+    )
+    (record,) = composed(made, change("c", None, (*ANNE, b"42"), wider))
+    assert parsed(record)["after"]["age"] == 42
+
+
+def test_names_that_need_care() -> None:
+    table = Table("d", "s", "t%", (Column('a"b%s', STRING), Column("%", STRING)), ("%",))
+    (record,) = composed(events(), change("c", None, (b'"1"', b'"%d"'), table))
+    assert orjson.loads(record[0] or b"") == {"%": "%d"}
+    assert parsed(record)["after"] == {'a"b%s': "1", "%": "%d"}
+
+
+def test_unavailable_values_are_marked_as_debezium_marks_them() -> None:
+    table = Table(
+        "d",
+        "s",
+        "t",
+        (
+            Column("id", ColumnType("int32"), optional=False),
+            Column("text", STRING),
+            Column("data", ColumnType("bytes")),
+            Column("tags", ColumnType("array", items=STRING)),
+            Column("counts", ColumnType("array", items=ColumnType("int32"))),
+        ),
+        ("id",),
+    )
+    gone = (b"1", UNAVAILABLE, UNAVAILABLE, UNAVAILABLE, UNAVAILABLE)
+    (record,) = composed(events(), change("u", None, gone, table))
+    marker = "__debezium_unavailable_value"
+    assert parsed(record)["after"] == {
+        "id": 1,
+        "text": marker,
+        "data": "X19kZWJleml1bV91bmF2YWlsYWJsZV92YWx1ZQ==",
+        "tags": [marker],
+        "counts": list(marker.encode()),
+    }
+    # The old row has it.
+    full = (b"1", b'"long"', b'"AA=="', b'["a"]', b"[1]")
+    (record,) = composed(events(), change("u", full, gone, table))
+    assert parsed(record)["after"] == parsed(record)["before"]
+
+
+VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**53), 2**53),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.text(),
+    st.lists(st.text(), max_size=3),
+)
+
+
+@given(st.dictionaries(st.text(min_size=1, max_size=8), VALUES, min_size=1, max_size=6))
+def test_whatever_fragments_are_put_together_can_be_read_again(row: dict[str, Any]) -> None:
+    table = Table("d", "s", "t", tuple(Column(name, STRING) for name in row), (next(iter(row)),))
+    fragments = tuple(orjson.dumps(value) for value in row.values())
+    made = events(schemas=True)
+    (record,) = composed(made, change("r", None, fragments, table))
+    assert parsed(record)["payload"]["after"] == row
+    assert orjson.loads(record[0] or b"")["payload"] == dict([next(iter(row.items()))])
