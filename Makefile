@@ -19,6 +19,8 @@ SETUP_STAMP := $(VENV)/.setup
 JARS_STAMP := $(KAFKA)/.jars
 CLASSES_STAMP := $(KAFKA)/.classes
 SPARK_JARS_STAMP := $(KAFKA)/.spark-jars
+DEBEZIUM_STAMP := $(KAFKA)/.debezium
+DEBEZIUM := benchmarks/capture/debezium
 JAVA_SOURCES := $(wildcard conformance/kafka/src/*.java)
 
 .PHONY: help
@@ -63,7 +65,7 @@ format: $(SETUP_STAMP) ## Format the code and mend what can be mended without th
 	@$(BIN)/ruff format .
 
 .PHONY: bench
-bench: bench-broker bench-consumers bench-spark ## Run every benchmark
+bench: bench-broker bench-consumers bench-spark bench-capture ## Run every benchmark
 
 .PHONY: bench-broker
 bench-broker: setup kafka-jars ## Compare the broker with Kafka, NATS, RabbitMQ and Redis
@@ -78,6 +80,10 @@ bench-consumers: setup kafka-jars ## Compare groups, transactions and queues wit
 .PHONY: bench-spark
 bench-spark: setup spark-jars ## Compare source, sink and latency with Spark's own Kafka connector
 	@$(BIN)/python -m benchmarks.spark $(ARGS)
+
+.PHONY: bench-capture
+bench-capture: setup debezium-jars ## Compare capture with Debezium's embedded engine
+	@$(BIN)/python -m benchmarks.capture $(ARGS)
 
 .PHONY: soak
 soak: setup ## Run the tests that take long: crashes by the hundred, frames by the million
@@ -109,6 +115,20 @@ $(SPARK_JARS_STAMP): conformance/spark/pom.xml
 	@mkdir -p $(KAFKA)
 	@mvn --quiet --batch-mode -Dmaven.wagon.http.retryHandler.count=10 --file $< \
 		dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory='$(CURDIR)/$(KAFKA)/spark-jars'
+	@touch $@
+
+.PHONY: debezium-jars
+debezium-jars: $(DEBEZIUM_STAMP) ## Fetch Debezium's embedded engine, for comparison
+
+$(DEBEZIUM_STAMP): $(DEBEZIUM)/pom.xml $(DEBEZIUM)/DebeziumBench.java
+	@scripts/system-packages.sh test
+	@echo "debezium-jars: fetching into $(KAFKA)/debezium"
+	@rm -rf $(KAFKA)/debezium
+	@mkdir -p $(KAFKA)
+	@mvn --quiet --batch-mode -Dmaven.wagon.http.retryHandler.count=10 --file $< \
+		dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory='$(CURDIR)/$(KAFKA)/debezium'
+	@javac --release 17 -Xlint:all -Werror -proc:none -d $(KAFKA)/debezium -cp '$(KAFKA)/debezium/*' \
+		$(DEBEZIUM)/DebeziumBench.java
 	@touch $@
 
 .PHONY: clean
