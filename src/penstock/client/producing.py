@@ -9,8 +9,9 @@ When a batch fails in a way that may pass, its lane waits until everything of it
 has been answered for, then sends it all again in the old order. What the broker has already is
 acknowledged as a duplicate; what arrived before its predecessors was refused as out of sequence,
 and now comes in its turn. So idempotent batches are written once each and in order, whatever
-connections do. Batches without a producer id are sent one at a time for each lane: they keep their
-order, but may be there twice after a lost answer.
+connections do. The first batch of a producer in a lane goes alone: a broker that does not know the
+producer yet would take a later one as its first. Batches without a producer id are sent one at a
+time for each lane: they keep their order, but may be there twice after a lost answer.
 
 Invariant: a batch is in exactly one of its lane's `waiting`, `flying` and `failed`, or done. One
 thread.
@@ -65,7 +66,8 @@ class _Batch:
     # The order within its lane.
     number: int
     count: int
-    is_idempotent: bool
+    # Producer id and epoch; None: it is not idempotent.
+    ids: tuple[int, int] | None
 
 
 @dataclass(slots=True, eq=False)
@@ -77,6 +79,8 @@ class _Lane:
     flying: list[_Batch] = field(default_factory=list)
     failed: list[_Batch] = field(default_factory=list)
     sent: int = 0
+    # The producer that the broker knows here, because it has acknowledged a batch of it.
+    known: tuple[int, int] | None = None
     # Since when, how often and why it is in trouble, and when it is worth another try.
     since: float | None = None
     attempts: int = 0
@@ -90,7 +94,9 @@ class _Lane:
     def may_send(self, now: float) -> bool:
         if not self.waiting or self.failed or self.again_at > now:
             return False
-        return not self.flying or self.waiting[0].is_idempotent
+        ids = self.waiting[0].ids
+        # Of a producer that is new to it, a broker takes any batch as the first.
+        return not self.flying or (ids is not None and ids == self.known)
 
 
 @dataclass(slots=True, eq=False)
@@ -195,8 +201,9 @@ class Sender:
         if lane is None:
             lane = self._lanes[place] = _Lane(place)
         header = read_header(data)
-        is_idempotent = header.producer_id != NO_PRODUCER_ID
-        lane.waiting.append(_Batch(data, lane.sent, header.record_count, is_idempotent))
+        ids = (header.producer_id, header.producer_epoch)
+        named = ids if header.producer_id != NO_PRODUCER_ID else None
+        lane.waiting.append(_Batch(data, lane.sent, header.record_count, named))
         lane.sent += 1
         self._busy[place] = lane
         self._held_bytes += len(data)
@@ -349,6 +356,7 @@ class Sender:
             raise ClientError(f"{doing}: the broker's answer does not mention it")
         if part.error_code in _WRITTEN:
             lane.flying.remove(batch)
+            lane.known = batch.ids
             self._held_bytes -= len(batch.data)
             lane.since, lane.attempts, lane.again_at = None, 0, 0.0
             if part.base_offset >= 0:
