@@ -1,0 +1,178 @@
+"""The command line: `python -m benchmarks.capture [--only PART] [--rounds N] [--quick]`.
+
+Parts, each for PostgreSQL, MariaDB and SQLite: `backlog` (changes that were there before the
+capture came), `live` (changes while they are made as fast as the database takes them),
+`snapshot` (rows of a table), `lag` (from the commit to the log at 10,000 changes/s). Processor time
+is that of the capture's process alone. The tables go to stdout, `benchmarks/results/capture.json`
+and `docs/benchmarks.md`.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks import frame
+from benchmarks.broker.clients import BUILD
+from benchmarks.broker.servers import Penstock
+from benchmarks.broker.workloads import progress
+from benchmarks.capture import peers
+from benchmarks.capture.databases import DATABASES, Database
+from benchmarks.capture.peers import Peer
+from benchmarks.frame import Asked, Cells, best, number
+
+SYSTEMS: Final = {"penstock": "Penstock, into the log", "debezium": "Debezium, events thrown away"}
+# By cell: title, whether lower is better.
+CELLS: Final = {
+    "backlog": ("changes/s of a backlog", False),
+    "backlog_cpu": ("processor time per change of it, µs", True),
+    "live": ("changes/s while they are made", False),
+    "snapshot": ("rows/s of a snapshot", False),
+    "snapshot_cpu": ("processor time per row of it, µs", True),
+    "lag_p50": ("commit to log at 10,000 changes/s, p50, ms", True),
+    "lag_p99": ("commit to log at 10,000 changes/s, p99, ms", True),
+}
+Measure = Callable[[Database, "Start", Asked, int], dict[str, float]]
+Start = Callable[[], Peer]
+
+
+@contextmanager
+def broker() -> Iterator[str]:
+    """A log as a user has it: an acknowledged record is on disk."""
+    folder = BUILD / "data" / "capture"
+    shutil.rmtree(folder, ignore_errors=True)
+    server = Penstock(folder, "disk")
+    server.start()
+    try:
+        yield server.address
+    finally:
+        server.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _rounds(measure: Measure, asked: Asked) -> Cells:
+    """Every database, every system that can, by turns, each on a fresh table."""
+    cells: Cells = {}
+    for name, make in DATABASES.items():
+        for turn in range(asked.rounds):
+            for system in SYSTEMS:
+                database, folder = make(), peers.scratch()
+                database.start()
+                try:
+                    if system == "debezium" and not database.debezium():
+                        continue
+                    with broker() as bootstrap:
+                        start = partial(_start, system, database, bootstrap, folder)
+                        found = measure(database, start, asked, turn)
+                finally:
+                    database.stop()
+                    shutil.rmtree(folder, ignore_errors=True)
+                shown = ", ".join(f"{cell} {value:,.1f}" for cell, value in found.items())
+                progress(f"  {name}, {system}: {shown}")
+                for cell, value in found.items():
+                    cells.setdefault(f"{name} {cell}", {}).setdefault(system, []).append(value)
+    return cells
+
+
+def _start(system: str, database: Database, bootstrap: str, folder: Path) -> Peer:
+    if system == "penstock":
+        return peers.penstock(database, bootstrap, folder)
+    return peers.debezium(database, folder)
+
+
+def _rate(before: dict[str, Any], after: dict[str, Any], prefix: str) -> dict[str, float]:
+    seconds = max(after["last_us"] - after["first_us"], 1) / 1e6
+    return {
+        prefix: after["count"] / seconds,
+        f"{prefix}_cpu": (after["cpu_us"] - before["cpu_us"]) / (after["count"] - before["count"]),
+    }
+
+
+def _is_there(peer: Peer, database: Database) -> None:
+    """The capture has taken its snapshot and follows the stream: a row comes through."""
+    peer.wait_for(1)
+    database.insert(range(-1, 0))
+    peer.wait_for(2)
+
+
+def backlog(database: Database, start: Start, asked: Asked, turn: int) -> dict[str, float]:
+    """A capture that was away: it knows its position, and finds changes."""
+    database.make_table(1)
+    with start() as peer:
+        _is_there(peer, database)
+    changes = database.change(20_000 if asked.quick else 400_000, first=10)
+    with start() as peer:
+        # What it used to start is not part of what a change costs.
+        told = peer.wait_for(1)
+        return _rate(told, peer.wait_for(changes), "backlog")
+
+
+def live(database: Database, start: Start, asked: Asked, turn: int) -> dict[str, float]:
+    database.make_table(1)
+    with start() as peer:
+        _is_there(peer, database)
+        peer.ask("clear")
+        changes = database.change(20_000 if asked.quick else 300_000, first=10)
+        after = peer.wait_for(changes)
+        return {"live": _rate({"count": 0, "cpu_us": 0}, after, "live")["live"]}
+
+
+def snapshot(database: Database, start: Start, asked: Asked, turn: int) -> dict[str, float]:
+    rows = 20_000 if asked.quick else 500_000
+    database.make_table(rows)
+    with start() as peer:
+        return _rate(peer.wait_for(1), peer.wait_for(rows), "snapshot")
+
+
+def lag(database: Database, start: Start, asked: Asked, turn: int) -> dict[str, float]:
+    database.make_table(1)
+    with start() as peer:
+        _is_there(peer, database)
+        # A second for warming up.
+        warm = database.steadily(10_000, 3.0, first=10)
+        peer.wait_for(warm)
+        peer.ask("clear")
+        done = database.steadily(10_000, 3.0 if asked.quick else 10.0, first=1_000_000)
+        told = peer.wait_for(done)
+        return {"lag_p50": told["lag_p50_us"] / 1000, "lag_p99": told["lag_p99_us"] / 1000}
+
+
+PARTS: Final[dict[str, frame.Part]] = {
+    "backlog": partial(_rounds, backlog),
+    "live": partial(_rounds, live),
+    "snapshot": partial(_rounds, snapshot),
+    "lag": partial(_rounds, lag),
+}
+
+
+def render(results: dict[str, Any]) -> str:
+    cells: Cells = {}
+    for part in results["parts"].values():
+        cells.update(part["cells"])
+    lines = [
+        frame.measured_on(results),
+        "",
+        "| database | measurement | " + " | ".join(SYSTEMS.values()) + " | times Debezium |",
+        "|---|---|" + "---:|" * (len(SYSTEMS) + 1),
+    ]
+    for name in DATABASES:
+        for cell, (title, lower) in CELLS.items():
+            found = cells.get(f"{name} {cell}")
+            if not found:
+                continue
+            values = [best(found.get(system), lower=lower) for system in SYSTEMS]
+            ours, theirs = values
+            ratio = "—"
+            if ours and theirs:
+                ratio = f"{theirs / ours if lower else ours / theirs:.2f}"
+            shown = " | ".join(number(value) for value in values)
+            lines.append(f"| {name} | {title} | {shown} | {ratio} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    raise SystemExit(frame.run("capture", __doc__ or "", PARTS, render))
