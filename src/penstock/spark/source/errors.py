@@ -8,9 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from penstock.errors import ConfigError, PenstockError
+
+# Kafka's name of the error for a topic or a partition that is not there.
+UNKNOWN_TOPIC: Final = "UNKNOWN_TOPIC_OR_PARTITION"
+
+KEEP_LONGER: Final = (
+    "Keep records for longer (retention.ms, retention.bytes) or read faster; to go on without "
+    "them, set failOnDataLoss to false."
+)
+START_ANEW: Final = (
+    "Start the query with a new checkpoint folder; or set failOnDataLoss to false, to read the "
+    "topic as it is now from its beginning."
+)
+DELETED: Final = (
+    "If it was deleted on purpose, start the query with a new checkpoint folder, or set "
+    "failOnDataLoss to false to go on without it."
+)
 
 
 class SourceError(PenstockError):

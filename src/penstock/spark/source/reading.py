@@ -23,12 +23,16 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from penstock.client.errors import OffsetGoneError
+from penstock.client.errors import ClientError, GaveUpError, OffsetGoneError, RefusedError
 from penstock.client.fetching import Fetched, Fetcher
 from penstock.errors import CorruptBatchError
 from penstock.records.batch import LENGTH_BASE, MIN_BATCH_LENGTH, batch_size
 from penstock.records.columns.decode import decode
 from penstock.spark.source.errors import (
+    DELETED,
+    KEEP_LONGER,
+    START_ANEW,
+    UNKNOWN_TOPIC,
     DataLossError,
     SourceError,
     SourceUnavailableError,
@@ -191,6 +195,8 @@ class _Pieces:
             except OffsetGoneError as error:
                 self._pass_over(error)
                 continue
+            except ClientError as error:
+                raise self._deleted(error) or error from error
             pieces = [
                 self._taken(place, fetched) for place, fetched in answers.items() if fetched.data
             ]
@@ -234,6 +240,18 @@ class _Pieces:
         else:
             self._at[place] = error.log_start
 
+    def _deleted(self, error: ClientError) -> DataLossError | None:
+        """What to say of a topic that is not there any more."""
+        refusal = error.__cause__ if isinstance(error, GaveUpError) else error
+        if not isinstance(refusal, RefusedError) or refusal.name != UNKNOWN_TOPIC:
+            return None
+        topic, number = min(self._at)
+        return DataLossError(
+            f"{topic}-{number} was to be read from offset {self._at[topic, number]}, and is not "
+            f"there any more ({refusal})",
+            advice=DELETED,
+        )
+
     def _nothing_came(self) -> SourceError:
         topic, number = min(self._at)
         return SourceUnavailableError(
@@ -242,16 +260,6 @@ class _Pieces:
             f"{self._ends[topic, number]}",
             advice="Look at the broker; raise kafkaConsumer.pollTimeoutMs if it is only slow.",
         )
-
-
-KEEP_LONGER: Final = (
-    "Keep records for longer (retention.ms, retention.bytes) or read faster; to go on without "
-    "them, set failOnDataLoss to false."
-)
-START_ANEW: Final = (
-    "Start the query with a new checkpoint folder; or set failOnDataLoss to false, to read the "
-    "topic as it is now from its beginning."
-)
 
 
 def _offset_after(data: memoryview, offset: int) -> int:

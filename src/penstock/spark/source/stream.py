@@ -30,7 +30,15 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from penstock.spark.source.errors import DataLossError, told
+from penstock.client.errors import RefusedError
+from penstock.spark.source.errors import (
+    DELETED,
+    KEEP_LONGER,
+    START_ANEW,
+    UNKNOWN_TOPIC,
+    DataLossError,
+    told,
+)
 from penstock.spark.source.options import Options, Place, Positions
 from penstock.spark.source.planning import Range, limited, tasks
 from penstock.spark.source.positions import Log, from_json, show, to_json
@@ -39,10 +47,7 @@ log: Final = logging.getLogger("penstock.spark.source")
 
 _RECHECKS: Final = 3
 _PAUSE_S: Final = 0.1
-_DELETED: Final = (
-    "If it was deleted on purpose, start the query with a new checkpoint folder, or set "
-    "failOnDataLoss to false to go on without it."
-)
+_APPEAR_S: Final = 1.0
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -104,7 +109,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._latest = dict(at)
                 return to_json(at)
             self._to_pin = False
-            return to_json(self._next_end(at, limit))
+            try:
+                return to_json(self._next_end(at, limit))
+            except RefusedError as error:
+                if error.name != UNKNOWN_TOPIC:
+                    raise
+                # Deleted since we asked which partitions there are: ask again, and say so.
+                self._log.places(fresh=True)
+                return to_json(self._next_end(at, limit))
 
     def _next_end(self, at: Positions, limit: ReadLimit) -> Positions:
         there = self._there(at)
@@ -128,7 +140,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         there = self._log.places()
         if at.keys() - there:
             # Perhaps an old answer: look again before somebody is alarmed.
-            deadline = time.monotonic() + _RECHECKS * 1.0
+            deadline = time.monotonic() + _APPEAR_S
             while at.keys() - there and time.monotonic() < deadline:
                 time.sleep(_PAUSE_S)
                 there = self._log.places(fresh=True)
@@ -138,7 +150,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._lost(
                     f"{show(gone)} of the checkpoint is not there any more; {topic}-{number} was "
                     f"read up to offset {at[topic, number]}",
-                    _DELETED,
+                    DELETED,
                 )
         for topic, now in self._log.topic_ids.items():
             before = self._ids.setdefault(topic, now)
@@ -148,7 +160,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._lost(
                     f"the topic {topic!r} was deleted and made anew while it was read; "
                     f"{topic}-{first[1]} stood at offset {at[first]}",
-                    _DELETED,
+                    DELETED,
                 )
         return there
 
@@ -175,8 +187,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ends
 
     def _report_behind(self, begins: Positions, ends: Positions, behind: list[Place]) -> None:
-        from penstock.spark.source.reading import START_ANEW
-
         topic, number = min(behind)
         self._lost(
             f"{topic}-{number} was read up to offset {begins[topic, number]}, and its log ends at "
@@ -236,8 +246,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _check(self, begins: Positions, end: Positions) -> None:
         """Once after a start: are the records of the checkpoint's positions still there?"""
-        from penstock.spark.source.reading import KEEP_LONGER
-
         there = self._there({place: begins[place] for place in end})
         wanted = {place for place in end if place in there and end[place] > begins[place]}
         starts = self._log.earliest(wanted)

@@ -8,7 +8,7 @@ from typing import Any
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from penstock.spark.source.errors import DataLossError, OptionError, SourceError, told
+from penstock.spark.source.errors import KEEP_LONGER, DataLossError, OptionError, SourceError, told
 from penstock.spark.source.options import Options
 from penstock.spark.source.planning import Range, tasks
 from penstock.spark.source.positions import Log
@@ -52,8 +52,6 @@ class TableReader(DataSourceReader):
                     f"{topic}-{number} begins at {start} and ends before it, at {end}"
                 )
             if start < firsts[place] and self._options.fail_on_data_loss:
-                from penstock.spark.source.reading import KEEP_LONGER
-
                 raise DataLossError(
                     f"{topic}-{number} was to be read from offset {start}, and its log starts at "
                     f"{firsts[place]} now",

@@ -1,0 +1,211 @@
+"""What tests of Spark share: topics, records, another client's view of them, and queries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from penstock.testing import Broker
+
+PATIENCE_S = 60.0
+# librdkafka tells of every connection that a stopped broker closes.
+_QUIET = {"log_level": 0}
+
+
+class Record(NamedTuple):
+    """A record as clients see it."""
+
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    timestamp_ms: int
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+
+
+def client(broker: Broker, **settings: Any) -> dict[str, Any]:
+    return {"bootstrap.servers": broker.bootstrap, **_QUIET, **settings}
+
+
+def create(broker: Broker, topic: str, partitions: int = 1, **config: str) -> None:
+    settings = {name.replace("_", "."): value for name, value in config.items()}
+    admin = AdminClient(client(broker))
+    made = admin.create_topics([NewTopic(topic, partitions, 1, config=settings)])
+    made[topic].result(PATIENCE_S)
+
+
+def add_partitions(broker: Broker, topic: str, total: int) -> None:
+    admin = AdminClient(client(broker))
+    admin.create_partitions([NewPartitions(topic, total)])[topic].result(PATIENCE_S)
+
+
+def delete(broker: Broker, topic: str) -> None:
+    admin = AdminClient(client(broker))
+    admin.delete_topics([topic])[topic].result(PATIENCE_S)
+
+
+def delete_records(broker: Broker, topic: str, partition: int, before: int) -> None:
+    """As retention does: the log starts at `before` then."""
+    place = TopicPartition(topic, partition, before)
+    admin = AdminClient(client(broker))
+    admin.delete_records([place])[place].result(PATIENCE_S)
+
+
+def feed(
+    broker: Broker,
+    topic: str,
+    records: Sequence[tuple[bytes | None, bytes | None]],
+    *,
+    partition: int | None = None,
+    headers: Sequence[tuple[str, bytes | None]] = (),
+    timestamp_ms: int | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> None:
+    """Write records and wait until they are there."""
+    producer = Producer(client(broker, **(settings or {})))
+    failed: list[KafkaError] = []
+    extra: dict[str, Any] = {}
+    if partition is not None:
+        extra["partition"] = partition
+    if timestamp_ms is not None:
+        extra["timestamp"] = timestamp_ms
+    if headers:
+        extra["headers"] = list(headers)
+    for key, value in records:
+        producer.produce(
+            topic,
+            value,
+            key,
+            on_delivery=lambda error, _: failed.append(error) if error else None,
+            **extra,
+        )
+    assert producer.flush(PATIENCE_S) == 0
+    assert not failed, failed
+
+
+def feed_transaction(
+    broker: Broker, topic: str, values: Sequence[bytes], *, commit: bool, name: str
+) -> None:
+    producer = Producer(client(broker, **{"transactional.id": name}))
+    producer.init_transactions(PATIENCE_S)
+    producer.begin_transaction()
+    for value in values:
+        producer.produce(topic, value, partition=0)
+    producer.flush(PATIENCE_S)
+    if commit:
+        producer.commit_transaction(PATIENCE_S)
+    else:
+        producer.abort_transaction(PATIENCE_S)
+
+
+def consumed(broker: Broker, topic: str, isolation: str = "read_committed") -> list[Record]:
+    """All records, as confluent-kafka reads them."""
+    consumer = Consumer(
+        client(
+            broker,
+            **{
+                "group.id": "none",
+                "enable.partition.eof": True,
+                "enable.auto.commit": False,
+                "isolation.level": isolation,
+            },
+        )
+    )
+    described = consumer.list_topics(topic, PATIENCE_S).topics[topic]
+    consumer.assign(
+        [TopicPartition(topic, part, OFFSET_BEGINNING) for part in described.partitions]
+    )
+    at_end: set[int] = set()
+    found: list[Record] = []
+    while len(at_end) < len(described.partitions):
+        message = consumer.poll(PATIENCE_S)
+        assert message is not None, f"nothing after {len(found)} records of {topic}"
+        error = message.error()
+        if error is not None:
+            assert error.code() == KafkaError._PARTITION_EOF, error
+            at_end.add(message.partition() or 0)
+            continue
+        found.append(
+            Record(
+                message.partition() or 0,
+                message.offset() or 0,
+                message.key(),
+                message.value(),
+                message.timestamp()[1],
+                _headers(message.headers()),
+            )
+        )
+    consumer.close()
+    return sorted(found, key=lambda record: record[:2])
+
+
+def _headers(told: Any) -> tuple[tuple[str, bytes | None], ...]:
+    return tuple((name, value) for name, value in told or ())
+
+
+def as_record(row: Row) -> Record:
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+    if "headers" in row:
+        headers = tuple((item.key, _bytes(item.value)) for item in row.headers or ())
+    millis = round(row.timestamp.timestamp() * 1000)
+    return Record(row.partition, row.offset, _bytes(row.key), _bytes(row.value), millis, headers)
+
+
+def _bytes(value: Any) -> bytes | None:
+    return None if value is None else bytes(value)
+
+
+def in_order(rows: Sequence[Row]) -> list[Record]:
+    return sorted(map(as_record, rows), key=lambda record: record[:2])
+
+
+def table(spark: SparkSession, broker: Broker, topic: str, **options: Any) -> DataFrame:
+    return (
+        spark.read.format("penstock")
+        .option("kafka.bootstrap.servers", broker.bootstrap)
+        .options(**{"subscribe": topic, **options})
+        .load()
+    )
+
+
+def stream(spark: SparkSession, broker: Broker, topic: str | None, **options: Any) -> DataFrame:
+    chosen = {} if topic is None else {"subscribe": topic}
+    return (
+        spark.readStream.format("penstock")
+        .option("kafka.bootstrap.servers", broker.bootstrap)
+        .options(**{"startingOffsets": "earliest", **chosen, **options})
+        .load()
+    )
+
+
+class Collected:
+    """A running query, and the rows of each of its micro-batches."""
+
+    def __init__(self, frame: DataFrame, checkpoint: Path, **trigger: Any) -> None:
+        self.batches: dict[int, list[Row]] = {}
+        self.query: StreamingQuery = (
+            frame.writeStream.foreachBatch(self._take)
+            .option("checkpointLocation", str(checkpoint))
+            .trigger(**(trigger or {"availableNow": True}))
+            .start()
+        )
+
+    def _take(self, frame: DataFrame, number: int) -> None:
+        self.batches[number] = frame.collect()
+
+    def finish(self) -> list[Record]:
+        """Wait for the end of an AvailableNow query."""
+        assert self.query.awaitTermination(int(PATIENCE_S)), "it does not end"
+        return self.records()
+
+    def records(self) -> list[Record]:
+        return in_order([row for rows in self.batches.values() for row in rows])
+
+    def stop(self) -> None:
+        self.query.stop()
