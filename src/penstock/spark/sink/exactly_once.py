@@ -1,0 +1,313 @@
+"""Exactly once: a micro-batch is one transaction of the log, and says so in it.
+
+Theory. A query has a name, and the name is its transactional id. A driver that starts takes the id
+over: what a predecessor left open is aborted, and the predecessor, should it still run, is fenced.
+Then it reads the query's mark (`marks`): the last batch that was committed.
+
+For each micro-batch the driver hands its producer id and epoch to the tasks. They write all of the
+batch, over all partitions and topics, within one transaction; each partition of the log is written
+by one task. When they are done, the driver adds the mark of this batch and commits. So the mark is
+there if and only if the batch is:
+
+- replayed after the commit, a batch is recognised by its mark, and skipped;
+- failed before, it was aborted, and is written anew under a new epoch: what a late task of the
+  first try still sends is refused;
+- if nobody can say whether a commit happened, the id is taken over again, which settles it, and
+  the mark tells.
+
+A batch without rows costs nothing: no transaction, no mark. Nothing was written of it, so nothing
+can be written twice.
+
+Batch numbers count within a checkpoint. The mark therefore names the checkpoint (Spark's id of the
+query): a query of the same name with a new checkpoint starts anew. One with an older copy of its
+checkpoint is refused, for it would write again what is there.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pyspark.sql import DataFrame
+
+from penstock.client.connection import Cluster
+from penstock.client.errors import ClientError, FencedError, OutcomeUnknownError
+from penstock.client.metadata import Metadata
+from penstock.client.producing import Sender
+from penstock.client.transacting import Transaction
+from penstock.errors import PenstockError
+from penstock.spark.sink import marks
+from penstock.spark.sink.columns import prepare
+from penstock.spark.sink.errors import (
+    FencedSinkError,
+    RepeatedTaskError,
+    SinkError,
+    SinkUnavailableError,
+    StaleCheckpointError,
+    TimedOutTransactionError,
+    as_sink_error,
+    from_spark,
+)
+from penstock.spark.sink.marks import Mark
+from penstock.spark.sink.target import Joined, Target
+from penstock.spark.sink.tasks import ORDER, PACKED, WRITTEN, Job, Pack, PackAndWrite, Write
+
+log = logging.getLogger(__name__)
+
+# How often a batch is written anew because Spark repeated a task.
+ATTEMPTS: Final = 4
+ID_PREFIX: Final = "penstock-flow-"
+_QUERY_ID: Final = "sql.streaming.queryId"
+# How long a failed batch's transaction is tried to be aborted; the next driver does it anyway.
+_ABORT_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What became of a micro-batch."""
+
+    batch_id: int
+    records: int = 0
+    bytes: int = 0
+    # It had been written before.
+    skipped: bool = False
+
+
+@dataclass(slots=True)
+class _Hold:
+    """The driver's connections, and what it knows, as long as all goes well."""
+
+    cluster: Cluster
+    metadata: Metadata
+    transaction: Transaction
+    sender: Sender
+    mark: Mark | None = None
+
+    def close(self) -> None:
+        self.sender.close()
+        self.cluster.close()
+
+
+class ExactlyOnce:
+    """A sink for `foreachBatch`: `df.writeStream.foreachBatch(sink.write_batch)`.
+
+    `name` must be the query's alone. `topic` is where rows go; without it they have a column
+    `topic`. Options are Kafka's producer settings (`kafka.compression.type`, security and so on).
+    """
+
+    def __init__(
+        self,
+        name: str,
+        bootstrap: str,
+        *,
+        topic: str | None = None,
+        options: Mapping[str, str] | None = None,
+        query_id: str | None = None,
+    ) -> None:
+        if not name.strip():
+            raise SinkError(
+                "the query has no name", advice="Exactly once needs one, and always the same."
+            )
+        self.name = name
+        self.topic = topic
+        self.target = Target.from_options(bootstrap, options)
+        self.last: Written | None = None
+        self._query_id = query_id
+        self._hold: _Hold | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def transactional_id(self) -> str:
+        return ID_PREFIX + self.name
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = self.__dict__.copy()
+        kept["_hold"] = kept["_lock"] = None
+        return kept
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """Close the connections; the next batch opens new ones and takes the id over again."""
+        hold, self._hold = self._hold, None
+        if hold is not None:
+            hold.close()
+
+    # ---- a micro-batch -------------------------------------------------------------------
+
+    def write_batch(self, df: DataFrame, batch_id: int) -> None:
+        """Write one micro-batch, or see that it was written already."""
+        with self._lock:
+            try:
+                self.last = self._write(df, int(batch_id))
+            except PenstockError as error:
+                self.close()
+                if isinstance(error, SinkError):
+                    raise
+                raise as_sink_error(error) from error
+            except BaseException:
+                self.close()
+                raise
+
+    __call__ = write_batch
+
+    def _write(self, df: DataFrame, batch_id: int) -> Written:
+        rows = prepare(df, self.topic)
+        query_id = self._query_id or _query_id_of(df) or ""
+        for attempt in range(1, ATTEMPTS + 1):
+            hold = self._held()
+            if _is_written(hold.mark, query_id, batch_id, self.name):
+                log.info("%s: batch %d was written before", self.name, batch_id)
+                return Written(batch_id, skipped=True)
+            try:
+                return self._write_once(hold, rows, query_id, batch_id)
+            except (RepeatedTaskError, OutcomeUnknownError) as error:
+                # To take the id over again aborts what is open, or tells that it was committed.
+                self.close()
+                if attempt == ATTEMPTS:
+                    raise
+                log.warning("%s: batch %d is written anew: %s", self.name, batch_id, error)
+        raise AssertionError("unreachable")
+
+    def _write_once(self, hold: _Hold, rows: DataFrame, query_id: str, batch_id: int) -> Written:
+        began = time.monotonic()
+        try:
+            written = self._run(hold, rows)
+            records = sum(row.records for row in written)
+            if records == 0:
+                return Written(batch_id)
+            mark = Mark(query_id, batch_id, records)
+            transaction = hold.transaction
+            transaction.add_partitions([(marks.TOPIC, marks.PARTITION)])
+            batch = marks.packed(self.name, mark, transaction.ids)
+            hold.sender.send(marks.TOPIC, marks.PARTITION, batch)
+            hold.sender.flush()
+            transaction.end(commit=True)
+        except (FencedError, FencedSinkError) as error:
+            raise self._fenced(error, time.monotonic() - began) from error
+        except (RepeatedTaskError, OutcomeUnknownError):
+            raise
+        except BaseException:
+            self._abort(hold)
+            raise
+        hold.mark = mark
+        return Written(batch_id, records, sum(row.bytes for row in written))
+
+    def _run(self, hold: _Hold, rows: DataFrame) -> list[Any]:
+        """The one job of the batch: all rows to their partitions."""
+        session = rows.sparkSession
+        counts: dict[str, int] = {}
+        slots = max(1, session.sparkContext.defaultParallelism)
+        if self.topic is not None:
+            counts[self.topic] = len(hold.metadata.partitions(self.topic))
+            slots = min(slots, counts[self.topic])
+        job = Job(
+            self.target,
+            self.topic,
+            counts,
+            self.transactional_id,
+            hold.transaction.ids,
+            slots,
+        )
+        if _partitions_of(rows) == 1:
+            out = rows.mapInArrow(PackAndWrite(job), WRITTEN)
+        else:
+            packed = rows.mapInArrow(Pack(job), PACKED)
+            sorted_ = packed.repartitionById(slots, "slot").sortWithinPartitions(*ORDER)
+            out = sorted_.mapInArrow(Write(job), WRITTEN)
+        try:
+            return out.collect()
+        except Exception as error:
+            told = from_spark(error)
+            if told is None:
+                raise
+            raise told from error
+
+    # ---- the transactional id ------------------------------------------------------------
+
+    def _held(self) -> _Hold:
+        """The transactional id, ours: taken over if need be, and the query's mark with it."""
+        if self._hold is None:
+            cluster = self.target.connect()
+            try:
+                self._hold = self._take_over(cluster)
+            except BaseException:
+                cluster.close()
+                raise
+        return self._hold
+
+    def _take_over(self, cluster: Cluster) -> _Hold:
+        timeout_s = self.target.delivery_timeout_s
+        metadata = Metadata(cluster, timeout_s=timeout_s)
+        transaction = Transaction(
+            cluster,
+            self.transactional_id,
+            timeout_ms=self.target.transaction_timeout_ms,
+            retry_s=timeout_s,
+            metadata=metadata,
+        )
+        sender = Sender(
+            cluster,
+            transactional_id=self.transactional_id,
+            timeout_s=timeout_s,
+            metadata=metadata,
+        )
+        marks.make_topic(cluster)
+        transaction.init()
+        mark = marks.last(cluster, self.name)
+        return _Hold(cluster, metadata, transaction, sender, mark)
+
+    def _abort(self, hold: _Hold) -> None:
+        """Let readers go on: what the batch has written so far is not to come."""
+        # With our own ids, not by taking over: a successor must not be disturbed.
+        abort = Joined(hold.cluster, self.transactional_id, retry_s=_ABORT_S)
+        try:
+            abort.join(hold.transaction.ids)
+            abort.add_partitions([(marks.TOPIC, marks.PARTITION)])
+            abort.end(commit=False)
+        except ClientError as error:
+            log.warning("%s: not aborted, the next start will: %s", self.name, error)
+
+    def _fenced(self, error: Exception, took_s: float) -> SinkError:
+        limit_s = self.target.transaction_timeout_ms / 1000
+        if took_s >= limit_s:
+            return TimedOutTransactionError(
+                f"the batch of {self.name!r} took {took_s:.0f} s, its transaction may take "
+                f"{limit_s:.0f} s and was aborted"
+            )
+        return FencedSinkError(f"another driver has taken over {self.name!r}: {error}")
+
+
+def _is_written(mark: Mark | None, query_id: str, batch_id: int, name: str) -> bool:
+    if mark is None or mark.query_id != query_id or mark.batch_id < batch_id:
+        return False
+    if mark.batch_id > batch_id:
+        raise StaleCheckpointError(
+            f"{name!r} is to write batch {batch_id}, but {mark.batch_id} is written already: its "
+            "checkpoint is older than its output",
+            advice="Use the checkpoint that belongs to the output, or rebuild it with a new one.",
+        )
+    return True
+
+
+def _query_id_of(df: DataFrame) -> str | None:
+    """Spark's id of the streaming query that calls us, which is kept in its checkpoint."""
+    found = df.sparkSession.sparkContext.getLocalProperty(_QUERY_ID)
+    return None if found is None else str(found)
+
+
+def _partitions_of(df: DataFrame) -> int | None:
+    """In how many tasks the rows come, where it can be told without computing them."""
+    plan = getattr(df, "_jdf", None)
+    if plan is None:
+        return None
+    return int(plan.queryExecution().toRdd().getNumPartitions())
+
+
+__all__ = ["ExactlyOnce", "SinkUnavailableError", "Written"]
