@@ -269,8 +269,9 @@ class Member(Role):
             [self.topic],
             on_assign=lambda _, places: self._tell("assigned", places),
             on_revoke=self._on_revoke,
-            on_lost=lambda _, places: self._tell("lost", places),
+            on_lost=self._on_lost,
         )
+        # What is read and not yet committed, of the partitions that it owns.
         self._read: dict[int, int] = {}
         self._failed: KafkaException | None = None
         try:
@@ -289,7 +290,17 @@ class Member(Role):
 
     def _on_revoke(self, consumer: Consumer, places: list[TopicPartition]) -> None:
         self._commit(consumer)
+        self._forget(places)
         self._tell("revoked", places)
+
+    def _on_lost(self, consumer: Consumer, places: list[TopicPartition]) -> None:
+        self._forget(places)
+        self._tell("lost", places)
+
+    def _forget(self, places: list[TopicPartition]) -> None:
+        """Somebody else reads on from the last commit: a later one of ours would set it back."""
+        for place in places:
+            self._read.pop(place.partition, None)
 
     def _step(self, consumer: Consumer) -> None:
         seen: list[tuple[int, int]] = []
@@ -305,18 +316,21 @@ class Member(Role):
                 self._read[number] = offset + 1
         if seen:
             tell("read", records=seen)
-            self._commit(consumer)
+        self._commit(consumer)
 
     def _commit(self, consumer: Consumer) -> None:
         places = [TopicPartition(self.topic, number, end) for number, end in self._read.items()]
-        self._read = {}
-        if places:
-            try:
-                consumer.commit(offsets=places, asynchronous=False)
-            except KafkaException as error:
-                # Somebody else reads them again. But a static member that came back under a new id
-                # while a commit was on its way is fenced, and only here does librdkafka say so.
-                self._failed = error if error.args[0].code() == KafkaError._FATAL else None
+        if not places:
+            return
+        try:
+            consumer.commit(offsets=places, asynchronous=False)
+        except KafkaException as error:
+            # Tried again with the next step: in a cooperative rebalance the partition stays, and
+            # nobody reads again what could not be committed meanwhile. A static member that came
+            # back under a new id is fenced for good; only here does librdkafka say so.
+            self._failed = error if error.args[0].code() == KafkaError._FATAL else None
+        else:
+            self._read = {}
 
 
 class Share(Role):
