@@ -1,0 +1,115 @@
+"""Connections to PostgreSQL, and what their errors mean.
+
+Every session of ours prints values in one form, whatever the database, the role or the server is
+set to: ISO dates, UTC, all digits of floats, bytea in hex, money without a locale. The decoders of
+`values` rely on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from penstock.capture.source import CaptureError, DatabaseUnreachableError
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+
+CONNECT_TIMEOUT_S: Final = 15
+_FORMS: Final = {
+    "DateStyle": "ISO",
+    "IntervalStyle": "postgres",
+    "TimeZone": "UTC",
+    "extra_float_digits": "3",
+    "bytea_output": "hex",
+    "lc_monetary": "C",
+    "lc_messages": "C",
+    "statement_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+    "synchronous_commit": "local",
+    # Rows that a policy hides from us must be an error, not a gap.
+    "row_security": "off",
+}
+_ADVICE: Final = (
+    ("password authentication failed", "Check the user and the password in the URL."),
+    ("no password supplied", "Put the password into the URL: postgresql://USER:PASSWORD@HOST/DB"),
+    ("no pg_hba.conf entry", "Let this host and user in: a line in the server's pg_hba.conf."),
+    ("SSL", "Check sslmode, sslrootcert, sslcert and sslkey in the URL."),
+)
+
+
+class PostgresUrl:
+    """A libpq URL; everything that libpq knows may stand in it, sslmode too."""
+
+    def __init__(self, url: str) -> None:
+        try:
+            self._given = conninfo_to_dict(url)
+        except psycopg.Error as error:
+            raise CaptureError(
+                f"not a URL of PostgreSQL: {str(error).strip()}",
+                advice="postgresql://USER:PASSWORD@HOST:PORT/DATABASE",
+            ) from error
+        self.shown = f"{self._given.get('host', 'local socket')}/{self._given.get('dbname', '')}"
+
+    def connect(self, *, application: str, replication: bool = False) -> Connection:
+        """A connection that commits each statement by itself."""
+        options = " ".join(f"-c {name}={value}" for name, value in _FORMS.items())
+        given = str(self._given.get("options") or "")
+        settings: dict[str, Any] = {
+            "connect_timeout": CONNECT_TIMEOUT_S,
+            "application_name": application[:63],
+            "keepalives_idle": 30,
+            "keepalives_interval": 10,
+            "keepalives_count": 3,
+            **self._given,
+            "client_encoding": "UTF8",
+            "options": f"{given} {options}".strip(),
+        }
+        if replication:
+            settings["replication"] = "database"
+        try:
+            return psycopg.connect(make_conninfo(**settings), autocommit=True)
+        except psycopg.Error as error:
+            raise self._explain(error) from error
+
+    def _explain(self, error: psycopg.Error) -> CaptureError:
+        text = " ".join(str(error).split())
+        text = text.removeprefix("connection failed: ")
+        if "does not exist" in text and "database" in text:
+            return CaptureError(
+                f"cannot open {self.shown}: {text}", advice="Check the database in the URL."
+            )
+        for part, advice in _ADVICE:
+            if part in text and "Connection refused" not in text:
+                return CaptureError(f"cannot open {self.shown}: {text}", advice=advice)
+        if "role" in text and "does not exist" in text:
+            return CaptureError(
+                f"cannot open {self.shown}: {text}", advice="Check the user in the URL."
+            )
+        return DatabaseUnreachableError(
+            f"cannot reach PostgreSQL at {self.shown}: {text}",
+            advice="Is the server running, and are host and port in the URL right?",
+        )
+
+
+@contextmanager
+def explained(doing: str) -> Iterator[None]:
+    """Errors of the server as ours: lost connections are worth another try, the rest is not."""
+    try:
+        yield
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise CaptureError(
+            f"{doing}: {one_line(error)}",
+            advice="penstock capture check URL shows what to grant.",
+        ) from error
+    except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+        raise DatabaseUnreachableError(f"{doing}: {one_line(error)}") from error
+    except psycopg.Error as error:
+        raise CaptureError(f"{doing}: {one_line(error)}") from error
+
+
+def one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())

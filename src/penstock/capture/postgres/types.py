@@ -1,0 +1,241 @@
+"""What a column of a PostgreSQL type is in Debezium's words, and the code that makes its JSON.
+
+`coding` knows a type by its name in `pg_catalog`, or by that of a well-known extension. Domains are
+what they are made of, arrays hold what their elements are. Everything else (composite types,
+ranges, geometric types but `point`, PostGIS, unknown extensions) is the string that PostgreSQL itself
+prints: never another type than it says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import orjson
+
+from penstock.capture.postgres import values
+from penstock.capture.postgres.values import Convert
+from penstock.capture.source import ColumnType
+from penstock.errors import ConfigError
+
+_DECIMAL_MODES: Final = ("precise", "string", "double")
+_INTERVAL_MODES: Final = ("numeric", "string")
+
+
+@dataclass(frozen=True, slots=True)
+class TypeModes:
+    """How types with more than one form are written; the names are Debezium's settings."""
+
+    decimal: str = "precise"
+    interval: str = "numeric"
+
+    def __post_init__(self) -> None:
+        for name, value, known in (
+            ("decimal.handling.mode", self.decimal, _DECIMAL_MODES),
+            ("interval.handling.mode", self.interval, _INTERVAL_MODES),
+        ):
+            if value not in known:
+                raise ConfigError(f"{name}={value} is unknown", advice=f"One of {', '.join(known)}")
+
+
+@dataclass(frozen=True, slots=True)
+class NativeType:
+    """A row of pg_type, and what it refers to."""
+
+    oid: int
+    schema: str
+    name: str
+    # b base, c composite, d domain, e enum, p pseudo, r range, m multirange
+    kind: str = "b"
+    # Of an array its elements', of a domain its base type's.
+    of: int = 0
+    is_array: bool = False
+    delimiter: str = ","
+    typmod: int = -1
+    labels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Coding:
+    """The type, and how its JSON is made: an expression of `{v}`, or a function."""
+
+    type: ColumnType
+    # Looks its value up in `labels`; a label that is not there means that the type has grown.
+    labels: Mapping[bytes, bytes] | None = None
+    convert: Convert = values.text
+    inline: str = ""
+    # May make null of a value that is not NULL (numeric NaN).
+    may_be_null: bool = field(default=False)
+
+
+_STRING: Final = Coding(ColumnType("string"), inline="text({v})")
+_INLINE_FLOAT: Final = "({v} if {v}[-1] < 58 else floating({v}))"
+
+
+def _plain(name: str) -> Coding:
+    return Coding(ColumnType(name), convert=bytes, inline="{v}")
+
+
+def _named(
+    name: str, semantic: str, convert: Convert, parameters: Mapping[str, str] | None = None
+) -> Coding:
+    return Coding(ColumnType(name, semantic, parameters=parameters or {}), convert=convert)
+
+
+_POINT_FIELDS: Final = (
+    ("x", ColumnType("double")),
+    ("y", ColumnType("double")),
+    ("wkb", ColumnType("bytes")),
+    ("srid", ColumnType("int32")),
+)
+
+_BUILTIN: Final[Mapping[str, Coding]] = {
+    "int2": _plain("int16"),
+    "int4": _plain("int32"),
+    "int8": _plain("int64"),
+    "oid": _plain("int64"),
+    "float4": Coding(ColumnType("float"), convert=values.floating, inline=_INLINE_FLOAT),
+    "float8": Coding(ColumnType("double"), convert=values.floating, inline=_INLINE_FLOAT),
+    "bool": Coding(
+        ColumnType("boolean"),
+        convert=values.boolean,
+        inline="(TRUE if {v} == b't' else FALSE)",
+    ),
+    "bytea": Coding(ColumnType("bytes"), convert=values.bytea),
+    "uuid": Coding(
+        ColumnType("string", "io.debezium.data.Uuid"),
+        convert=values.text,
+        inline="b'\"%b\"' % {v}",
+    ),
+    "json": _named("string", "io.debezium.data.Json", values.text),
+    "jsonb": _named("string", "io.debezium.data.Json", values.text),
+    "xml": _named("string", "io.debezium.data.Xml", values.text),
+    "tsvector": _named("string", "io.debezium.data.Tsvector", values.text),
+    "date": _named("int32", "io.debezium.time.Date", values.date_days),
+    "timestamptz": _named("string", "io.debezium.time.ZonedTimestamp", values.timestamptz),
+    "timetz": _named("string", "io.debezium.time.ZonedTime", values.timetz),
+    "point": Coding(
+        ColumnType("struct", "io.debezium.data.geometry.Point", fields=_POINT_FIELDS),
+        convert=values.point,
+    ),
+}
+
+_EXTENSIONS: Final[Mapping[str, Coding]] = {
+    "hstore": _named("string", "io.debezium.data.Json", values.hstore),
+    "ltree": _named("string", "io.debezium.data.Ltree", values.text),
+    "vector": Coding(
+        ColumnType("array", "io.debezium.data.DoubleVector", items=ColumnType("double")),
+        convert=bytes,
+        inline="{v}",
+    ),
+    "halfvec": Coding(
+        ColumnType("array", "io.debezium.data.FloatVector", items=ColumnType("float")),
+        convert=bytes,
+        inline="{v}",
+    ),
+}
+
+
+def coding(oid: int, typmod: int, types: Mapping[int, NativeType], modes: TypeModes) -> Coding:
+    """How the values of a column of this type are written."""
+    native = types.get(oid)
+    if native is None:
+        return _STRING
+    if native.kind == "d":
+        return coding(native.of, native.typmod if typmod < 0 else typmod, types, modes)
+    if native.kind == "e":
+        return _enum(native)
+    if native.is_array:
+        return _array(native, typmod, types, modes)
+    if native.kind == "b" and native.schema == "pg_catalog":
+        return _parameterised(native.name, typmod, modes) or _BUILTIN.get(native.name, _STRING)
+    if native.kind == "b":
+        return _EXTENSIONS.get(native.name, _STRING)
+    return _STRING
+
+
+def native_name(oid: int, types: Mapping[int, NativeType]) -> str:
+    """For people, where the server's own `format_type` was not asked."""
+    native = types.get(oid)
+    return native.name if native is not None else f"oid {oid}"
+
+
+def _enum(native: NativeType) -> Coding:
+    return Coding(
+        ColumnType(
+            "string", "io.debezium.data.Enum", parameters={"allowed": ",".join(native.labels)}
+        ),
+        labels={label.encode(): orjson.dumps(label) for label in native.labels},
+    )
+
+
+def _array(
+    native: NativeType, typmod: int, types: Mapping[int, NativeType], modes: TypeModes
+) -> Coding:
+    # An array's modifier is that of its elements.
+    element = coding(native.of, typmod, types, modes)
+    return Coding(
+        ColumnType("array", items=element.type),
+        convert=values.array(element.convert, native.delimiter.encode()),
+    )
+
+
+def _parameterised(name: str, typmod: int, modes: TypeModes) -> Coding | None:
+    """The types whose form depends on their modifier or on the settings."""
+    if name == "numeric":
+        return _numeric(typmod, modes)
+    if name == "money":
+        return _money(modes)
+    if name == "interval":
+        if modes.interval == "string":
+            return _named("string", "io.debezium.time.Interval", values.interval_iso)
+        return _named("int64", "io.debezium.time.MicroDuration", values.interval_us)
+    if name == "timestamp":
+        if 0 <= typmod <= 3:
+            return _named("int64", "io.debezium.time.Timestamp", values.timestamp_ms)
+        return _named("int64", "io.debezium.time.MicroTimestamp", values.timestamp_us)
+    if name == "time":
+        if 0 <= typmod <= 3:
+            return _named("int32", "io.debezium.time.Time", values.time_ms)
+        return _named("int64", "io.debezium.time.MicroTime", values.time_us)
+    if name in ("bit", "varbit"):
+        if name == "bit" and typmod in (-1, 1):
+            return Coding(ColumnType("boolean"), convert=values.one_bit)
+        length = {"length": str(typmod if typmod > 0 else 2**31 - 1)}
+        return _named("bytes", "io.debezium.data.Bits", values.bits, length)
+    return None
+
+
+def _numeric(typmod: int, modes: TypeModes) -> Coding:
+    if modes.decimal == "string":
+        return Coding(ColumnType("string"), inline="b'\"%b\"' % {v}")
+    if modes.decimal == "double":
+        return Coding(ColumnType("double"), convert=values.floating, inline=_INLINE_FLOAT)
+    if typmod < 0:
+        fields = (("scale", ColumnType("int32")), ("value", ColumnType("bytes")))
+        return Coding(
+            ColumnType("struct", "io.debezium.data.VariableScaleDecimal", fields=fields),
+            convert=values.variable_decimal,
+            may_be_null=True,
+        )
+    precision = (typmod - 4) >> 16 & 0xFFFF
+    # Eleven bits with a sign: PostgreSQL 15 knows negative scales.
+    scale = ((typmod - 4 & 0x7FF) ^ 1024) - 1024
+    return Coding(
+        ColumnType(
+            "bytes",
+            "org.apache.kafka.connect.data.Decimal",
+            parameters={"scale": str(scale), "connect.decimal.precision": str(precision)},
+        ),
+        convert=values.decimal(scale),
+        may_be_null=True,
+    )
+
+
+def _money(modes: TypeModes) -> Coding:
+    if modes.decimal == "string":
+        return Coding(ColumnType("string"), convert=values.money_text)
+    if modes.decimal == "double":
+        return Coding(ColumnType("double"), convert=values.money_number)
+    return _named("bytes", "org.apache.kafka.connect.data.Decimal", values.money, {"scale": "2"})
