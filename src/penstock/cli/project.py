@@ -1,0 +1,187 @@
+"""The project file: `penstock.toml`, read by every command, wrong settings told with their line.
+
+    [broker]
+    bootstrap = "127.0.0.1:9092"
+
+    [capture.shop]
+    url = "postgresql://capture:${SHOP_PASSWORD}@localhost/shop"
+
+The file is looked for in the folder of the command and above it, or named by `--project` or
+PENSTOCK_PROJECT. `${NAME}` in a text stands for the environment's variable, so that secrets need
+not be in the file; `$$` is a dollar sign. What a section means is known to the room that it is for;
+here is only where it stands. Errors of those rooms begin with the setting's path
+(`capture.shop.partitions must be ...`), which `explained` turns into a place in the file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from penstock.errors import ConfigError
+
+FILE_NAME: Final = "penstock.toml"
+VARIABLE: Final = "PENSTOCK_PROJECT"
+# Far more than anyone writes by hand.
+MAX_BYTES: Final = 4 << 20
+# The sections that some room understands.
+SECTIONS: Final = ("broker", "capture")
+
+_HEADER: Final = re.compile(r"\s*\[\[?\s*(?P<name>[^\]]+?)\s*\]\]?\s*(#.*)?$")
+_KEY: Final = re.compile(r"\s*(?P<key>[A-Za-z0-9_.\"'-]+(\s*\.\s*[A-Za-z0-9_\"'-]+)*)\s*=")
+_PATH: Final = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_*-]+|\[\d+\])+")
+_VARIABLE: Final = re.compile(r"\$(?:(?P<dollar>\$)|\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)\})")
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    """What stands in a project file; without one, nothing does."""
+
+    path: Path | None = None
+    data: Mapping[str, Any] = field(default_factory=dict)
+    text: str = ""
+
+    @property
+    def folder(self) -> Path:
+        """Relative paths of the file are meant from here."""
+        return self.path.parent if self.path is not None else Path()
+
+    def section(self, name: str) -> Mapping[str, Any]:
+        """A table at the top; ConfigError if something else stands there."""
+        found = self.data.get(name, {})
+        if not isinstance(found, Mapping):
+            raise self.error(name, f"{name} must be a table of settings, not {found!r}")
+        return found
+
+    def named(self, section: str) -> dict[str, Mapping[str, Any]]:
+        """The tables `[SECTION.NAME]`, by name."""
+        return {str(name): value for name, value in self.section(section).items()}
+
+    def error(self, path: str, message: str, advice: str = "") -> ConfigError:
+        """An error that says where in the file."""
+        return ConfigError(f"{self.place(path)}{message}", advice=advice)
+
+    def place(self, path: str) -> str:
+        """`FILE, line N: ` of a setting, or as near as can be told."""
+        if self.path is None:
+            return ""
+        line = line_of(self.text, path)
+        return f"{self.path.name}, line {line}: " if line else f"{self.path.name}: "
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Errors about settings say where in the file they stand."""
+        try:
+            yield
+        except ConfigError as error:
+            message = str(error)
+            found = _PATH.match(message)
+            if self.path is None or found is None or found.group().split(".")[0] not in self.data:
+                raise
+            raise self.error(found.group(), message, error.advice) from error
+
+
+def find(start: Path | None = None) -> Path | None:
+    """The file that is meant: the one that was named, or the nearest above."""
+    named = os.environ.get(VARIABLE)
+    if named:
+        return Path(named)
+    folder = (start or Path.cwd()).resolve()
+    for place in (folder, *folder.parents):
+        if (place / FILE_NAME).is_file():
+            return place / FILE_NAME
+    return None
+
+
+def load(path: Path | None = None) -> Project:
+    """The project of this file, or of the one that is found; an empty one if there is none."""
+    chosen = path or find()
+    if chosen is None:
+        return Project()
+    try:
+        if chosen.stat().st_size > MAX_BYTES:
+            raise ConfigError(f"{chosen} is larger than {MAX_BYTES >> 20} MiB")
+        text = chosen.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"{chosen}: {error.strerror or error}",
+            advice=f"Name a project file by --project or {VARIABLE}.",
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{chosen} is not UTF-8: {error}") from error
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{chosen.name}: {error}", advice="It must be TOML.") from error
+    project = Project(chosen, data, text)
+    for name in data:
+        if name not in SECTIONS:
+            raise project.error(name, f"{name} is no section", f"There are {', '.join(SECTIONS)}.")
+    filled = _fill(data, "", os.environ.get, project)
+    return Project(chosen, filled, text)
+
+
+def _fill(value: Any, path: str, variable: Callable[[str], str | None], project: Project) -> Any:
+    """The same, with variables of the environment put in."""
+    if isinstance(value, dict):
+        return {
+            key: _fill(item, f"{path}.{key}".lstrip("."), variable, project)
+            for key, item in value.items()
+        }
+    if isinstance(value, list):
+        return [_fill(item, f"{path}[{at}]", variable, project) for at, item in enumerate(value)]
+    if not isinstance(value, str):
+        return value
+
+    def put(match: re.Match[str]) -> str:
+        if match["dollar"]:
+            return "$"
+        found = variable(match["name"])
+        if found is None:
+            raise project.error(
+                path,
+                f"{path} needs the variable {match['name']} of the environment, which is not set",
+                f"Set it: export {match['name']}=...",
+            )
+        return found
+
+    return _VARIABLE.sub(put, value)
+
+
+def line_of(text: str, path: str) -> int:
+    """The line, from 1, of a setting's path such as `capture.shop.keys[1].table`; of what it is in,
+    if it is not there itself; 0 if even that is not."""
+    wanted = _steps(path)
+    best, best_depth = 0, 0
+    here: list[str] = []
+    arrays: dict[tuple[str, ...], int] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        header = _HEADER.match(line)
+        if header is not None:
+            here = _split(header["name"])
+            if line.lstrip().startswith("[["):
+                at = arrays[tuple(here)] = arrays.get(tuple(here), -1) + 1
+                here = [*here, str(at)]
+            found = here
+        elif (key := _KEY.match(line)) is not None:
+            found = [*here, *_split(key["key"])]
+        else:
+            continue
+        depth = len(found)
+        if depth > best_depth and found == wanted[:depth]:
+            best, best_depth = number, depth
+    return best
+
+
+def _steps(path: str) -> list[str]:
+    return _split(re.sub(r"\[(\d+)\]", r".\1", path))
+
+
+def _split(name: str) -> list[str]:
+    return [part.strip().strip("\"'") for part in re.findall(r"\"[^\"]*\"|'[^']*'|[^.]+", name)]
