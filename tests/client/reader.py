@@ -23,11 +23,15 @@ class Through(Cluster):
 
 
 def read_topic(
-    cluster: Cluster, topic: str, isolation: Isolation = "read_committed"
+    cluster: Cluster, topic: str, isolation: Isolation = "read_committed", *, settled: bool = True
 ) -> dict[int, list[Record]]:
-    """All records of a topic by partition; aborted and control records left out if committed."""
+    """All records of a topic by partition; aborted and control records left out if committed.
+
+    Kafka answers a commit a moment before readers see it: `settled` waits until they do.
+    """
     places = [(topic, number) for number in Metadata(cluster).partitions(topic)]
-    ends = offsets(cluster, dict.fromkeys(places, LATEST), isolation=isolation)
+    to: Isolation = "read_uncommitted" if settled else isolation
+    ends = offsets(cluster, dict.fromkeys(places, LATEST), isolation=to)
     positions: dict[Place, int] = {place: 0 for place, end in ends.items() if end}
     found: dict[int, list[Record]] = {number: [] for _, number in places}
     with Fetcher(cluster, isolation=isolation) as fetcher:

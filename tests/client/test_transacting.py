@@ -61,7 +61,7 @@ def test_several_writers_one_transaction(cluster: Cluster, make_topic: MakeTopic
             thread.join()
         transaction.put(marks, 0, b"batch", b"%d" % step)
         transaction.put(marks, 0, b"more", None, headers=[("why", b"not")], timestamp_ms=5)
-        before = [record.value for record in read_topic(cluster, marks)[0]]
+        before = [record.value for record in read_topic(cluster, marks, settled=False)[0]]
         assert b"%d" % step not in before
         transaction.end(commit=step % 2 == 0)
         assert not transaction.is_open
@@ -96,8 +96,10 @@ def test_what_was_not_added_is_not_written(cluster: Cluster, make_topic: MakeTop
     with pytest.raises(RefusedError, match=f"{topic}-1"):
         write(cluster.bootstrap, transaction.transactional_id, ids, (topic, 1), b"stray")
     transaction.end(commit=False)
+    hasty = Transaction(cluster, unique("txn"), retry_s=0.5)
+    hasty.init()
     with pytest.raises(RefusedError, match="UNKNOWN_TOPIC"):
-        Transaction.add_partitions(transaction, [(unique("nowhere"), 0), (topic, 0)])
+        hasty.add_partitions([(unique("nowhere"), 0), (topic, 0)])
 
 
 def test_nothing_is_nothing(cluster: Cluster) -> None:

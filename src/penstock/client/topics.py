@@ -7,7 +7,7 @@ from typing import Any, Final, TypeVar
 
 from penstock.client.connection import Cluster, Connection
 from penstock.client.errors import ClientError, check, refused
-from penstock.client.metadata import Metadata
+from penstock.client.metadata import EARLIEST, Metadata, offsets
 from penstock.client.retrying import Tries, until_answered
 from penstock.wire.errors import ErrorCode
 from penstock.wire.messages.create_partitions import (
@@ -185,6 +185,9 @@ def _wait_for_leaders(cluster: Cluster, name: str, timeout_s: float, at_least: i
         metadata.forget([name])
         leaders = metadata.topic(name).leaders
         if len(leaders) >= at_least and all(node >= 0 for node in leaders.values()):
+            # The leaders themselves may hear of it last; one that answers this one knows.
+            places = {(name, number): EARLIEST for number in leaders}
+            offsets(cluster, places, metadata=metadata, timeout_s=timeout_s)
             return
         doing = f"waiting for the leaders of {name!r}"
         tries.pause(refused(doing, ErrorCode.LEADER_NOT_AVAILABLE), doing)

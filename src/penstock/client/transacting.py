@@ -134,6 +134,11 @@ class Transaction:
         return self._ids
 
     @property
+    def is_ours(self) -> bool:
+        """Whether there are ids: `init` has been called, and no end has failed since."""
+        return self._ids is not None
+
+    @property
     def is_open(self) -> bool:
         """Whether something is part of it that must be committed or aborted."""
         return bool(self._added or self._groups)

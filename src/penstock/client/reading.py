@@ -1,0 +1,154 @@
+"""Reading topics from end to end: small ones, such as a job's own state.
+
+The end is where the topic ended when the reading began; of records that belong to transactions,
+with read_committed, those that were decided by then. Apache Kafka answers a commit a moment before
+readers see it: whoever must see what was committed just now says `settled`, and waits for whatever
+is open then; or takes the transactional id first (`LogWriter.init`), which waits for its own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+
+from penstock.client.connection import Cluster
+from penstock.client.errors import GaveUpError
+from penstock.client.fetching import Fetcher
+from penstock.client.metadata import EARLIEST, LATEST, Isolation, Metadata, Place, offsets
+from penstock.records.columns.decode import decode
+
+TIMEOUT_S: Final = 60.0
+_WAIT_MS: Final = 1_000
+
+
+class Row(NamedTuple):
+    """One record."""
+
+    partition: int
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+
+
+def read_batches(
+    cluster: Cluster,
+    topic: str,
+    *,
+    start: Mapping[int, int] | None = None,
+    partitions: Sequence[int] | None = None,
+    isolation: Isolation = "read_committed",
+    settled: bool = False,
+    headers: bool = False,
+    timeout_s: float = TIMEOUT_S,
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Partitions' numbers and their records as columns (`records.columns.decode`), to the end.
+
+    From the log's start, or from the offsets in `start`, which names partitions; each partition's
+    records come in order. With `settled` it goes on to the records that are not decided yet, and
+    waits until they are. GaveUpError if nothing more comes for the time limit.
+    """
+    metadata = Metadata(cluster, timeout_s=timeout_s)
+    numbers = metadata.partitions(topic) if partitions is None else partitions
+    places: list[Place] = [(topic, number) for number in numbers]
+    wanted: dict[int, Isolation] = {
+        LATEST: "read_uncommitted" if settled else isolation,
+        EARLIEST: isolation,
+    }
+    ends, positions = (
+        offsets(
+            cluster,
+            dict.fromkeys(places, which),
+            isolation=kind,
+            metadata=metadata,
+            timeout_s=timeout_s,
+        )
+        for which, kind in wanted.items()
+    )
+    positions |= {(topic, number): offset for number, offset in (start or {}).items()}
+    left = {place: positions[place] for place in places if positions[place] < ends[place]}
+    progress = time.monotonic()
+    with Fetcher(cluster, isolation=isolation, metadata=metadata, timeout_s=timeout_s) as fetcher:
+        while left:
+            for place, fetched in fetcher.fetch(left, _WAIT_MS).items():
+                decoded = decode(
+                    fetched.data,
+                    first_offset=left[place],
+                    end_offset=ends[place],
+                    aborted=fetched.aborted if isolation == "read_committed" else (),
+                    headers=headers,
+                )
+                if decoded.next_offset > left[place]:
+                    progress = time.monotonic()
+                left[place] = decoded.next_offset
+                if decoded.next_offset >= ends[place]:
+                    del left[place]
+                if decoded.batch.num_rows:
+                    yield place[1], decoded.batch
+                    progress = time.monotonic()
+            if time.monotonic() - progress > timeout_s:
+                ((_, number), offset) = next(iter(left.items()))
+                raise GaveUpError(
+                    f"reading {topic}-{number}: nothing after offset {offset} for {timeout_s:.0f} s"
+                )
+
+
+def read_all(
+    cluster: Cluster,
+    topic: str,
+    *,
+    start: Mapping[int, int] | None = None,
+    partitions: Sequence[int] | None = None,
+    isolation: Isolation = "read_committed",
+    settled: bool = False,
+    timeout_s: float = TIMEOUT_S,
+) -> list[Row]:
+    """All records of a topic, partition by partition; for topics that fit into memory."""
+    rows: list[Row] = []
+    for number, batch in read_batches(
+        cluster,
+        topic,
+        start=start,
+        partitions=partitions,
+        isolation=isolation,
+        settled=settled,
+        headers=True,
+        timeout_s=timeout_s,
+    ):
+        times = batch.column("timestamp").cast(pa.int64()).to_pylist()
+        columns = (batch.column(name).to_pylist() for name in ("offset", "key", "value", "headers"))
+        rows += [
+            Row(
+                number,
+                offset,
+                time_us // 1000,
+                key,
+                value,
+                tuple((item["key"], item["value"]) for item in items or ()),
+            )
+            for time_us, offset, key, value, items in zip(times, *columns, strict=True)
+        ]
+    rows.sort(key=lambda row: (row.partition, row.offset))
+    return rows
+
+
+def last_values(
+    cluster: Cluster, topic: str, *, settled: bool = False, timeout_s: float = TIMEOUT_S
+) -> dict[bytes, bytes]:
+    """The last committed value of each key; a key whose last value is null is not there.
+
+    Records without a key are passed over. Right where each key stays in one partition.
+    """
+    found: dict[bytes, bytes] = {}
+    for _, batch in read_batches(cluster, topic, settled=settled, timeout_s=timeout_s):
+        keys, values = batch.column("key").to_pylist(), batch.column("value").to_pylist()
+        for key, value in zip(keys, values, strict=True):
+            if value is None:
+                found.pop(key, None)
+            elif key is not None:
+                found[key] = value
+    return found
