@@ -28,6 +28,8 @@ if [ "$want" = test ]; then
     major=$(java_major)
     [ "${major:-0}" -ge 17 ] || missing="$missing default-jdk-headless"
     has mvn || missing="$missing maven"
+    # The server alone, without the package that would start it as a service.
+    has mariadbd || [ -x /usr/sbin/mariadbd ] || missing="$missing mariadb-server-core"
 fi
 [ -n "$missing" ] || exit 0
 

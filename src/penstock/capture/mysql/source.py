@@ -1,0 +1,332 @@
+"""MariaDB and MySQL as a source of changes.
+
+Options (`SourceSettings.options`):
+- `server_id`: the number under which the capture registers as a replica; made from its name.
+- `gtid`: auto (by file and position on the server that told them, by GTID on another: the default),
+  always, or never.
+- `decimal`: precise, string, double. `unsigned_bigint`: long, precise. See `types`.
+- `statements`: fail (the default) or skip, for changes that a session logged as statements.
+- `query`: true has the statement in the source block (binlog_annotate_row_events of MariaDB,
+  binlog_rows_query_log_events of MySQL).
+- `held_max_bytes`: how much of one transaction is kept in memory before its end is seen.
+
+Nothing is made in the database and nothing is kept there for the capture: the binlog expires as the
+server is set up. A position whose binlog is gone is PositionLostError, never skipped over.
+"""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections import deque
+from collections.abc import Iterator, Mapping
+from time import monotonic
+from typing import Any, Final
+
+from penstock.capture.mysql.checks import checks
+from penstock.capture.mysql.chunks import ChunkReader, Place
+from penstock.capture.mysql.connection import (
+    Address,
+    Connection,
+    Server,
+    binlog_end,
+    charsets_of,
+    connect,
+    explained,
+    query,
+    server_of,
+    variables,
+)
+from penstock.capture.mysql.groups import HELD_MAX_BYTES, Assembler, Context
+from penstock.capture.mysql.replication import Dump, force_close
+from penstock.capture.mysql.schema import Chooser, disguised_columns, known_tables
+from penstock.capture.mysql.snapshot import MysqlSnapshot, file_number, gtid_at
+from penstock.capture.mysql.types import Modes
+from penstock.capture.source import (
+    CaptureError,
+    Check,
+    Chunk,
+    ChunkRequest,
+    Idle,
+    Item,
+    Position,
+    PositionLostError,
+    Snapshot,
+    Source,
+    SourceSettings,
+    SourceStatus,
+    Table,
+)
+
+_REQUESTS_MAX: Final = 1000
+_CHOICES: Final = {
+    "gtid": ("auto", "always", "never"),
+    "decimal": ("precise", "string", "double"),
+    "unsigned_bigint": ("long", "precise"),
+    "statements": ("fail", "skip"),
+    "query": ("false", "true"),
+}
+_NUMBERS: Final = {"server_id": (1, 2**32 - 2), "held_max_bytes": (1 << 16, 1 << 34)}
+
+
+class MysqlSource(Source):
+    """One MariaDB or MySQL server."""
+
+    kind = "mysql"
+
+    def __init__(self, settings: SourceSettings) -> None:
+        self.settings = settings
+        self._address = Address.of(settings.url)
+        self._options = _options(settings.options)
+        self._modes = Modes(self._options["decimal"], self._options["unsigned_bigint"])
+        self._chooser = Chooser(settings, self._address.database)
+        # Stable over restarts: the server ends what is left of the connection before.
+        made = 1_000_000_000 + zlib.crc32(settings.name.encode()) % 1_000_000_000
+        self._replica_id = int(self._options.get("server_id") or made)
+        self._name = settings.topic_prefix or settings.name
+        self._lock = threading.Lock()
+        self._asked: deque[ChunkRequest] = deque()
+        self._dumps: list[Dump] = []
+        self._closed = False
+        self._confirmed: Position | None = None
+
+    # -- what needs no stream ----------------------------------------------------------------------
+
+    def check(self) -> list[Check]:
+        return checks(self._address, self._chooser, self._modes, self._replica_id)
+
+    def tables(self) -> list[Table]:
+        connection = connect(self._address)
+        try:
+            with explained(self._address):
+                known = known_tables(connection, self._chooser, self._modes)
+        finally:
+            connection.close()
+        return [found.table for found in known]
+
+    def setup(self) -> None:
+        """Nothing is needed but what `check` looks at; the first that fails is told."""
+        for check in self.check():
+            if check.required and not check.ok:
+                raise CaptureError(
+                    f"{self._address} cannot be captured: {check.name} is {check.found}",
+                    advice=check.remedy,
+                )
+
+    def remove(self) -> list[str]:
+        """Nothing was made, so nothing is left."""
+        return []
+
+    def snapshot(self) -> Snapshot:
+        return MysqlSnapshot(
+            self._address,
+            self._chooser,
+            self._modes,
+            name=self._name,
+            kind=self.kind,
+            workers=self.settings.snapshot_workers,
+        )
+
+    def ask(self, request: ChunkRequest) -> None:
+        if len(self._asked) >= _REQUESTS_MAX:
+            raise CaptureError(f"{_REQUESTS_MAX} chunks are asked for already")
+        self._asked.append(request)
+
+    def confirm(self, position: Position) -> None:
+        self._confirmed = position
+
+    def status(self) -> SourceStatus:
+        connection = connect(self._address)
+        try:
+            with explained(self._address):
+                return _status(connection, self._confirmed)
+        finally:
+            connection.close()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            dumps, self._dumps = self._dumps, []
+        for dump in dumps:
+            dump.close()
+
+    # -- the stream --------------------------------------------------------------------------------
+
+    def stream(self, position: Position) -> Iterator[Item]:
+        side = connect(self._address)
+        try:
+            with explained(self._address):
+                server = server_of(side)
+                start, gtid = self._start(side, server, position)
+                assembler = Assembler(self._context(side, server), start)
+            dump = self._dump(server, self._replica_id)
+            try:
+                annotate = self._options["query"] == "true"
+                dump.start(assembler.file, assembler.at, gtid=gtid, annotate=annotate)
+                yield from self._items(dump, assembler, server)
+            finally:
+                self._forget(dump)
+        finally:
+            force_close(side)
+
+    def _items(self, dump: Dump, assembler: Assembler, server: Server) -> Iterator[Item]:
+        idle_s = self.settings.idle_ms / 1000
+        reader = ChunkReader(
+            self._address, server, self._chooser, self._modes, self._name, self.kind
+        )
+        waiting: deque[tuple[Place, Chunk]] = deque()
+        asked, told = self._asked, monotonic()
+        try:
+            for messages in dump.events(idle_s):
+                for raw in messages:
+                    found = assembler.feed(raw)
+                    if found is not None:
+                        yield from found
+                        told = monotonic()
+                    if (asked or waiting) and assembler.at_boundary:
+                        yield from self._chunks(reader, assembler, waiting)
+                if not assembler.at_boundary:
+                    continue
+                yield from self._chunks(reader, assembler, waiting)
+                if not messages or monotonic() - told > idle_s:
+                    told = monotonic()
+                    yield Idle(assembler.position)
+        finally:
+            reader.close()
+
+    def _chunks(
+        self, reader: ChunkReader, assembler: Assembler, waiting: deque[tuple[Place, Chunk]]
+    ) -> Iterator[Chunk]:
+        """Between transactions: the chunks that belong here; and the next one is read."""
+        here = Place.of(assembler.file, assembler.at)
+        while waiting and waiting[0][0] <= here:
+            yield waiting.popleft()[1]
+        if self._asked and not waiting:
+            found = reader.read(self._asked.popleft(), assembler.position)
+            if found[0] <= here or found[1].problem:
+                yield found[1]
+            else:
+                waiting.append(found)
+
+    def _context(self, side: Connection, server: Server) -> Context:
+        def table_now(database: str, name: str) -> Table | None:
+            with explained(self._address):
+                found = known_tables(side, self._chooser, self._modes)
+            places = {(t.table.database, t.table.name): t.table for t in found}
+            return places.get((database, name))
+
+        return Context(
+            name=self._name,
+            kind=self.kind,
+            chooses=self._chooser,
+            charsets=charsets_of(side),
+            modes=self._modes,
+            table_now=table_now,
+            reread=lambda file, at: self._reread(server, file, at),
+            skip_statements=self._options["statements"] == "skip",
+            held_max_bytes=int(self._options.get("held_max_bytes") or HELD_MAX_BYTES),
+            server=server.uid,
+        )
+
+    def _reread(self, server: Server, file: str, at: int) -> Iterator[bytes]:
+        # As another replica: the same number would end the stream.
+        dump = self._dump(server, self._replica_id + 1)
+        try:
+            dump.start(file, at, gtid=None)
+            for messages in dump.events(1.0):
+                yield from messages
+        finally:
+            self._forget(dump)
+
+    def _dump(self, server: Server, number: int) -> Dump:
+        dump = Dump(self._address, server, number)
+        with self._lock:
+            self._dumps.append(dump)
+            if self._closed:
+                dump.close()
+        return dump
+
+    def _forget(self, dump: Dump) -> None:
+        with self._lock:
+            if dump in self._dumps:
+                self._dumps.remove(dump)
+        dump.dispose()
+
+    def _start(
+        self, side: Connection, server: Server, position: Position
+    ) -> tuple[dict[str, Any], str | None]:
+        """Where to go on, and by which GTID if not by place."""
+        start = dict(position)
+        if server.is_mariadb and "types" not in start and not start.get("gtid"):
+            start["types"] = disguised_columns(side, self._chooser)
+        if not isinstance(start.get("file"), str) or not isinstance(start.get("pos"), int):
+            raise PositionLostError(f"{dict(position)} is not a position in a binlog")
+        mode, gtid = self._options["gtid"], str(start.get("gtid") or "")
+        moved = start.get("server") not in (None, server.uid)
+        if mode == "always" or (moved and mode == "auto"):
+            if not gtid:
+                raise PositionLostError(
+                    f"{self._address} is another server than the one the position is of, and the"
+                    " position has no GTID"
+                )
+            if start.get("xa"):
+                raise PositionLostError(
+                    "an XA transaction was prepared on another server and is not yet committed"
+                )
+            return start, gtid
+        if moved:
+            raise PositionLostError(
+                f"{self._address} is another server ({server.uid}) than the one the position is of"
+                f" ({start['server']})",
+                advice="Set the option gtid=auto to go on by GTID, or take a new snapshot.",
+            )
+        if not gtid:
+            try:
+                start["gtid"] = gtid_at(side, server, start["file"], start["pos"])
+            except CaptureError:
+                start["gtid"] = ""
+        return start, None
+
+
+def _options(given: Mapping[str, str]) -> dict[str, str]:
+    unknown = set(given) - set(_CHOICES) - set(_NUMBERS)
+    if unknown:
+        raise CaptureError(
+            f"unknown options: {', '.join(sorted(unknown))}",
+            advice=f"Known are {', '.join(sorted([*_CHOICES, *_NUMBERS]))}.",
+        )
+    options = {name: choices[0] for name, choices in _CHOICES.items()} | dict(given)
+    for name, choices in _CHOICES.items():
+        if options[name] not in choices:
+            raise CaptureError(
+                f"option {name} is {options[name]!r}", advice=f"It may be {', '.join(choices)}."
+            )
+    for name, (low, high) in _NUMBERS.items():
+        value = options.get(name)
+        if value is not None and not (value.isdigit() and low <= int(value) <= high):
+            raise CaptureError(
+                f"option {name} is {value!r}", advice=f"It must be a number from {low} to {high}."
+            )
+    return options
+
+
+def _status(connection: Connection, confirmed: Position | None) -> SourceStatus:
+    server = server_of(connection)
+    file, at, gtid = binlog_end(connection, server)
+    known = variables(connection)
+    expiry = known.get("binlog_expire_logs_seconds") or known.get("expire_logs_days", "0")
+    details = {"end": f"{file}:{at}", "gtid": gtid, "binlog expiry": expiry}
+    lag = None
+    if confirmed is not None and confirmed.get("server") in (None, server.uid):
+        first, last = file_number(str(confirmed["file"])), file_number(file)
+        sizes = {
+            file_number(str(row[0])): int(row[1]) for row in query(connection, "SHOW BINARY LOGS")
+        }
+        if first == last:
+            lag = max(0, at - int(confirmed["pos"]))
+        elif first in sizes:
+            between = sum(size for number, size in sizes.items() if first < number < last)
+            lag = max(0, sizes[first] - int(confirmed["pos"])) + between + at
+        else:
+            details["lost"] = f"{confirmed['file']} is no longer there"
+    return SourceStatus(confirmed, lag_bytes=lag, details=details)
