@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
 from typing import Any, Final
@@ -256,4 +257,8 @@ class Sqlite(Database):
         return {}
 
 
-DATABASES: Final = {"postgresql": Postgres, "mariadb": Maria, "sqlite": Sqlite}
+DATABASES: Final[dict[str, Callable[[], Database]]] = {
+    "postgresql": Postgres,
+    "mariadb": Maria,
+    "sqlite": Sqlite,
+}

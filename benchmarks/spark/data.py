@@ -53,9 +53,8 @@ def spark_session() -> Any:
 
 
 def make_topic(bootstrap: str, name: str, partitions: int = PARTITIONS) -> None:
-    AdminClient({"bootstrap.servers": bootstrap}).create_topics(
-        [NewTopic(name, num_partitions=partitions)]
-    )[name].result(30)
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.create_topics([NewTopic(name, num_partitions=partitions)])[name].result(30)
 
 
 def fill_plain(bootstrap: str, topic: str, count: int) -> None:

@@ -18,7 +18,7 @@ from benchmarks.broker.workloads import progress
 from benchmarks.frame import Asked, Cells
 from benchmarks.spark import data
 from benchmarks.spark.throughput import CHECKPOINTS, FORMATS
-from penstock.spark import write_stream
+from penstock.spark.sink import write_stream
 
 TIMEOUT_S: Final = 60.0
 _STAMP: Final = struct.Struct(">d")
@@ -59,10 +59,10 @@ def _through(spark: Any, system: str, bootstrap: str, samples: int, turn: int) -
             frame,
             topic=out,
             name=f"bench-{out}",
-            checkpoint=str(checkpoint),
+            checkpoint=checkpoint,
             bootstrap=bootstrap,
             mode="at-least-once",
-        )
+        ).start()
     else:
         query = (
             frame.writeStream.format("kafka")

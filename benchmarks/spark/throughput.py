@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from time import perf_counter
 from typing import Any, Final
 
 from benchmarks.broker.clients import BUILD
 from benchmarks.broker.workloads import progress
 from benchmarks.frame import Asked, Cells
 from benchmarks.spark import data
-from penstock.spark import write_stream
+from penstock.spark.sink.writing import Mode, write_stream
 
 CHECKPOINTS: Final = BUILD / "data" / "spark-checkpoints"
 FORMATS: Final = {"penstock": "penstock", "jvm": "kafka"}
@@ -86,23 +85,21 @@ def _topic_to_topic(name: str, asked: Asked, *columns: str) -> Cells:
         data.fill_plain(bootstrap, "plain", count)
         spark = data.spark_session()
 
-        def ours(mode: str) -> Callable[[int], float]:
+        def ours(mode: Mode) -> Callable[[int], float]:
             def run(turn: int) -> float:
                 out = f"{mode}-{turn}"
                 data.make_topic(bootstrap, out)
                 frame = _reader(spark, "penstock", bootstrap, "plain").selectExpr(*columns)
-                begun = perf_counter()
-                query = write_stream(
+                checkpoint = _checkpoint(name, mode, turn)
+                writer = write_stream(
                     frame,
                     topic=out,
                     name=f"bench-{name}-{out}",
-                    checkpoint=str(_checkpoint(name, mode, turn)),
+                    checkpoint=checkpoint,
                     bootstrap=bootstrap,
                     mode=mode,
-                    trigger={"availableNow": True},
                 )
-                query.awaitTermination()
-                return perf_counter() - begun
+                return data.available_now(writer, checkpoint)
 
             return run
 
