@@ -27,6 +27,8 @@ COMMANDS: Final = (
     "queue",
     "transactions",
     "quotas",
+    "run",
+    "flows",
     "migrate",
     "log",
 )

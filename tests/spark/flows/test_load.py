@@ -147,7 +147,7 @@ def test_declarations_that_cannot_work() -> None:
     with pytest.raises(DeclarationError, match="at least 1"):
         table("t", json="a int", max_rows=0)
     with pytest.raises(DeclarationError, match='such as "10 seconds"'):
-        flow(inputs=stream("a"), output=topic("b"), every="often")(lambda a: a)
+        flow(inputs=stream("a"), output=topic("b"), every="often", name="f")(lambda a: a)
 
 
 def test_generations_of_an_output_have_topics_of_their_own() -> None:

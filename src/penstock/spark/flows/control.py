@@ -59,8 +59,8 @@ class ControlServer:
         self._closing = True
         self._folder.remove_run()
         # Wakes the thread up where closing alone would not.
-        with suppress(OSError):
-            socket.socket(socket.AF_UNIX, socket.SOCK_STREAM).connect(str(self._place / "control"))
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as waker:
+            waker.connect(str(self._place / "control"))
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._thread.join(QUESTION_TIMEOUT_S)

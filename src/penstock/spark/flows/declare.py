@@ -243,9 +243,8 @@ def topic(
     """A topic to write to, made if it is not there.
 
     Each row becomes a record: the value is the row as JSON, the key the column `key` as text, or
-    several as JSON. With `raw` the columns `key`, `value`, and if there are such `headers`,
-    `partition` and `timestamp`, are written as they are; with a column `topic` rows may choose
-    another topic. `partitions`, `compacted` and `settings` count only when the topic is made.
+    several as JSON. With `raw` the columns `key` and `value`, and `headers` if there are such, are
+    written as they are. `partitions`, `compacted` and `settings` count only when the topic is made.
     """
     _check_topic(name)
     keys = (key,) if isinstance(key, str) else tuple(key)

@@ -60,6 +60,15 @@ class Fingerprint:
             operators=tuple(found.get("operators", ())),
         )
 
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {
+            "streams": list(self.streams),
+            "outputs": list(self.outputs),
+            "mode": self.mode,
+            "operators": list(self.operators),
+        }
+
     def differences(self, new: Fingerprint) -> list[str]:
         """What has changed so that the checkpoint does not fit, in words."""
         found = []
@@ -110,8 +119,12 @@ class Record:
         found = self.fingerprints.get(str(generation))
         return None if found is None else Fingerprint.of(found)
 
+    def next_generation(self) -> int:
+        """A number that no topic and no checkpoint of the flow has had yet."""
+        return 1 + max(self.generation, self.rebuilding, *map(int, self.fingerprints or {"1": {}}))
+
     def remembering(self, generation: int, made_from: Fingerprint) -> Record:
-        known = {**self.fingerprints, str(generation): asdict(made_from)}
+        known = {**self.fingerprints, str(generation): made_from.as_dict()}
         return replace(self, fingerprints=known)
 
 

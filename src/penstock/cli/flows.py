@@ -1,0 +1,226 @@
+"""`penstock flows`: look at flows and command them, in the process that runs them.
+
+Works on the data folder of `penstock run`, on the same machine. When nothing runs, it tells what
+was written down when something last did.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli import output
+from penstock.cli.kafka import AsJson
+from penstock.cli.run import DEFAULT_DATA, Data
+
+if TYPE_CHECKING:
+    from penstock.spark.flows.folder import Folder, Record
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="List, describe, stop, restart and rebuild the flows of `penstock run`.",
+    epilog="A flow is a function from inputs to outputs that `penstock run` keeps running; what "
+    "it has written can be built anew from the log at any time, with `penstock flows reset`.",
+)
+
+Name = Annotated[str, typer.Argument(metavar="FLOW", help="The flow.")]
+
+
+def _folder(data: Path) -> Folder:
+    from penstock.spark.flows.folder import Folder
+
+    return Folder(data)
+
+
+def _running(folder: Folder) -> list[dict[str, Any]] | None:
+    """The flows as the process that runs them sees them; None if none does."""
+    from penstock.spark.flows.control import ask
+    from penstock.spark.flows.errors import NotRunningError
+
+    try:
+        found: list[dict[str, Any]] = ask(folder, {"do": "list"})
+    except NotRunningError:
+        return None
+    return found
+
+
+@app.command("list")
+def list_command(data: Data = DEFAULT_DATA, json: AsJson = False) -> None:
+    """List the flows: those that run with how they get on, and others that have run before.
+
+    \b
+    Examples:
+      penstock flows list
+      penstock flows list --json | jq -r '.[] | select(.state == "failed") | .name'
+    """
+    from penstock.cli.run_view import rendered
+
+    folder = _folder(data)
+    running = _running(folder)
+    known = {each["name"] for each in running or ()}
+    resting = [each for each in folder.records() if each.name not in known]
+    if json:
+        output.write_json([*(running or ()), *(_as_json(each) for each in resting)])
+        return
+    if running:
+        output.print_rich(rendered(running))
+    if resting:
+        rows = ((each.name, _state(each), _when(each), each.error) for each in resting)
+        output.print_table(("flow", "last state", "since", "error"), rows)
+    if not running and not resting:
+        output.say(f"no flows have run with {data}; `penstock run FILE` runs those of a file")
+
+
+@app.command("describe")
+def describe(flow: Name, data: Data = DEFAULT_DATA, json: AsJson = False) -> None:
+    """Show a flow: what it reads and writes, how it gets on, what it keeps, what went wrong.
+
+    `generation` counts how often its outputs were built: the topics of the second have `.v2`
+    behind their names, and so on. `operators` are the parts of Spark's plan that keep state.
+
+    \b
+    Examples:
+      penstock flows describe enriched
+      penstock flows describe enriched --json | jq .outputs
+    """
+    folder = _folder(data)
+    record = folder.record(flow)
+    running = [each for each in _running(folder) or () if each["name"] == flow]
+    value = {**_as_json(record), "running": running}
+    if json:
+        output.write_json(value)
+        return
+    from penstock.cli.run_view import rendered
+
+    made_from = record.fingerprint(record.generation)
+    lines: list[tuple[str, str]] = [
+        ("flow", record.name),
+        ("declared", record.where),
+        ("reads", "\n".join(record.inputs)),
+        ("writes", "\n".join(record.outputs)),
+        ("broker", record.bootstrap),
+        ("generation", str(record.generation)),
+        ("checkpoint", folder.checkpoint(flow, record.generation)),
+        ("operators", "\n".join(made_from.operators) if made_from is not None else ""),
+        ("being rebuilt", f"as generation {record.rebuilding}" if record.rebuilding else ""),
+    ]
+    if not running:
+        lines += [("last state", f"{_state(record)}, {_when(record)}"), ("error", record.error),
+                  ("remedy", record.advice)]  # fmt: skip
+    output.print_table(("", ""), ((name, text) for name, text in lines if text))
+    if running:
+        output.print_rich(rendered(running))
+
+
+@app.command("stop")
+def stop(flow: Name, data: Data = DEFAULT_DATA) -> None:
+    """Stop a flow after its micro-batch; the others go on.
+
+    `penstock flows restart` starts it again, and so does the next `penstock run`.
+    """
+    _command(data, {"do": "stop", "flow": flow})
+    output.say(f"{flow} stops after its micro-batch")
+
+
+@app.command("restart")
+def restart(flow: Name, data: Data = DEFAULT_DATA) -> None:
+    """Start a flow anew: one that runs, that was stopped, or that has failed.
+
+    It goes on where it was. The file is not read again: for that, stop `penstock run` and start it
+    again.
+    """
+    _command(data, {"do": "restart", "flow": flow})
+    output.say(f"{flow} is started anew")
+
+
+@app.command("reset")
+def reset(
+    flow: Name,
+    dependents: Annotated[
+        bool,
+        typer.Option("--dependents", help="Rebuild the flows that read its outputs as well."),
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    data: Data = DEFAULT_DATA,
+) -> None:
+    """Build the outputs of a flow anew from the log, beside the old ones, then switch to the new.
+
+    All inputs are read again from their start, by the flow as it is now, into topics of a new
+    generation: NAME.v2 after NAME, then NAME.v3. Meanwhile the present generation goes on. When
+    the new one has caught up it takes over. The old topics stay as they are then, until they are
+    deleted. Flows that read them by name read the new ones; since those are other records at other
+    offsets, these flows have to be rebuilt too (--dependents), and stop with a note if they are
+    not. Programs of yours that read the old topic must be pointed at the new one:
+    `penstock flows describe` names it.
+
+    Only what is still in the log can be read again: inputs with a short retention give a shorter
+    output.
+
+    \b
+    Examples:
+      penstock flows reset enriched
+      penstock flows reset enriched --dependents --yes
+    """
+    from penstock.spark.flows.control import ask
+    from penstock.spark.flows.errors import NotRunningError
+
+    folder = _folder(data)
+    record = folder.record(flow)
+    question = f"read all inputs of {flow} again, into generation {record.next_generation()}?"
+    if not yes and not output.confirm(question):
+        output.say("nothing was changed")
+        return
+    try:
+        told = ask(folder, {"do": "reset", "flow": flow, "dependents": dependents})
+        output.say(f"{flow} is being rebuilt as generation {told['generation']}")
+    except NotRunningError:
+        generation = record.next_generation()
+        folder.write(replace(record, rebuilding=generation))
+        output.say(f"nothing runs now: the next `penstock run` rebuilds {flow}, as generation "
+                   f"{generation}")  # fmt: skip
+
+
+def _command(data: Path, question: Mapping[str, Any]) -> None:
+    from penstock.spark.flows.control import ask
+
+    folder = _folder(data)
+    # A wrong name is told before that nothing runs.
+    folder.record(str(question["flow"]))
+    ask(folder, dict(question))
+
+
+def _state(record: Record) -> str:
+    """What is known of a flow that does not run."""
+    # Whoever wrote this was killed before it could write more.
+    alive = {"starting", "running", "waiting", "stopping"}
+    return f"{record.state}, then killed" if record.state in alive else record.state
+
+
+def _when(record: Record) -> str:
+    if not record.updated_ms:
+        return "-"
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.updated_ms / 1000))
+
+
+def _as_json(record: Record) -> dict[str, Any]:
+    made_from = record.fingerprint(record.generation)
+    return {
+        "name": record.name,
+        "state": _state(record),
+        "where": record.where,
+        "file": record.file,
+        "bootstrap": record.bootstrap,
+        "inputs": list(record.inputs),
+        "outputs": list(record.outputs),
+        "generation": record.generation,
+        "rebuilding": record.rebuilding,
+        "operators": list(made_from.operators) if made_from is not None else [],
+        "error": record.error,
+        "advice": record.advice,
+        "updated_ms": record.updated_ms,
+    }

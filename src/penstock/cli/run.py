@@ -1,0 +1,257 @@
+"""`penstock run`: run the flows of a file on Spark until told to stop."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from penstock.cli import output
+from penstock.cli.kafka import DEFAULT_BOOTSTRAP, Bootstrap, ClientSettings, connect
+from penstock.cli.up import LOOPBACK, LogLevel, LogLevelOption
+from penstock.cli.values import parse_address, parse_duration_ms, parse_pairs
+from penstock.errors import PenstockError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from penstock.spark.flows.declare import Collected
+    from penstock.spark.flows.folder import Folder
+    from penstock.spark.flows.manager import Manager
+
+DEFAULT_DATA: Final = Path(".penstock") / "flows"
+_STEP_S: Final = 0.2
+
+File = Annotated[Path, typer.Argument(metavar="FILE", help="A Python file that declares flows.")]
+Data = Annotated[
+    Path,
+    typer.Option(
+        "--data",
+        "-d",
+        metavar="DIR",
+        envvar="PENSTOCK_FLOWS",
+        file_okay=False,
+        help="Where flows keep how far they have come.",
+    ),
+]
+Checkpoints = Annotated[
+    str | None,
+    typer.Option(
+        "--checkpoints",
+        metavar="URL",
+        help="Where Spark keeps checkpoints, if not in --data: a store that all machines of the "
+        "cluster can reach.",
+    ),
+]
+Master = Annotated[
+    str,
+    typer.Option("--master", "-m", metavar="URL", envvar="PENSTOCK_MASTER",
+                 help="The Spark to run on: local[*], spark://HOST:PORT, yarn, k8s://..."),
+]  # fmt: skip
+Only = Annotated[
+    list[str],
+    typer.Option("--only", "-o", metavar="NAME", help="Run only this flow. May be repeated."),
+]
+Once = Annotated[
+    bool, typer.Option("--once", help="Stop when all that is there now has been read.")
+]
+SparkConf = Annotated[
+    list[str],
+    typer.Option("--conf", metavar="NAME=VALUE", help="A setting of Spark. May be repeated."),
+]
+MetricsAt = Annotated[
+    str | None,
+    typer.Option(
+        "--metrics",
+        metavar="[HOST:]PORT",
+        help="Serve metrics for Prometheus over HTTP there, at /metrics, and /healthz.",
+    ),
+]
+Tries = Annotated[
+    int,
+    typer.Option("--tries", min=0, metavar="N", help="How often a flow is started again before it "
+                 "is given up; a completed micro-batch begins the count anew."),
+]  # fmt: skip
+StopTimeout = Annotated[
+    str,
+    typer.Option("--stop-timeout", metavar="DURATION", help="How long a stop waits for the "
+                 "micro-batch that runs."),
+]  # fmt: skip
+Report = Annotated[
+    str,
+    typer.Option("--report", metavar="DURATION", help="Without a terminal: how often to print "
+                 "progress."),
+]  # fmt: skip
+Plain = Annotated[bool, typer.Option("--plain", help="Lines instead of the live table.")]
+
+
+def run(
+    file: File,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    master: Master = "local[*]",
+    data: Data = DEFAULT_DATA,
+    checkpoints: Checkpoints = None,
+    only: Only = [],  # noqa: B006
+    once: Once = False,
+    conf: SparkConf = [],  # noqa: B006
+    metrics: MetricsAt = None,
+    tries: Tries = 10,
+    stop_timeout: StopTimeout = "60s",
+    report: Report = "10s",
+    plain: Plain = False,
+    log_level: LogLevelOption = LogLevel.WARNING,
+    client: ClientSettings = [],  # noqa: B006
+) -> None:
+    """Run the flows of a file on Spark, until Ctrl-C or SIGTERM.
+
+    Each flow is a query of its own. One that fails is started again after a pause, unless trying
+    again cannot help; then it stops, says why, and the others go on. A stop finishes the
+    micro-batches that run. Everything is written exactly once, whatever happens in between: start
+    the same file with the same --data again, and all flows go on where they were.
+
+    The status is 0 if no flow has failed for good, else 1. `penstock flows` shows and commands the
+    flows from another terminal.
+
+    \b
+    Examples:
+      penstock run flows.py
+      penstock run flows.py --once
+      penstock run flows.py --only enriched --metrics 9645
+      penstock run flows.py --master spark://spark:7077 --checkpoints s3a://bucket/flows \\
+          --bootstrap kafka-1:9092,kafka-2:9092
+    """
+    from penstock.spark.flows.folder import Folder
+    from penstock.spark.flows.load import load
+    from penstock.spark.flows.manager import Manager, Settings
+    from penstock.spark.flows.supervisor import Policy
+
+    logging.basicConfig(level=log_level.value.upper(), stream=sys.stderr, force=True,
+                        format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")  # fmt: skip
+    # It tells of each call between Python and Java.
+    logging.getLogger("py4j").setLevel(logging.WARNING)
+    settings = Settings(
+        bootstrap=bootstrap,
+        options={f"kafka.{name}": value for name, value in parse_pairs(client).items()},
+        once=once,
+        policy=Policy(max_tries=tries),
+        stop_timeout_s=seconds(stop_timeout, "--stop-timeout"),
+        file=str(file.resolve()),
+    )
+    every_s = seconds(report, "--report")
+    address = parse_address(metrics, default_host=LOOPBACK) if metrics is not None else None
+    known = load(file)
+    flows = chosen(known, only)
+    connect(bootstrap, client)
+    folder = Folder(data, checkpoints)
+    with folder.locked():
+        spark = _session(file, master, parse_pairs(conf))
+        manager = Manager(spark, flows, folder, settings, known=known)
+        ok = _run(manager, folder, address, plain=plain, every_s=every_s)
+    if not ok:
+        raise typer.Exit(output.EXIT_FAILURE)
+
+
+def seconds(text: str, option: str) -> float:
+    duration_ms = parse_duration_ms(text)
+    if duration_ms is None:
+        raise typer.BadParameter(f"{option}: {text!r} is not a duration such as 10s or 1m")
+    return duration_ms / 1000
+
+
+def chosen(flows: Collected, only: list[str]) -> Collected:
+    """The flows that were asked for by name."""
+    from penstock.spark.flows.errors import UnknownFlowError
+
+    for name in only:
+        if flows.named(name) is None:
+            raise UnknownFlowError(
+                f"the file has no flow {name!r}",
+                advice=f"It has: {', '.join(each.name for each in flows)}.",
+            )
+    return type(flows)(each for each in flows if not only or each.name in only)
+
+
+def _session(file: Path, master: str, conf: dict[str, str]) -> SparkSession:
+    from penstock.spark import session
+
+    # Spark's workers import what stands beside the file too.
+    beside = str(file.resolve().parent)
+    paths = [beside, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+    output.say(f"starting Spark on {master}")
+    # Two flows share the machine instead of waiting for each other.
+    return session("penstock run", master, **{"spark.scheduler.mode": "FAIR", **conf})
+
+
+def _run(
+    manager: Manager,
+    folder: Folder,
+    address: tuple[str, int] | None,
+    *,
+    plain: bool,
+    every_s: float,
+) -> bool:
+    """Run until all is over; whether all went well."""
+    from penstock.cli.run_metrics import MetricsServer
+    from penstock.cli.run_view import View
+    from penstock.spark.flows.control import ControlServer
+
+    with ExitStack() as stack:
+        stack.callback(manager.close)
+        stack.enter_context(ControlServer(folder, manager.answer))
+        if address is not None:
+            server = stack.enter_context(MetricsServer(*address, manager.status))
+            output.say(f"metrics at {server.address}")
+        view = stack.enter_context(View(plain=plain, every_s=every_s))
+        manager.on_change = view.changed
+        with _stopped_by_signals(manager):
+            manager.start()
+            names = ", ".join(each.name for each in manager.status())
+            output.say(f"running {names}; Ctrl-C stops after the micro-batches")
+            _look_on(manager, view)
+        view.report(manager.status())
+    for each in manager.status():
+        if each.state == "failed":
+            output.fail(PenstockError(f"flow {each.name}: {each.error}", advice=each.advice))
+    if manager.broken is not None:
+        output.fail(PenstockError(manager.broken.message, advice=manager.broken.advice))
+        return False
+    return not manager.failed
+
+
+def _look_on(manager: Manager, view: Any) -> None:
+    pause = threading.Event()
+    while not manager.step():
+        view.show(manager.status())
+        pause.wait(_STEP_S)
+    view.show(manager.status())
+
+
+@contextmanager
+def _stopped_by_signals(manager: Manager) -> Iterator[None]:
+    """The first Ctrl-C or SIGTERM stops after the micro-batch; the second at once."""
+    asked: list[int] = []
+
+    def stop(number: int, _: object) -> None:
+        if asked:
+            output.say("stopping at once; what was begun runs again at the next start")
+            os._exit(128 + number)
+        asked.append(number)
+        output.say("stopping after the micro-batches; once more to stop at once")
+        # Not here: the loop that this interrupts may hold what stopping needs.
+        threading.Thread(target=manager.stop, name="flows-stop", daemon=True).start()
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,143 @@
+"""Running flows as people see them: a table that is kept up to date, or lines for a file."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.cli import output
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from penstock.spark.flows.manager import Status
+
+COLUMNS: Final = (
+    "flow", "state", ">in/s", ">out/s", ">rows in", ">rows out", ">lag", ">batch", "watermark",
+    ">state", ">late", ">dead", ">restarts",
+)  # fmt: skip
+
+
+def rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 or value == 0 else f"{value:.1f}"
+
+
+def size(value: int) -> str:
+    """Bytes for people."""
+    number = float(value)
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 1000:
+            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1000
+    return f"{number:.1f} TB"
+
+
+def duration(ms: int) -> str:
+    return f"{ms} ms" if ms < 10_000 else f"{ms / 1000:.1f} s"
+
+
+def row(status: Mapping[str, Any]) -> tuple[str, ...]:
+    """A flow's line of the table; `status` as `Status.as_dict` gives it."""
+    numbers: Mapping[str, Any] = status["progress"]
+    name = f"{status['name']} (rebuild)" if status["rebuilding"] else str(status["name"])
+    state = str(status["state"])
+    if status["retry_in_s"] is not None:
+        state = f"again in {status['retry_in_s']:.0f} s"
+    kept = f"{numbers['state_rows']:,} rows, {size(numbers['state_bytes'])}"
+    return (
+        name,
+        state,
+        rate(numbers["in_per_s"]),
+        rate(numbers["out_per_s"]),
+        f"{numbers['rows_in']:,}",
+        f"{numbers['rows_out']:,}",
+        "-" if numbers["lag"] is None else f"{numbers['lag']:,}",
+        duration(numbers["batch_ms"]) if numbers["batches"] else "-",
+        numbers["watermark"].partition(".")[0].replace("T", " ") or "-",
+        kept if numbers["state_rows"] or numbers["state_bytes"] else "-",
+        f"{numbers['late_rows']:,}",
+        f"{numbers['dead_letters']:,}",
+        f"{status['restarts']:,}",
+    )
+
+
+def rendered(statuses: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """All flows, with what went wrong below."""
+    from rich.console import Group
+    from rich.text import Text
+
+    errors = []
+    for each in statuses:
+        if each["error"]:
+            remedy = f"\n  {each['advice']}" if each["advice"] else ""
+            style = "red" if each["state"] == "failed" else "yellow"
+            errors.append(Text(f"{each['name']}: {each['error']}{remedy}", style=style))
+    return Group(output.table(COLUMNS, map(row, statuses)), *errors)
+
+
+class View:
+    """Shows flows while they run; a context manager. `show` is called again and again."""
+
+    def __init__(self, *, plain: bool, every_s: float) -> None:
+        self._plain = plain or not sys.stdout.isatty()
+        self._every_s = every_s
+        self._live: Any = None
+        self._told: dict[tuple[str, bool], tuple[int, int]] = {}
+        self._next = 0.0
+
+    def __enter__(self) -> View:
+        if not self._plain:
+            from rich.console import Console
+            from rich.live import Live
+
+            self._live = Live(console=Console(highlight=False), auto_refresh=False)
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def changed(self, status: Status) -> None:
+        """A flow has got into another state."""
+        if self._live is None:
+            line(f"{_name(status)}: {status.state}")
+            if status.error and status.state in {"failed", "waiting"}:
+                line(f"{_name(status)}: {status.error}")
+                if status.advice:
+                    line(f"{_name(status)}: {status.advice}")
+
+    def show(self, statuses: Sequence[Status]) -> None:
+        if self._live is not None:
+            self._live.update(rendered([each.as_dict() for each in statuses]), refresh=True)
+            return
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + self._every_s
+            self.report(statuses)
+
+    def report(self, statuses: Sequence[Status]) -> None:
+        """A line for each flow that has done something since the last."""
+        for each in statuses:
+            numbers = each.progress
+            key, seen = (each.name, each.rebuilding), (numbers.batch_id, numbers.batches)
+            if numbers.batches and self._told.get(key) != seen and self._live is None:
+                self._told[key] = seen
+                cells = dict(zip(COLUMNS, row(each.as_dict()), strict=True))
+                told = (
+                    f"{name.removeprefix('>')} {text}"
+                    for name, text in list(cells.items())[2:]
+                    if text not in {"-", "0"}
+                )
+                line(f"{_name(each)}: {', '.join(told)}")
+
+
+def _name(status: Status) -> str:
+    return f"{status.name} (rebuild)" if status.rebuilding else status.name
+
+
+def line(text: str) -> None:
+    """A line with the time, for a file or a pipe."""
+    print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)

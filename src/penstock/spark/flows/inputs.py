@@ -1,0 +1,239 @@
+"""The inputs of a flow as DataFrames: streams, micro-batches of them, and tables.
+
+What a function sees of a typed stream are the columns of its schema and, beginning with `_`, where
+each record stood: `_key`, `_topic`, `_partition`, `_offset`, `_timestamp`. Columns that begin with
+`_` are never written to a topic unless it is raw.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import types as T  # noqa: N812
+
+from penstock.client.connection import Cluster
+from penstock.client.metadata import LATEST, Metadata, offsets
+from penstock.spark import reading
+from penstock.spark.flows.declare import Reading, Stream, Table
+from penstock.spark.flows.errors import DeclarationError, FlowError, UnknownTopicError
+
+log = logging.getLogger(__name__)
+
+FORMAT: Final = "penstock"
+_SECURITY: Final = ("security.", "sasl.", "ssl.")
+_VALUE: Final = "_penstock_value"
+POSITIONS: Final = {name: f"_{name}" for name in reading.POSITION}
+
+
+class TableTooLargeError(FlowError):
+    """A table has more rows than it may have."""
+
+
+class BadRecordError(FlowError):
+    """A record cannot be read, and the flow has no dead-letter topic for it."""
+
+    advice = (
+        "Mend the schema of the input; for a stream, say where such records go with "
+        'dead_letters="TOPIC".'
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the log is, and how to get in; `resolve` gives the topic that stands for a name."""
+
+    bootstrap: str
+    # As the source takes them: `kafka.` and the client's own name.
+    options: Mapping[str, str]
+    resolve: Callable[[str], str]
+
+    def cluster(self) -> Cluster:
+        plain = {key.removeprefix("kafka."): value for key, value in self.options.items()}
+        secret = {key: value for key, value in plain.items() if key.startswith(_SECURITY)}
+        if not secret:
+            return Cluster(self.bootstrap)
+        from penstock.client.security import Security
+
+        return Cluster(self.bootstrap, security=Security.from_options(secret))
+
+    def source(self, topic: str, options: Mapping[str, str]) -> dict[str, str]:
+        return {
+            "kafka.bootstrap.servers": self.bootstrap,
+            "subscribe": self.resolve(topic),
+            "includeHeaders": "true",
+            **self.options,
+            **options,
+        }
+
+
+def check_topics(place: Place, flow: str, topics: list[str]) -> None:
+    """UnknownTopicError if a topic that a flow reads is not there."""
+    wanted = [place.resolve(topic) for topic in topics]
+    with place.cluster() as cluster:
+        there = set(Metadata(cluster).topics(wanted))
+    missing = [topic for topic in wanted if topic not in there]
+    if missing:
+        names = ", ".join(repr(topic) for topic in missing)
+        raise UnknownTopicError(
+            f"flow {flow!r} reads {'topics' if len(missing) > 1 else 'topic'} {names}, which "
+            f"{'do' if len(missing) > 1 else 'does'} not exist at {place.bootstrap}",
+            advice=f"`penstock topics create {missing[0]}` makes one; `penstock topics list` "
+            "shows what there is. If it was deleted, what the flow had read of it stays counted: "
+            f"`penstock flows reset {flow}` begins anew.",
+        )
+
+
+# ---- streams -----------------------------------------------------------------------------
+
+
+def open_stream(spark: SparkSession, place: Place, declared: Stream, *, replay: bool) -> DataFrame:
+    """The records of a stream as the source gives them. A replay begins at the log's start."""
+    start = "earliest" if replay else declared.start
+    options = place.source(declared.topic, {"startingOffsets": start, **declared.options})
+    return spark.readStream.format(FORMAT).options(**options).load()
+
+
+def typed(records: DataFrame, how: Reading, *, metrics: str) -> DataFrame:
+    """Records with the parsed value in one column, and what is wrong with it in another."""
+    if how.format == "json":
+        return reading.json(records, how.schema, into=_VALUE, metrics=metrics)
+    if how.format == "avro":
+        return reading.avro(records, how.schema, into=_VALUE, metrics=metrics)
+    raise DeclarationError(f"a stream cannot be read as {how.format}")
+
+
+def visible(rows: DataFrame) -> DataFrame:
+    """The good rows of a typed frame, as the user's function sees them."""
+    taken = [F.col(name).alias(hidden) for name, hidden in POSITIONS.items()]
+    return reading.good(rows).select(f"{_VALUE}.*", *taken)
+
+
+def as_text(records: DataFrame) -> DataFrame:
+    """Key and value as strings."""
+    taken = [
+        F.col(name).alias(f"_{name}") for name in ("topic", "partition", "offset", "timestamp")
+    ]
+    key, value = F.col("key").cast("string"), F.col("value").cast("string")
+    return records.select(key.alias("key"), value.alias("value"), *taken)
+
+
+def failing(rows: DataFrame, what: str) -> DataFrame:
+    """The same rows, but whoever asks which are good fails at the first that is not.
+
+    The reason itself fails when it is looked at: Spark would be free to look at another condition
+    first.
+    """
+    told = F.concat(
+        F.lit(f"{BadRecordError.__module__}.BadRecordError: {what} "),
+        F.concat_ws("-", "topic", "partition"),
+        F.lit(" offset "),
+        F.col("offset"),
+        F.lit(" cannot be read: "),
+        F.col(reading.ERROR),
+    )
+    bad = F.col(reading.ERROR).isNotNull()
+    return rows.withColumn(reading.ERROR, F.when(bad, F.raise_error(told).cast("string")))
+
+
+# ---- tables ------------------------------------------------------------------------------
+
+
+def table_rows(spark: SparkSession, place: Place, declared: Table) -> DataFrame:
+    """A changelog topic as what it says now: read anew whenever the DataFrame is computed."""
+    options = place.source(
+        declared.topic,
+        {"startingOffsets": "earliest", "endingOffsets": "latest", **declared.options},
+    )
+    options.pop("includeHeaders", None)
+    records = spark.read.format(FORMAT).options(**options).load()
+    # All records of a key are in one partition, where the offset is their order.
+    last = records.groupBy("key").agg(
+        F.max_by(F.struct("value", "topic", "partition", "timestamp", "offset"), "offset").alias(
+            "l"
+        )
+    )
+    last = last.where("key is not null and l.value is not null").select("key", "l.*")
+    return _table_columns(last, declared)
+
+
+def _table_columns(last: DataFrame, declared: Table) -> DataFrame:
+    how = declared.reading
+    metrics = f"table-{declared.topic}"
+    if how.format == "debezium":
+        # Of a change only the row afterwards counts; capture may put it under `payload`.
+        schema = f"after struct<{_as_struct(how.schema)}>, op string"
+        wrapped = f"{schema}, payload struct<{_as_struct(schema)}>"
+        rows = reading.json(last, wrapped, into=_VALUE, metrics=metrics)
+        rows = reading.good(failing(rows, "table"))
+        after = F.coalesce(F.col(f"{_VALUE}.payload.after"), F.col(f"{_VALUE}.after"))
+        rows = rows.withColumn(_VALUE, after).where(F.col(_VALUE).isNotNull())
+    elif how.format in {"json", "avro"}:
+        rows = reading.good(failing(typed(last, how, metrics=metrics), "table"))
+    else:
+        rows = last.select(F.col("value").alias("value"), "key")
+        return _with_key(rows, [F.col("value")], declared)
+    return _with_key(rows, [F.col(f"{_VALUE}.*")], declared)
+
+
+def _with_key(rows: DataFrame, columns: list[Column], declared: Table) -> DataFrame:
+    if declared.key is None:
+        return rows.select(*columns)
+    key = F.col("key").cast("string").alias(declared.key)
+    chosen = rows.select(*columns, F.col("key").alias("_penstock_key"))
+    if declared.key in chosen.columns:
+        # The value has it too, and with its type.
+        return chosen.drop("_penstock_key")
+    return rows.select(key, *columns)
+
+
+def _as_struct(schema: str) -> str:
+    return T.StructType.fromDDL(schema).simpleString().removeprefix("struct<").removesuffix(">")
+
+
+class Snapshot:
+    """A table kept in Spark's memory between micro-batches, and read anew when it has changed."""
+
+    def __init__(self, spark: SparkSession, place: Place, declared: Table) -> None:
+        self._spark = spark
+        self._place = place
+        self._declared = declared
+        self._ends: dict[tuple[str, int], int] | None = None
+        self._rows: DataFrame | None = None
+
+    def rows(self) -> DataFrame:
+        """The table as it stands in the log now."""
+        ends = self._read_ends()
+        if self._rows is not None and ends == self._ends:
+            return self._rows
+        fresh = table_rows(self._spark, self._place, self._declared).persist()
+        try:
+            count = fresh.count()
+            if count > self._declared.max_rows:
+                raise TableTooLargeError(
+                    f"table {self._declared.topic!r} has {count:,} rows, and may have "
+                    f"{self._declared.max_rows:,}",
+                    advice="Raise max_rows of table(...), if Spark's memory has room for them.",
+                )
+        except BaseException:
+            fresh.unpersist()
+            raise
+        self.close()
+        self._rows, self._ends = fresh, ends
+        return fresh
+
+    def _read_ends(self) -> dict[tuple[str, int], int]:
+        topic = self._place.resolve(self._declared.topic)
+        with self._place.cluster() as cluster:
+            parts = Metadata(cluster).partitions(topic)
+            wanted = {(topic, number): LATEST for number in parts}
+            return dict(offsets(cluster, wanted, isolation="read_committed"))
+
+    def close(self) -> None:
+        if self._rows is not None:
+            self._rows.unpersist()
+        self._rows = self._ends = None

@@ -1,0 +1,70 @@
+"""What a flow needs of Spark, seen from its plan: state or none, and which.
+
+A function of rows alone (filters, projections, joins with tables, unions, explodes) gives the same
+on each micro-batch as on the stream, so it can be run on the micro-batch: then several outputs and
+the dead letters are written from one reading. Anything else is left to Spark as a streaming plan.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_ROWWISE: Final = frozenset(
+    {
+        "CollectMetrics", "EventTimeWatermark", "Filter", "Generate", "MapInArrow", "MapInPandas",
+        "Project", "Repartition", "RepartitionByExpression", "ResolvedHint", "StreamingRelation",
+        "StreamingRelationV2", "SubqueryAlias", "Union", "View", "WithCTE", "CTERelationDef",
+        "CTERelationRef", "RebalancePartitions",
+    }
+)  # fmt: skip
+# What keeps nothing although it is no function of single rows.
+_STATELESS: Final = frozenset({"Sort", "GlobalLimit", "LocalLimit", "Sample", "Expand", "Window"})
+_IDS: Final = re.compile(r"#\d+L?(-T\d+ms)?")
+_NAMES: Final = re.compile(r" AS [\w`.()]+")
+MAX_DESCRIBED: Final = 2_000
+
+
+def _nodes(plan: Any) -> Iterator[Any]:
+    yield plan
+    children = plan.children()
+    for at in range(children.size()):
+        yield from _nodes(children.apply(at))
+
+
+def streaming_nodes(rows: DataFrame) -> list[Any]:
+    """The nodes of a DataFrame's plan that streams pass through."""
+    plan = rows._jdf.queryExecution().analyzed()
+    return [node for node in _nodes(plan) if node.isStreaming()]
+
+
+def is_rowwise(rows: DataFrame) -> bool:
+    """Whether each row of a stream is treated by itself."""
+    return all(_keeps_nothing(node) for node in streaming_nodes(rows))
+
+
+def _keeps_nothing(node: Any) -> bool:
+    name = str(node.nodeName())
+    if name == "Join":
+        # With a table: of two streams each waits for the other.
+        return not (node.left().isStreaming() and node.right().isStreaming())
+    return name in _ROWWISE
+
+
+def operators(rows: DataFrame) -> list[str]:
+    """The operators that keep state, each as text that changes if its state does."""
+    found = []
+    for node in streaming_nodes(rows):
+        if not _keeps_nothing(node) and str(node.nodeName()) not in _STATELESS:
+            types = [str(each.dataType().simpleString()) for each in node.schema().fields()]
+            text = _NAMES.sub("", _IDS.sub("", str(node.simpleString(200)))).lstrip("~ ")
+            found.append(f"{text} -> {', '.join(types)}"[:MAX_DESCRIBED])
+    return found
+
+
+def has_watermark(rows: DataFrame) -> bool:
+    return any(str(node.nodeName()) == "EventTimeWatermark" for node in streaming_nodes(rows))

@@ -1,0 +1,84 @@
+"""How a flow gets on: Spark's report of each micro-batch, reduced to what people look at.
+
+Pure: reports in, numbers out. Totals are since the flow was started by this process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from penstock.spark.source.lag import lag
+
+# Spark's word for no watermark yet.
+_EPOCH: Final = "1970-01-01"
+
+
+@dataclass(slots=True)
+class Progress:
+    """Numbers of one flow."""
+
+    batch_id: int = -1
+    batches: int = 0
+    rows_in: int = 0
+    rows_out: int = 0
+    dead_letters: int = 0
+    late_rows: int = 0
+    in_per_s: float = 0.0
+    out_per_s: float = 0.0
+    # The time that the last micro-batch took.
+    batch_ms: int = 0
+    # Records that are in the log and not read yet; None if the source does not say.
+    lag: int | None = None
+    watermark: str = ""
+    state_rows: int = 0
+    state_bytes: int = 0
+    # When the last micro-batch with rows began, by Spark's clock.
+    timestamp: str = ""
+
+    def take(self, report: Mapping[str, Any], written: Mapping[int, int]) -> bool:
+        """Add a report of Spark's; False if it is one of a batch that is counted already.
+
+        `written` says how many rows each batch wrote, which Spark does not know.
+        """
+        batch_id = int(report.get("batchId", -1))
+        duration = report.get("durationMs") or {}
+        # An idle trigger reports with the id of the batch to come, and has not run it.
+        ran = "addBatch" in duration
+        self._take_state(report)
+        if not ran:
+            self.in_per_s = self.out_per_s = 0.0
+            return False
+        if batch_id <= self.batch_id:
+            return False
+        rows_in, rows_out = int(report.get("numInputRows") or 0), written.get(batch_id, 0)
+        self.batch_id = batch_id
+        self.batches += 1
+        self.rows_in += rows_in
+        self.rows_out += rows_out
+        self.batch_ms = int(duration.get("triggerExecution", 0))
+        seconds = max(self.batch_ms, 1) / 1000
+        self.in_per_s, self.out_per_s = rows_in / seconds, rows_out / seconds
+        self.timestamp = str(report.get("timestamp", ""))
+        self.late_rows += sum(
+            int(each.get("numRowsDroppedByWatermark") or 0)
+            for each in report.get("stateOperators") or ()
+        )
+        return True
+
+    def _take_state(self, report: Mapping[str, Any]) -> None:
+        operators: Sequence[Mapping[str, Any]] = report.get("stateOperators") or ()
+        self.state_rows = sum(int(each.get("numRowsTotal") or 0) for each in operators)
+        self.state_bytes = sum(int(each.get("memoryUsedBytes") or 0) for each in operators)
+        watermark = str((report.get("eventTime") or {}).get("watermark", ""))
+        self.watermark = "" if watermark.startswith(_EPOCH) else watermark
+        behind = lag(report)
+        self.lag = None if behind is None else behind.total_offsets
+
+    def watermark_s(self) -> float | None:
+        """The watermark as seconds since 1970."""
+        if not self.watermark:
+            return None
+        return datetime.fromisoformat(self.watermark).timestamp()

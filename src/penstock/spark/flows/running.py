@@ -1,0 +1,396 @@
+"""One flow as a Spark query: built from its declaration, started, watched and stopped.
+
+There are two ways. If the function treats each row by itself and reads one stream, Spark streams
+the records as they are, and the function is run on each micro-batch: several outputs and the dead
+letters come from one reading. Otherwise the function is run once, on the stream, and Spark keeps
+its state; what it gives and the dead letters are united in one plan, so that they still are one
+query, one checkpoint and one transaction per micro-batch.
+
+Either way a micro-batch ends in `_write`: all topics in one transaction of the sink, then the other
+outputs, each of which takes a batch a second time without harm.
+
+**Stopping.** Spark's own stop breaks off the micro-batch that runs. So a gate stands before each:
+when it is closed no further one begins, the one inside is waited for, and then the query is stopped
+while it is idle.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from penstock.spark import reading
+from penstock.spark.flows import inputs, planning
+from penstock.spark.flows.declare import Flow, Output, Stream, Table, Topic, physical
+from penstock.spark.flows.errors import UserCodeError
+from penstock.spark.flows.folder import Fingerprint
+from penstock.spark.flows.inputs import Place, Snapshot
+from penstock.spark.flows.outputs import make_topics, topic_rows
+from penstock.spark.flows.progress import Progress
+from penstock.spark.flows.supervisor import Failure
+from penstock.spark.flows.trouble import explain
+from penstock.spark.flows.writing import Counts, TopicWriter
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+log = logging.getLogger(__name__)
+
+# How long a stop waits for Spark to note down a batch that is done.
+COMMIT_WAIT_S: Final = 10.0
+_STEP_S: Final = 0.05
+# Of how many batches the numbers of rows written are kept until Spark has reported on them.
+_KEPT_COUNTS: Final = 200
+
+
+class GateClosedError(Exception):
+    """Ends a query between two micro-batches."""
+
+
+class Gate:
+    """Lets one micro-batch at a time through, and none once it is closed."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._inside = False
+        self._closed = False
+        self.last_done = -1
+
+    def enter(self) -> None:
+        with self._changed:
+            if self._closed:
+                raise GateClosedError
+            self._inside = True
+
+    def leave(self, batch_id: int, *, done: bool) -> None:
+        with self._changed:
+            self._inside = False
+            if done:
+                self.last_done = batch_id
+            self._changed.notify_all()
+
+    def close(self, timeout_s: float) -> bool:
+        """Let none in any more, and wait for the one inside; False if it takes too long."""
+        with self._changed:
+            self._closed = True
+            return self._changed.wait_for(lambda: not self._inside, timeout_s)
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a flow comes to: how it is run, and what its checkpoint depends on."""
+
+    rowwise: bool
+    fingerprint: Fingerprint
+    # The one plan of a flow that Spark runs as a stream; the records for one that it does not.
+    rows: DataFrame
+
+
+@dataclass(frozen=True, slots=True)
+class BatchOf:
+    """What an output is told of a micro-batch."""
+
+    flow: str
+    batch_id: int
+    checkpoint: str
+
+
+class Running:
+    """A generation of a flow, from its start to its end."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        flow: Flow,
+        place: Place,
+        checkpoint: str,
+        *,
+        generation: int = 1,
+        once: bool = False,
+    ) -> None:
+        self._spark = spark
+        self.flow = flow
+        self.generation = generation
+        self.checkpoint = checkpoint
+        self._place = place
+        self._once = once
+        self._gate = Gate()
+        self._query: StreamingQuery | None = None
+        # What went wrong inside a micro-batch, before Java made text of it.
+        self._error: BaseException | None = None
+        self._written: dict[int, int] = {}
+        self._snapshots = [Snapshot(spark, place, each) for each in flow.tables]
+        self._writer: TopicWriter | None = None
+        self.progress = Progress()
+
+    # ---- planning ------------------------------------------------------------------------
+
+    def plan(self) -> Plan:
+        """Ask the function for its DataFrames, and see what they need."""
+        inputs.check_topics(self._place, self.flow.name, [each.topic for each in self.flow.inputs])
+        frames: list[DataFrame] = []
+        letters: list[DataFrame] = []
+        records: list[DataFrame] = []
+        for at, each in enumerate(self.flow.inputs):
+            if isinstance(each, Table):
+                frames.append(inputs.table_rows(self._spark, self._place, each))
+                continue
+            opened = inputs.open_stream(self._spark, self._place, each, replay=self.generation > 1)
+            records.append(opened)
+            frames.append(self._seen(opened, each, metrics=f"input-{at}"))
+            if each.dead_letters is not None:
+                bad = inputs.typed(opened, each.reading, metrics=f"dead-letters-{at}")
+                letters.append(reading.dead_letters(bad, each.dead_letters))
+        results = self._call(frames)
+        rowwise = len(records) == 1 and all(map(planning.is_rowwise, results.values()))
+        made_from = Fingerprint(
+            streams=tuple(self._place.resolve(each.topic) for each in self.flow.streams),
+            outputs=tuple(f"{name}: {self._target(output)}" if name else self._target(output)
+                          for name, output in self.flow.outputs.items()),
+            mode=self.flow.mode,
+            operators=tuple(
+                text for rows in results.values() for text in planning.operators(rows)
+            ),
+        )  # fmt: skip
+        if rowwise:
+            # Only to see that they can be written.
+            self._united(results, [])
+            return Plan(True, made_from, records[0])
+        return Plan(False, made_from, self._united(results, letters))
+
+    def _target(self, output: Topic | Output) -> str:
+        """What an output is called in the fingerprint: without the generation."""
+        return output.target
+
+    def _seen(self, records: DataFrame, declared: Stream, *, metrics: str) -> DataFrame:
+        """What the function sees of a stream, or of a micro-batch of it."""
+        if declared.reading.format == "raw":
+            return records
+        if declared.reading.format == "text":
+            return inputs.as_text(records)
+        rows = inputs.typed(records, declared.reading, metrics=metrics)
+        if declared.dead_letters is None:
+            rows = inputs.failing(rows, "the record at")
+        return inputs.visible(rows)
+
+    def _call(self, frames: list[DataFrame]) -> dict[str, DataFrame]:
+        given = self.flow.function(*frames)
+        wanted = self.flow.outputs
+        results = given if isinstance(given, Mapping) else {"": given}
+        place = f"{self.flow.where}: flow {self.flow.name!r}"
+        if set(results) != set(wanted):
+            told = ", ".join(sorted(map(repr, results))) if isinstance(given, Mapping) else "one"
+            expected = ", ".join(map(repr, wanted)) if "" not in wanted else "one DataFrame"
+            raise UserCodeError(
+                f"{place} returns {told} where {expected} should be",
+                advice="Return a DataFrame for output=, or a dict with the names of outputs=.",
+            )
+        for name, rows in results.items():
+            if not isinstance(rows, DataFrame):
+                raise UserCodeError(
+                    f"{place} returns {type(rows).__name__}"
+                    f"{f' as {name!r}' if name else ''}, not a DataFrame"
+                )
+        return {name: results[name] for name in wanted}
+
+    def _united(self, results: Mapping[str, DataFrame], letters: list[DataFrame]) -> DataFrame:
+        """All rows to be written in one frame: records for topics, other outputs in columns."""
+        others = [name for name in results if not isinstance(self.flow.outputs[name], Topic)]
+        parts = []
+        for name, rows in results.items():
+            output = self.flow.outputs[name]
+            if isinstance(output, Topic):
+                parts.append(topic_rows(rows, output, physical(output.name, self.generation)))
+            else:
+                whole = F.struct(*(F.col(f"`{each}`") for each in rows.columns))
+                parts.append(rows.select(whole.alias(_column(others.index(name)))))
+        parts += letters
+        return reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), parts)
+
+    # ---- the query -----------------------------------------------------------------------
+
+    def start(self, plan: Plan) -> None:
+        """Start the query; it runs when this returns."""
+        make_topics(self._place, self.flow, self.generation)
+        self._writer = TopicWriter(self._place, self.flow, self.generation)
+        writer = plan.rows.writeStream.queryName(self.title)
+        writer = writer.option("checkpointLocation", self.checkpoint)
+        writer = writer.outputMode("append" if plan.rowwise else self.flow.mode)
+        if self._once:
+            writer = writer.trigger(availableNow=True)
+        elif self.flow.every is not None:
+            writer = writer.trigger(processingTime=self.flow.every)
+        on_batch = self._on_records if plan.rowwise else self._on_rows
+        self._query = writer.foreachBatch(self._guarded(on_batch)).start()
+
+    @property
+    def title(self) -> str:
+        """The query's name in Spark: two generations of a flow may run at a time."""
+        return self.flow.name if self.generation == 1 else f"{self.flow.name} g{self.generation}"
+
+    def _guarded(self, on_batch: Any) -> Any:
+        """The batch function behind the gate, with its error kept before Java makes text of it."""
+
+        def run(rows: DataFrame, batch_id: int) -> None:
+            self._gate.enter()
+            done = False
+            try:
+                counts = on_batch(rows, batch_id)
+                self._count(batch_id, counts)
+                done = True
+            except BaseException as error:
+                self._error = error
+                raise
+            finally:
+                self._gate.leave(batch_id, done=done)
+
+        return run
+
+    def _count(self, batch_id: int, counts: Counts) -> None:
+        self._written[batch_id] = counts.rows
+        self.progress.dead_letters += counts.dead_letters
+        while len(self._written) > _KEPT_COUNTS:
+            del self._written[next(iter(self._written))]
+
+    def _on_records(self, records: DataFrame, batch_id: int) -> Counts:
+        """A micro-batch of records: the function is run on it."""
+        declared = self.flow.streams[0]
+        rows, letters, kept = records, [], None
+        several = len(self.flow.outputs) > 1
+        if declared.is_typed:
+            rows = inputs.typed(records, declared.reading, metrics="input")
+            several = several or declared.dead_letters is not None
+        if several:
+            # Otherwise each output would read, and parse, everything again.
+            kept = rows = rows.persist()
+        try:
+            if declared.dead_letters is not None:
+                letters = [reading.dead_letters(rows, declared.dead_letters)]
+            seen = self._seen_of(rows, declared)
+            tables = iter(self._snapshots)
+            frames = [
+                seen if isinstance(each, Stream) else next(tables).rows()
+                for each in self.flow.inputs
+            ]
+            return self._write(self._united(self._call(frames), letters), batch_id)
+        finally:
+            if kept is not None:
+                kept.unpersist()
+
+    def _seen_of(self, rows: DataFrame, declared: Stream) -> DataFrame:
+        if not declared.is_typed:
+            return self._seen(rows, declared, metrics="input")
+        if declared.dead_letters is None:
+            rows = inputs.failing(rows, "the record at")
+        return inputs.visible(rows)
+
+    def _on_rows(self, rows: DataFrame, batch_id: int) -> Counts:
+        """A micro-batch of what the function gave."""
+        return self._write(rows, batch_id)
+
+    def _write(self, rows: DataFrame, batch_id: int) -> Counts:
+        others = [each for each in self.flow.outputs.values() if not isinstance(each, Topic)]
+        assert self._writer is not None
+        if not others:
+            return self._writer.write(rows, batch_id)
+        kept = rows.persist()
+        try:
+            counts = Counts()
+            if "topic" in rows.columns:
+                columns = ("key", "value", "headers", "topic")
+                counts = self._writer.write(
+                    kept.where("topic is not null").select(*columns), batch_id
+                )
+            batch = BatchOf(self.flow.name, batch_id, self.checkpoint)
+            for at, output in enumerate(others):
+                column = _column(at)
+                part = kept.where(F.col(column).isNotNull()).select(f"{column}.*")
+                counts = counts.plus(output.write(part, batch))
+            return counts
+        finally:
+            kept.unpersist()
+
+    # ---- watching ------------------------------------------------------------------------
+
+    @property
+    def is_active(self) -> bool:
+        return self._query is not None and bool(self._query.isActive)
+
+    def failure(self) -> Failure | None:
+        """Why the query ended; None if it came to its end, or was stopped."""
+        query = self._query
+        found = query.exception() if query is not None else None
+        if found is None or isinstance(self._error, GateClosedError):
+            return None
+        if self._gate.is_closed and self._error is None:
+            return None
+        return self.explain(self._error or found)
+
+    def explain(self, error: BaseException) -> Failure:
+        log.debug("flow %s failed", self.flow.name, exc_info=error)
+        return explain(error, flow=self.flow.name, checkpoint=self.checkpoint)
+
+    def poll(self) -> bool:
+        """Take in what Spark reports; whether a micro-batch was completed since the last time."""
+        if self._query is None:
+            return False
+        last = self._query.lastProgress
+        if last is None:
+            return False
+        reports = [last]
+        if int(last["batchId"]) > self.progress.batch_id + 1:
+            reports = list(self._query.recentProgress)
+        fresh = [self.progress.take(orjson.loads(each.json), self._written) for each in reports]
+        return any(fresh)
+
+    # ---- stopping ------------------------------------------------------------------------
+
+    def stop(self, timeout_s: float) -> None:
+        """End the query after the micro-batch that runs; break it off after the time limit."""
+        query = self._query
+        if query is not None and query.isActive:
+            if self._gate.close(timeout_s):
+                self._wait_for_commit(query)
+            else:
+                log.warning(
+                    "flow %s: the micro-batch did not end within %.0f s and is broken off; it runs "
+                    "again at the next start",
+                    self.flow.name,
+                    timeout_s,
+                )
+            query.stop()
+        self.close()
+
+    def _wait_for_commit(self, query: StreamingQuery) -> None:
+        """Until Spark has noted that the last batch is done, so that it need not run again."""
+        deadline = time.monotonic() + COMMIT_WAIT_S
+        while query.isActive and time.monotonic() < deadline:
+            last = query.lastProgress
+            done = -1 if last is None else int(last["batchId"])
+            if done >= self._gate.last_done or not query.status["isTriggerActive"]:
+                return
+            time.sleep(_STEP_S)
+
+    def close(self) -> None:
+        """Let go of what was kept for the micro-batches."""
+        for each in self._snapshots:
+            each.close()
+        if self._writer is not None:
+            self._writer.close()
+
+
+def _column(number: int) -> str:
+    return f"_penstock_output_{number}"

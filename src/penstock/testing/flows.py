@@ -1,0 +1,292 @@
+"""Testing flows: feed rows, run to the end of what is there, read rows. No sleeping.
+
+    def test_visits(penstock_flows):
+        penstock_flows.load("flows.py")
+        penstock_flows.feed("clicks", [{"user": "ann", "page": "/"}])
+        penstock_flows.run()
+        assert penstock_flows.rows("visits") == [{"user": "ann", "page": "/"}]
+
+The fixture `penstock_flows` has a broker of its own, empty at the start of each test, and the one
+Spark session of the whole run. Each `run` reads all that is there, as the same flows would in
+production, and remembers how far it came: feed and run again for the next micro-batch.
+
+**Time.** `now` is the tester's clock; records are stamped with it, rows can use it, and only
+`advance` moves it. A window closes when a row arrives whose time is past its end and lateness, as
+in production: advance, feed a row, run.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from penstock.errors import PenstockError
+from penstock.spark.flows.declare import Collected, Flow, Topic, physical
+from penstock.spark.flows.folder import Folder
+from penstock.spark.flows.load import load
+from penstock.spark.flows.manager import Manager, Settings, Status
+from penstock.spark.flows.supervisor import Policy
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from penstock.testing.broker import Broker
+
+START: Final = datetime(2026, 1, 1, tzinfo=UTC)
+TIMEOUT_S: Final = 60.0
+_MAX_RUNS: Final = 100
+
+
+class FlowFailedError(PenstockError):
+    """A flow under test has failed for good; the message is what `penstock run` would say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fed:
+    """A record as it was read from a topic."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: Mapping[str, bytes | None]
+    timestamp: datetime
+    partition: int
+    offset: int
+
+    def json(self) -> Any:
+        return None if self.value is None else json.loads(self.value)
+
+
+Value = Mapping[str, Any] | str | bytes | None
+
+
+@dataclass(slots=True)
+class FlowTester:
+    """Flows, a broker and a session, put together for a test."""
+
+    spark: SparkSession
+    broker: Broker
+    data: Path
+    now: datetime = START
+    flows: Collected = field(default_factory=Collected)
+    partitions: int = 1
+
+    # ---- flows ---------------------------------------------------------------------------
+
+    def load(self, file: str | Path) -> Collected:
+        """Take the flows of a file; those of before are forgotten, what they kept is not."""
+        self.flows = load(Path(file))
+        return self.flows
+
+    def use(self, *flows: Flow) -> Collected:
+        """Take flows that are declared in the test itself."""
+        self.flows = Collected.of(flows)
+        return self.flows
+
+    def run(self, *only: str, once_more_on_failure: int = 0) -> dict[str, Status]:
+        """Run the flows until all that is there has been read; FlowFailedError if one fails.
+
+        A flow that reads what another writes runs after it.
+        """
+        self._make_inputs()
+        found: dict[str, Status] = {}
+        for flow in self._in_order():
+            if only and flow.name not in only:
+                continue
+            for status in self._run_one(flow, once_more_on_failure):
+                if status.state == "failed":
+                    raise FlowFailedError(f"flow {flow.name!r}: {status.error}",
+                                          advice=status.advice)  # fmt: skip
+                found[status.name] = status
+        return found
+
+    def _run_one(self, flow: Flow, tries: int) -> list[Status]:
+        settings = Settings(
+            self.broker.bootstrap,
+            once=True,
+            policy=Policy(first_pause_s=0.05, longest_pause_s=1.0, max_tries=tries),
+        )
+        folder = Folder(self.data)
+        manager = Manager(self.spark, Collected([flow]), folder, settings, known=self.flows)
+        with folder.locked():
+            try:
+                manager.start()
+                manager.run()
+                return manager.status()
+            finally:
+                manager.close()
+
+    def reset(self, name: str) -> dict[str, Status]:
+        """Build the outputs of a flow anew, as `penstock flows reset` does."""
+        from dataclasses import replace
+
+        folder = Folder(self.data)
+        record = folder.record(name)
+        folder.write(replace(record, rebuilding=record.next_generation()))
+        return self.run(name)
+
+    def _in_order(self) -> list[Flow]:
+        """Who writes before who reads."""
+        left, ordered = list(self.flows), list[Flow]()
+        while left:
+            pending = {each.name for flow in left for each in flow.topics}
+            ready = [
+                flow for flow in left if not pending & {each.topic for each in flow.inputs}
+            ] or left
+            ordered += ready
+            left = [flow for flow in left if flow not in ready]
+        return ordered
+
+    def _make_inputs(self) -> None:
+        written = {each.name for flow in self.flows for each in flow.topics}
+        for name in {each.topic for flow in self.flows for each in flow.inputs} - written:
+            self.make_topic(name)
+        # What a flow reads of another one may not have been written yet.
+        for flow in self.flows:
+            for each in flow.inputs:
+                if each.topic in written:
+                    self.make_topic(each.topic)
+
+    # ---- time ----------------------------------------------------------------------------
+
+    def advance(self, by: timedelta | float) -> datetime:
+        """Let time pass: a timedelta, or seconds."""
+        self.now += by if isinstance(by, timedelta) else timedelta(seconds=by)
+        return self.now
+
+    # ---- records -------------------------------------------------------------------------
+
+    def make_topic(self, name: str, partitions: int | None = None) -> None:
+        """Make a topic, unless it is there. It keeps records however old they are."""
+        admin = AdminClient({"bootstrap.servers": self.broker.bootstrap})
+        if name in admin.list_topics(timeout=TIMEOUT_S).topics:
+            return
+        wanted = NewTopic(name, partitions or self.partitions, config={"retention.ms": "-1"})
+        made = admin.create_topics([wanted])
+        made[name].result(TIMEOUT_S)
+
+    def feed(
+        self,
+        topic: str,
+        rows: Iterable[Value],
+        *,
+        key: str | Sequence[str] | None = None,
+        partition: int | None = None,
+    ) -> None:
+        """Write rows to a topic: dicts as JSON, text and bytes as they are, None as a tombstone.
+
+        `key` is the field that is the record's key, or as many keys as there are rows.
+        """
+        self.make_topic(topic)
+        producer = Producer({"bootstrap.servers": self.broker.bootstrap, "linger.ms": 0})
+        failures: list[KafkaError] = []
+        values = list(rows)
+        keys = list(key) if key is not None and not isinstance(key, str) else None
+        for at, value in enumerate(values):
+            own = keys[at] if keys is not None else None
+            if isinstance(key, str) and isinstance(value, Mapping):
+                own = str(value[key])
+            producer.produce(
+                topic,
+                _bytes(value),
+                own,
+                timestamp=int(self.now.timestamp() * 1000),
+                on_delivery=lambda error, _: failures.append(error) if error else None,
+                partition=-1 if partition is None else partition,
+            )
+        producer.flush(TIMEOUT_S)
+        if failures:
+            raise PenstockError(f"feeding {topic}: {failures[0].str()}")
+
+    def records(self, topic: str) -> list[Fed]:
+        """All records of a topic that are committed, by partition and offset.
+
+        Of an output that was rebuilt those of its present generation.
+        """
+        name = self._physical(topic)
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self.broker.bootstrap,
+                "group.id": "penstock-testing",
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                "auto.offset.reset": "earliest",
+                "isolation.level": "read_committed",
+            }
+        )
+        try:
+            known = consumer.list_topics(name, timeout=TIMEOUT_S).topics[name]
+            if known.error is not None:
+                return []
+            parts = sorted(known.partitions)
+            consumer.assign([TopicPartition(name, number, 0) for number in parts])
+            found = self._read(consumer, name, set(parts))
+        finally:
+            consumer.close()
+        return sorted(found, key=lambda each: (each.partition, each.offset))
+
+    def _read(self, consumer: Consumer, name: str, left: set[int]) -> list[Fed]:
+        found = []
+        deadline = time.monotonic() + TIMEOUT_S
+        while left:
+            message = consumer.poll(1.0)
+            if time.monotonic() > deadline:
+                raise PenstockError(f"topic {name} could not be read to its end")
+            if message is None:
+                continue
+            error = message.error()
+            if error is not None:
+                if error.code() != KafkaError._PARTITION_EOF:
+                    raise PenstockError(f"reading {name}: {error.str()}")
+                left.discard(message.partition() or 0)
+                continue
+            found.append(_fed(message))
+        return found
+
+    def rows(self, topic: str) -> list[Any]:
+        """The values of a topic, from JSON; None for tombstones."""
+        return [each.json() for each in self.records(topic)]
+
+    def table(self, topic: str) -> dict[str, Any]:
+        """The last value of each key of a topic, without those that are deleted."""
+        last: dict[str, Any] = {}
+        for each in self.records(topic):
+            key = "" if each.key is None else each.key.decode()
+            last[key] = each.json()
+        return {key: value for key, value in last.items() if value is not None}
+
+    def _physical(self, topic: str) -> str:
+        for flow in self.flows:
+            for output in flow.outputs.values():
+                if isinstance(output, Topic) and output.name == topic:
+                    record = Folder(self.data).find(flow.name)
+                    return physical(topic, record.generation) if record is not None else topic
+        return topic
+
+
+def _fed(message: Any) -> Fed:
+    stamp = datetime.fromtimestamp(message.timestamp()[1] / 1000, UTC)
+    headers = dict(message.headers() or ())
+    return Fed(message.key(), message.value(), headers, stamp, message.partition(),
+               message.offset())  # fmt: skip
+
+
+def _bytes(value: Value) -> bytes | None:
+    if value is None or isinstance(value, bytes):
+        return value
+    if isinstance(value, str):
+        return value.encode()
+    return json.dumps(value, default=_plain).encode()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    raise TypeError(f"{value!r} cannot be written as JSON")

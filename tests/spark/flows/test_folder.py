@@ -1,0 +1,147 @@
+"""What flows keep on disk, and how other processes reach who runs them."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.errors import PenstockError
+from penstock.spark.flows.control import ControlServer, ask
+from penstock.spark.flows.errors import (
+    AlreadyRunningError,
+    CheckpointError,
+    FlowError,
+    NotRunningError,
+    UnknownFlowError,
+)
+from penstock.spark.flows.folder import FLOW_FILE, Fingerprint, Folder, Record
+
+names = st.text("abc", min_size=1, max_size=3)
+fingerprints = st.builds(
+    Fingerprint,
+    streams=st.lists(names, max_size=2).map(tuple),
+    outputs=st.lists(names, max_size=2).map(tuple),
+    mode=st.sampled_from(["append", "update"]),
+    operators=st.lists(names, max_size=2).map(tuple),
+)
+
+
+@given(fingerprint=fingerprints, generation=st.integers(1, 9))
+def test_what_is_written_is_read_again(
+    tmp_path_factory: pytest.TempPathFactory, fingerprint: Fingerprint, generation: int
+) -> None:
+    folder = Folder(tmp_path_factory.mktemp("flows"))
+    record = Record("f", inputs=("stream a",), outputs=("topic b", "topic c"), generation=2)
+    record = record.remembering(generation, fingerprint)
+    folder.write(record)
+    assert folder.record("f") == record
+    assert folder.record("f").fingerprint(generation) == fingerprint
+    assert folder.record("f").fingerprint(generation + 1) is None
+    assert folder.records() == [record]
+
+
+@given(old=fingerprints, new=fingerprints)
+def test_only_what_a_checkpoint_depends_on_is_a_change(old: Fingerprint, new: Fingerprint) -> None:
+    assert old.differences(old) == []
+    changed = old.differences(new)
+    same = replace(old, mode="append") == replace(new, mode="append")
+    if not same:
+        assert changed
+    elif old.operators:
+        assert bool(changed) == (old.mode != new.mode)
+    else:
+        # A mode means nothing without state.
+        assert changed == []
+
+
+def test_generations_never_come_back() -> None:
+    record = Record("f")
+    assert record.next_generation() == 2
+    record = record.remembering(1, Fingerprint()).remembering(4, Fingerprint())
+    assert record.next_generation() == 5
+    assert replace(record, rebuilding=7).next_generation() == 8
+
+
+def test_an_unknown_and_a_damaged_flow(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    with pytest.raises(UnknownFlowError, match="no flow 'f'"):
+        folder.record("f")
+    assert folder.find("f") is None
+    (tmp_path / "f").mkdir()
+    (tmp_path / "f" / FLOW_FILE).write_text('{"name": ')
+    with pytest.raises(CheckpointError, match="is damaged"):
+        folder.record("f")
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    folder = Folder(tmp_path / "file" / "below")
+    with pytest.raises(CheckpointError, match="cannot be"):
+        folder.write(Record("f"))
+    with pytest.raises(CheckpointError, match="cannot be used"), folder.locked():
+        pass
+
+
+def test_one_process_at_a_time(tmp_path: Path) -> None:
+    folder = Folder(tmp_path / "flows")
+    with folder.locked():
+        with pytest.raises(AlreadyRunningError, match="another `penstock run`"):
+            with Folder(tmp_path / "flows").locked():
+                pass
+    with folder.locked():
+        pass
+
+
+def test_questions_are_answered(tmp_path: Path) -> None:
+    # Longer than a socket's path may be.
+    folder = Folder(tmp_path / ("x" * 120))
+    folder.path.mkdir()
+
+    def answer(question: dict[str, Any]) -> Any:
+        if question["do"] == "fail":
+            raise FlowError("it does not work", advice="Do it otherwise.")
+        if question["do"] == "crash":
+            raise ZeroDivisionError
+        return [question, os.getpid()]
+
+    with pytest.raises(NotRunningError):
+        ask(folder, {"do": "list"})
+    with ControlServer(folder, answer):
+        assert ask(folder, {"do": "list", "x": "ä"}) == [{"do": "list", "x": "ä"}, os.getpid()]
+        with pytest.raises(PenstockError, match="it does not work") as caught:
+            ask(folder, {"do": "fail"})
+        assert caught.value.advice == "Do it otherwise."
+        with pytest.raises(PenstockError, match="ZeroDivisionError"):
+            ask(folder, {"do": "crash"})
+        _talk_nonsense(folder)
+        assert ask(folder, {"do": "still there"})
+    with pytest.raises(NotRunningError):
+        ask(folder, {"do": "list"})
+
+
+def _talk_nonsense(folder: Folder) -> None:
+    run = folder.run()
+    assert run is not None
+    for words in (b"", b"nonsense\n", b"[1]\n", b"x" * 100_000):
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(run["socket"])
+            try:
+                connection.sendall(words)
+            except BrokenPipeError:
+                continue
+            if words.endswith(b"\n"):
+                assert b"error" in connection.recv(1000)
+
+
+def test_who_was_killed_is_not_running(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    folder.write_run({"pid": 1, "socket": str(tmp_path / "gone")})
+    with pytest.raises(NotRunningError, match="no `penstock run`"):
+        ask(folder, {"do": "list"})
