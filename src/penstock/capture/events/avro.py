@@ -341,6 +341,9 @@ class AvroEncoder:
             return b"[" + UNAVAILABLE + b"]"
         return NULL
 
+    def row_of_key(self, key: bytes) -> bytes | None:
+        return None
+
     def _source_block(self, source: Fragment) -> bytes:
         """Many events share one block: it is written once."""
         last, made = self._source

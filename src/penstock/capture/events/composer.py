@@ -126,6 +126,22 @@ class Composer:
                 self._write(run, op, None, row, source, None)
         return len(rows)
 
+    def keys_of(self, rows: Sequence[Row]) -> list[bytes]:
+        """The keys of rows, of a table that has one."""
+        key = self._encoder.key
+        return [key(row) for row in rows]
+
+    def gone(self, key: bytes, source: Fragment, batch: Batch) -> None:
+        """A row of which only the key is known is not there any more."""
+        run = batch.run(self.topic)
+        past = self._encoder.row_of_key(key)
+        if past is not None:
+            run.add(key, self._encoder.value(DELETE, past, None, source, None))
+        if self._tombstones or past is None:
+            run.add(key, None)
+        if self._filler is not None:
+            self._filler.forget(self.topic, key)
+
     # ---- operations ----------------------------------------------------------------------
 
     def _write(

@@ -59,3 +59,7 @@ class Encoder(Protocol):
     def unavailable(self, place: int) -> Fragment:
         """What stands for an unavailable value in the shown column at this place."""
         ...
+
+    def row_of_key(self, key: bytes) -> bytes | None:
+        """A row of which only the key is known; None where a key cannot be taken apart."""
+        ...

@@ -68,6 +68,7 @@ class JsonEncoder:
         self._pick_key = picker(shape.key)
         self._key = template(shape.key_columns)
         self._row = template(shape.columns)
+        self._names = [column.name for column in shape.columns]
         self._markers = [marker(column.type) for column in shape.columns]
         self._head = self._tail = b""
         self.whole_key = NULL
@@ -103,6 +104,14 @@ class JsonEncoder:
 
     def unavailable(self, place: int) -> Fragment:
         return self._markers[place]
+
+    def row_of_key(self, key: bytes) -> bytes | None:
+        known = orjson.loads(key)
+        if self._head:
+            known = known["payload"]
+        return self._row % tuple(
+            orjson.dumps(known[name]) if name in known else NULL for name in self._names
+        )
 
 
 def _with_schema(schema: dict[str, Any], payload: bytes) -> bytes:

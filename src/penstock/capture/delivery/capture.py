@@ -1,0 +1,377 @@
+"""A capture: one database into the log, for as long as nobody stops it.
+
+    config = CaptureConfig.from_mapping("shop", {"url": "postgresql://localhost/shop"})
+    Capture(config, "127.0.0.1:9092").run(stop)
+
+It runs in *sessions*. A session takes the capture over (a transactional id in the log, so that an
+older process that still believes it runs it can write nothing more), reads where the log says it
+stands, opens the database, takes a snapshot if there is no position yet, and streams from the
+position on. Whatever goes wrong ends the session; if it may go right later (the database or the
+broker is away), the next session begins after a pause, at the position that the log has. Nothing of
+a session is kept in memory for the next one.
+
+Two threads: this one reads the database, the other one writes the log (`deliverer`).
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+
+from penstock.capture.delivery.config import (
+    ALWAYS,
+    INITIAL_ONLY,
+    NO_DATA,
+    WHEN_NEEDED,
+    CaptureConfig,
+)
+from penstock.capture.delivery.deliverer import Deliverer, SnapshotEnd, Work
+from penstock.capture.delivery.handover import Handover, HandoverClosedError
+from penstock.capture.delivery.listening import Listener, Publisher
+from penstock.capture.delivery.metering import (
+    FAILED,
+    PAUSED,
+    RETRYING,
+    SNAPSHOT,
+    STARTING,
+    STOPPED,
+    STREAMING,
+    CaptureStatus,
+    Meter,
+)
+from penstock.capture.delivery.reading import Interrupted, read_snapshot, weight_of
+from penstock.capture.delivery.state import DONE, State
+from penstock.capture.delivery.writing import Log, MakeWriter, make_writer
+from penstock.capture.events.changes import Events
+from penstock.capture.events.registry import SCHEMAS_TOPIC, SchemaRegistry
+from penstock.capture.events.settings import AVRO
+from penstock.capture.source import (
+    CaptureError,
+    PositionLostError,
+    Source,
+    SourceSettings,
+)
+from penstock.client.connection import Cluster
+from penstock.client.errors import OutcomeUnknownError
+from penstock.client.reading import last_values
+from penstock.errors import PenstockError
+
+_LOGGER = logging.getLogger(__name__)
+
+OpenSource = Callable[[SourceSettings], Source]
+OpenCluster = Callable[[], Cluster]
+
+# A session that has lasted so long was a good one: the next pause is a short one again.
+_GOOD_SESSION_S = 60.0
+
+
+def _open_source(settings: SourceSettings) -> Source:
+    from penstock.capture.sources import open_source
+
+    return open_source(settings)
+
+
+class Capture:
+    """Runs one capture."""
+
+    def __init__(
+        self,
+        config: CaptureConfig,
+        bootstrap: str | OpenCluster,
+        *,
+        open_source: OpenSource = _open_source,
+        make_writer: MakeWriter = make_writer,
+    ) -> None:
+        self.config = config
+        self._open_cluster: OpenCluster = (
+            (lambda: Cluster(bootstrap, client_id=config.transactional_id))
+            if isinstance(bootstrap, str)
+            else bootstrap
+        )
+        self._open_source = open_source
+        self._make_writer = make_writer
+        self.meter = Meter()
+        self._stop = threading.Event()
+        self._state_name = STARTING
+        self._kind = ""
+        self._error: BaseException | None = None
+        self._attempts = 0
+        self._state = State()
+        self._deliverer: Deliverer | None = None
+        self._source: Source | None = None
+        self._publisher: Publisher | None = None
+        # A snapshot is taken although there is a position.
+        self._wants_snapshot = config.snapshot.mode == ALWAYS
+
+    # ---- running -------------------------------------------------------------------------
+
+    def run(self, stop: threading.Event | None = None) -> None:
+        """Run until stopped; an error that will not go away by itself is raised."""
+        self._stop = stop or threading.Event()
+        with self._open_cluster() as telling:
+            self._publisher = Publisher(telling, self.config.name)
+            try:
+                self._run()
+                self._become(STOPPED)
+            except Exception as error:
+                self._error = error
+                self._become(FAILED)
+                raise
+            finally:
+                self._publisher.close()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            began = time.monotonic()
+            try:
+                if self._session() == "stop":
+                    return
+                self._attempts = 0
+            except PositionLostError as error:
+                if self.config.snapshot.mode != WHEN_NEEDED or self._wants_snapshot:
+                    raise
+                _LOGGER.warning("capture %s: %s: a new snapshot", self.config.name, error)
+                self._wants_snapshot = True
+            except PenstockError as error:
+                if not error.retriable and not isinstance(error, OutcomeUnknownError):
+                    raise
+                if time.monotonic() - began > _GOOD_SESSION_S:
+                    self._attempts = 0
+                self._pause_after(error)
+
+    def _pause_after(self, error: PenstockError) -> None:
+        settings = self.config.delivery
+        pause_ms = min(settings.retry_ms * 2 ** min(self._attempts, 20), settings.retry_max_ms)
+        self._attempts += 1
+        self._error = error
+        _LOGGER.warning(
+            "capture %s: %s: attempt %d in %d ms",
+            self.config.name,
+            error,
+            self._attempts + 1,
+            pause_ms,
+        )
+        self._become(RETRYING)
+        self._stop.wait(pause_ms / 1_000 * random.uniform(0.8, 1.2))
+
+    # ---- a session -----------------------------------------------------------------------
+
+    def _session(self) -> str:
+        """One life of the capture; why it ended: "stop", "pause" or "snapshot"."""
+        config = self.config
+        self._become(STARTING)
+        with ExitStack() as stack:
+            cluster = stack.enter_context(self._open_cluster())
+            writer = self._make_writer(cluster, config)
+            stack.callback(_quietly, lambda: writer.close(drop=True))
+            log = Log(config, cluster, writer)
+            state = self._state = log.start()
+            listener = Listener(cluster, config.name)
+            stack.callback(listener.close)
+            if state.paused and self._wait_paused(log, listener, state) == "stop":
+                return "stop"
+            source = stack.enter_context(self._open_source(config.source))
+            self._source, self._kind = source, source.kind
+            stack.callback(self._forget_source)
+            if state.position is None:
+                _check(source)
+            source.setup()
+            events = self._events(log, source)
+            stack.callback(events.close)
+            deliverer = self._deliverer = Deliverer(
+                config,
+                log,
+                events,
+                state,
+                self.meter,
+                ask=source.ask,
+                listener=listener,
+                tell=self._tell_now_and_then,
+                known_tables=source.tables(),
+            )
+            self._prepare(deliverer, source)
+            return deliverer.wish or self._deliver(source, deliverer)
+
+    def _prepare(self, deliverer: Deliverer, source: Source) -> None:
+        """What is done before anything is read: hear what was said, look for new tables."""
+        deliverer.control()
+        if deliverer.wish == "snapshot":
+            # It is taken now.
+            deliverer.wish = ""
+        state = deliverer.state
+        if state.snapshot == DONE and self.config.snapshot.new_tables:
+            for table in source.tables():
+                if table.full_name not in state.tables:
+                    deliverer.discover(table.full_name)
+
+    def _events(self, log: Log, source: Source) -> Events:
+        settings = self.config.events
+        registry = SchemaRegistry()
+        if settings.format == AVRO:
+            log.topics.ensure(SCHEMAS_TOPIC, compacted=True)
+            registry = SchemaRegistry(last_values(log.cluster, SCHEMAS_TOPIC))
+        return Events(
+            settings,
+            source.kind,
+            partitions=log.topics.partitions,
+            registry=registry,
+            read=log.read,
+            folder=self.config.state_dir,
+        )
+
+    def _wait_paused(self, log: Log, listener: Listener, state: State) -> str:
+        """Wait until somebody resumes it."""
+        self._become(PAUSED)
+        wait_s = self.config.delivery.control_ms / 1_000
+        while not self._stop.wait(wait_s):
+            heard, state.signals = listener.hear(state.signals)
+            for signal in heard:
+                if signal.type == "resume":
+                    state.paused = False
+            if heard:
+                log.commit(state)
+            if any(signal.type == "stop" for signal in heard):
+                return "stop"
+            if not state.paused:
+                return ""
+            self._tell_now_and_then()
+        return "stop"
+
+    def _deliver(self, source: Source, deliverer: Deliverer) -> str:
+        """Read on this thread what the other one delivers."""
+        handover: Handover[Work] = Handover(self.config.delivery.buffer_bytes)
+        failure: list[BaseException] = []
+
+        def deliver() -> None:
+            try:
+                deliverer.run(handover)
+            except BaseException as error:
+                failure.append(error)
+            finally:
+                handover.close()
+
+        thread = threading.Thread(
+            target=deliver, name=f"penstock-capture-{self.config.name}", daemon=True
+        )
+        thread.start()
+        try:
+            self._read(source, deliverer, handover)
+        except HandoverClosedError:
+            pass
+        finally:
+            handover.end()
+            thread.join()
+        if failure:
+            raise failure[0]
+        if deliverer.confirmed is not None:
+            source.confirm(deliverer.confirmed)
+        return deliverer.wish or "stop"
+
+    def _read(self, source: Source, deliverer: Deliverer, handover: Handover[Work]) -> None:
+        def is_over() -> bool:
+            return self._stop.is_set() or bool(deliverer.wish)
+
+        state = deliverer.state
+        position = state.position
+        if position is None or state.snapshot != DONE or self._wants_snapshot:
+            try:
+                position = self._snapshot(source, deliverer, handover, is_over)
+            except Interrupted:
+                return
+            self._wants_snapshot = False
+        if self.config.snapshot.mode == INITIAL_ONLY:
+            return
+        self._become(STREAMING)
+        confirmed = None
+        for item in source.stream(position):
+            handover.put(item, weight_of(item))
+            if deliverer.confirmed is not confirmed:
+                confirmed = deliverer.confirmed
+                if confirmed is not None:
+                    source.confirm(confirmed)
+            if is_over():
+                return
+        if not is_over():
+            raise CaptureError(f"capture {self.config.name}: the stream has ended by itself")
+
+    def _snapshot(
+        self,
+        source: Source,
+        deliverer: Deliverer,
+        handover: Handover[Work],
+        is_over: Callable[[], bool],
+    ) -> dict[str, object]:
+        """Take the snapshot of all tables; the position at which the stream goes on."""
+        self._become(SNAPSHOT)
+        with source.snapshot() as snapshot:
+            position = dict(snapshot.position)
+            if self.config.snapshot.mode == NO_DATA and deliverer.state.position is None:
+                names = [table.full_name for table in snapshot.tables]
+                handover.put(SnapshotEnd(position, names))
+            else:
+                read_snapshot(
+                    snapshot,
+                    handover,
+                    workers=self.config.source.snapshot_workers,
+                    where=self.config.snapshot.where,
+                    is_over=is_over,
+                )
+        return position
+
+    def _forget_source(self) -> None:
+        self._source = None
+
+    # ---- telling -------------------------------------------------------------------------
+
+    def status(self) -> CaptureStatus:
+        """How it goes, as far as this process knows."""
+        deliverer = self._deliverer
+        error = self._error if self._state_name in {RETRYING, FAILED} else None
+        problems = deliverer.problems if deliverer is not None else []
+        position = self._state.position
+        return CaptureStatus(
+            name=self.config.name,
+            state=self._state_name,
+            kind=self._kind,
+            ts_ms=time.time_ns() // 1_000_000,
+            position=None if position is None else dict(position),
+            lag_ms_p50=self.meter.lag_ms(0.5),
+            lag_ms_p99=self.meter.lag_ms(0.99),
+            changes_per_s=self.meter.changes_per_s(),
+            changes=self.meter.changes,
+            events=self._state.events,
+            snapshot=deliverer.progress() if deliverer is not None else None,
+            attempts=self._attempts,
+            error=str(error) if error else "; ".join(problems[-1:]),
+            advice=error.advice if isinstance(error, PenstockError) else "",
+        )
+
+    def _become(self, state: str) -> None:
+        if state != self._state_name:
+            _LOGGER.info("capture %s: %s", self.config.name, state)
+        self._state_name = state
+        if self._publisher is not None and state != STARTING:
+            self._publisher.tell(self.status())
+
+    def _tell_now_and_then(self) -> None:
+        if self._publisher is not None and self._publisher.is_due(self.config.delivery.status_ms):
+            self._publisher.tell(self.status())
+
+
+def _check(source: Source) -> None:
+    """CaptureError unless the database can be captured; nothing was changed in it."""
+    failed = [item for item in source.check() if item.required and not item.ok]
+    if failed:
+        raise CaptureError(
+            "; ".join(f"{item.name}: {item.found}" for item in failed),
+            advice="; ".join(item.remedy for item in failed if item.remedy),
+        )
+
+
+def _quietly(step: Callable[[], None]) -> None:
+    with suppress(PenstockError, OSError):
+        step()

@@ -1,0 +1,421 @@
+"""Items of a source into the log, in transactions of the log: the heart of a capture.
+
+It works on a thread of its own, beside the one that reads the database. A log transaction holds
+whole source transactions: many small ones together, as many as came while the last one was being
+committed, or one large one alone, however large. With the events goes the state: the position they
+lead to, cursors of snapshots, signals that were heard. So the log never says less or more than what
+was done.
+
+What others ask for by signals is done here, too, since it changes the state.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Final
+from uuid import uuid4
+
+from penstock.capture.delivery import signals
+from penstock.capture.delivery.config import CaptureConfig
+from penstock.capture.delivery.ghosts import Ghosts
+from penstock.capture.delivery.handover import Handover
+from penstock.capture.delivery.incremental import Incremental
+from penstock.capture.delivery.listening import Listener
+from penstock.capture.delivery.marks import INCREMENTAL, Marked, Marks, with_mark
+from penstock.capture.delivery.metering import Meter, Progress
+from penstock.capture.delivery.signals import Signal
+from penstock.capture.delivery.state import DONE, RUNNING, WANTED, State
+from penstock.capture.delivery.writing import Log
+from penstock.capture.events.batch import Batch
+from penstock.capture.events.changes import Events
+from penstock.capture.events.composer import Composer
+from penstock.capture.source import (
+    CaptureError,
+    Chunk,
+    ChunkRequest,
+    Fragment,
+    Idle,
+    Item,
+    Part,
+    Position,
+    Row,
+    Table,
+)
+
+_LOGGER = logging.getLogger(__name__)
+
+# Records that are put together before they are handed to the writer.
+_DRAIN_RECORDS: Final = 4_000
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotBegin:
+    """All tables are going to be read at one position."""
+
+    estimate: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotRows:
+    table: Table
+    rows: list[Row]
+    source: Fragment
+
+
+@dataclass(frozen=True, slots=True)
+class TableEnd:
+    table: Table
+    source: Fragment
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotEnd:
+    """All rows have been read; the stream goes on from the position."""
+
+    position: Position
+    tables: list[str]
+
+
+Work = Item | SnapshotBegin | SnapshotRows | TableEnd | SnapshotEnd
+
+
+class Deliverer:
+    """Delivers what one session of a capture reads."""
+
+    def __init__(
+        self,
+        config: CaptureConfig,
+        log: Log,
+        events: Events,
+        state: State,
+        meter: Meter,
+        *,
+        ask: Callable[[ChunkRequest], None],
+        listener: Listener,
+        tell: Callable[[], None],
+        known_tables: list[Table],
+    ) -> None:
+        self._config = config
+        self._log = log
+        self._events = events
+        self.state = state
+        self.meter = meter
+        self.incremental = Incremental(state, config.snapshot)
+        self._ask = ask
+        self._listener = listener
+        # Called now and then, to tell people how it goes.
+        self._tell = tell
+        self._names = [table.full_name for table in known_tables]
+        self._known = set(state.tables)
+        self._looked_at: set[Table] = set()
+        self._batch = Batch()
+        self._batched = 0
+        self._is_inside = False
+        self._uncommitted_since: float | None = None
+        self._recorded_at = time.monotonic()
+        self._recorded: Position | None = state.position
+        self._next_tick = 0.0
+        self._marks: Marks | None = None
+        self._sources: dict[Table, Fragment] = {}
+        self._ghosts: Ghosts | None = None
+        # The source may forget what lies before it.
+        self.confirmed: Position | None = None
+        # Why the session is to end: "pause", "stop", "snapshot"; "" while it goes on.
+        self.wish = ""
+        self.problems: list[str] = []
+
+    # ---- the loop ------------------------------------------------------------------------
+
+    def run(self, handover: Handover[Work]) -> None:
+        """Deliver until nothing comes any more; whole transactions that came are committed."""
+        linger_s = self._config.delivery.linger_ms / 1_000
+        control_s = self._config.delivery.control_ms / 1_000
+        try:
+            while not handover.is_over:
+                wait_s = linger_s if self._uncommitted_since is not None else control_s
+                works = handover.take(wait_s)
+                self._events.moment.tick()
+                for work in works:
+                    self._work(work)
+                self._rest(linger_s, has_more=bool(works))
+            self._finish()
+        finally:
+            if self._ghosts is not None:
+                self._ghosts.close()
+
+    def _rest(self, linger_s: float, *, has_more: bool) -> None:
+        """What is done between items."""
+        now = time.monotonic()
+        if now >= self._next_tick:
+            self._next_tick = now + self._config.delivery.control_ms / 1_000
+            self.control()
+        self._request_chunk()
+        since = self._uncommitted_since
+        if since is not None and not self._is_inside:
+            if not has_more or now - since >= linger_s:
+                self.commit()
+        elif since is None and self._is_due(now):
+            self.commit()
+
+    def _is_due(self, now: float) -> bool:
+        """Whether the position has moved without any change, and that should be recorded."""
+        waited_ms = (now - self._recorded_at) * 1_000
+        return (
+            self.state.position != self._recorded and waited_ms >= self._config.delivery.position_ms
+        )
+
+    def _finish(self) -> None:
+        if self._is_inside:
+            self._log.abort()
+            self.meter.dropped()
+        elif self._uncommitted_since is not None or self.state.position != self._recorded:
+            self.commit()
+
+    def commit(self) -> None:
+        """Everything up to here is in the log, with the state."""
+        self._drain()
+        self._log.commit(self.state)
+        self.meter.committed()
+        self._uncommitted_since = None
+        self._recorded_at = time.monotonic()
+        self._recorded = self.confirmed = self.state.position
+
+    def _drain(self) -> None:
+        self._log.put(self._batch)
+        self._batched = 0
+
+    def _added(self, count: int) -> None:
+        self._batched += count
+        self.state.events += count
+        if self._uncommitted_since is None:
+            self._uncommitted_since = time.monotonic()
+        if self._batched >= _DRAIN_RECORDS:
+            self._drain()
+
+    def _is_full(self) -> bool:
+        settings = self._config.delivery
+        return (
+            self._log.records + self._batched >= settings.batch_changes
+            or self._log.size_bytes >= settings.batch_bytes
+        )
+
+    # ---- items ---------------------------------------------------------------------------
+
+    def _work(self, work: Work) -> None:
+        if self.wish:
+            # The session ends: what still comes is read again by the next one.
+            return
+        match work:
+            case Part():
+                self._part(work)
+            case Idle():
+                if not self._is_inside:
+                    self.state.position = work.position
+            case Chunk():
+                self._chunk(work)
+            case SnapshotBegin():
+                self._begin_snapshot(work)
+            case SnapshotRows():
+                self._rows(work)
+            case TableEnd():
+                self._table_end(work)
+            case SnapshotEnd():
+                self._snapshot_end(work)
+        if not self._is_inside and self._is_full():
+            self.commit()
+
+    def _part(self, part: Part) -> None:
+        if part.is_first and not part.is_last and self._uncommitted_since is not None:
+            # A large transaction has a log transaction of its own.
+            self.commit()
+        if self._config.snapshot.new_tables:
+            for table in {change.table for change in part.changes} - self._looked_at:
+                self._discover(table)
+        self._is_inside = not part.is_last
+        count = self._events.part(part, self._batch)
+        self.meter.part(len(part.changes), part.commit_ts_us, is_last=part.is_last)
+        if part.is_last:
+            self.state.position = part.position
+        self._added(count)
+
+    def _chunk(self, chunk: Chunk) -> None:
+        if not self.incremental.is_ours(chunk):
+            return
+        source = with_mark(chunk.source, INCREMENTAL)
+        count = self._events.rows(chunk.table, chunk.rows, source, self._batch)
+        self.meter.snapshot_rows += len(chunk.rows)
+        done = self.incremental.take(chunk, time.monotonic())
+        if done is not None and done.problem:
+            self._complain(f"the snapshot of {done.table} was given up: {done.problem}")
+        self._added(count)
+
+    def _request_chunk(self) -> None:
+        now_ms = time.time_ns() // 1_000_000
+        is_new = bool(self.state.queue) and not self.state.queue[0].started_ms
+        request = self.incremental.next_request(time.monotonic(), now_ms)
+        if request is not None:
+            if is_new or request.after is None:
+                self.meter.begin_snapshot(self.state.queue[0].estimate)
+            self._ask(request)
+
+    def _discover(self, table: Table) -> None:
+        """A table that no snapshot has read is read from now on, beside its changes."""
+        self._looked_at.add(table)
+        if table.full_name not in self._known:
+            self.discover(table.full_name)
+
+    def discover(self, name: str) -> None:
+        self._known.add(name)
+        self.state.tables = sorted(self._known)
+        self.incremental.add(uuid4().hex, name, self._where(name))
+
+    def _where(self, name: str) -> str:
+        for pattern, where in self._config.snapshot.where.items():
+            if fnmatchcase(name, pattern):
+                return where
+        return ""
+
+    # ---- the snapshot of all tables ------------------------------------------------------
+
+    def _begin_snapshot(self, begin: SnapshotBegin) -> None:
+        self._marks = Marks()
+        folder = Path(self._config.state_dir) if self._config.state_dir else None
+        self._ghosts = Ghosts(folder)
+        self.state.snapshot = RUNNING
+        self.state.queue.clear()
+        self.meter.begin_snapshot(begin.estimate)
+        self.commit()
+
+    def _rows(self, work: SnapshotRows) -> None:
+        assert self._marks is not None
+        self._sources[work.table] = work.source
+        topic = self._haunted(work.table, work.source)
+        if topic is not None and self._ghosts is not None:
+            composer = self._events.composer(work.table, work.source)
+            assert isinstance(composer, Composer)
+            self._ghosts.seen(topic, composer.keys_of(work.rows))
+        self.meter.snapshot_rows += len(work.rows)
+        self._emit(self._marks.add(work.table, work.rows))
+
+    def _table_end(self, work: TableEnd) -> None:
+        assert self._marks is not None
+        self._sources[work.table] = work.source
+        topic = self._haunted(work.table, work.source)
+        if topic is not None and self._ghosts is not None:
+            composer = self._events.composer(work.table, work.source)
+            assert isinstance(composer, Composer)
+            for key in self._ghosts.unseen(topic):
+                composer.gone(key, work.source, self._batch)
+                self._added(1)
+        self._emit(self._marks.end(work.table))
+
+    def _snapshot_end(self, work: SnapshotEnd) -> None:
+        if self._marks is not None:
+            self._emit(self._marks.finish())
+        self.state.position = work.position
+        self.state.snapshot = DONE
+        self._known.update(work.tables)
+        self.state.tables = sorted(self._known)
+        self._marks = None
+        self.commit()
+
+    def _emit(self, marked: list[Marked]) -> None:
+        for table, rows, mark in marked:
+            source = with_mark(self._sources[table], mark)
+            self._added(self._events.rows(table, rows, source, self._batch))
+
+    def _haunted(self, table: Table, source: Fragment) -> str | None:
+        """The topic of a table, if it may hold rows that are gone; it is read the first time."""
+        composer = self._events.composer(table, source)
+        if not isinstance(composer, Composer) or not composer.is_keyed or self._ghosts is None:
+            return None
+        if not self._ghosts.knows(composer.topic):
+            self._ghosts.load(composer.topic, self._log.read(composer.topic))
+        return composer.topic
+
+    # ---- control -------------------------------------------------------------------------
+
+    def control(self) -> None:
+        """Hear what others say, and do it; what it changes is committed at once."""
+        self._tell()
+        if self._is_inside:
+            # They wait for the end of the transaction: nothing can be committed before.
+            return
+        heard, after = self._listener.hear(self.state.signals)
+        if after == self.state.signals:
+            return
+        for signal in heard:
+            self.obey(signal)
+        self.state.signals = after
+        if heard:
+            self.commit()
+
+    def obey(self, signal: Signal) -> None:
+        """Do what a signal says; the state says so afterwards."""
+        match signal.type:
+            case signals.PAUSE:
+                self.state.paused = True
+                self.wish = "pause"
+            case signals.RESUME:
+                self.state.paused = False
+                self.wish = ""
+            case signals.STOP:
+                self.wish = "stop"
+            case signals.EXECUTE if signal.is_blocking:
+                self.state.snapshot = WANTED
+                self.wish = self.wish or "snapshot"
+            case signals.EXECUTE:
+                self._execute(signal)
+            case signals.STOP_SNAPSHOT:
+                self.incremental.drop(self._matching(signal.tables) if signal.tables else [])
+            case signals.PAUSE_SNAPSHOT:
+                self.state.queue_paused = True
+            case signals.RESUME_SNAPSHOT:
+                self.state.queue_paused = False
+            case signals.LOG:
+                _LOGGER.info("capture %s: %s", self._config.name, signal.data.get("message"))
+
+    def _execute(self, signal: Signal) -> None:
+        for pattern in signal.tables:
+            names = self._matching([pattern])
+            if not names:
+                self._complain(f"a snapshot of {pattern} was asked for, but there is no such table")
+            for name in names:
+                where = signal.where(pattern) or signal.where(name) or self._where(name)
+                try:
+                    self.incremental.add(f"{signal.id}-{name}", name, where)
+                except CaptureError as error:
+                    self._complain(str(error))
+
+    def _matching(self, patterns: list[str]) -> list[str]:
+        names = sorted(self._known.union(self._names))
+        return [name for name in names if any(fnmatchcase(name, item) for item in patterns)]
+
+    def _complain(self, text: str) -> None:
+        _LOGGER.warning("capture %s: %s", self._config.name, text)
+        self.problems = [*self.problems[-9:], text]
+
+    # ---- what is told --------------------------------------------------------------------
+
+    def progress(self) -> Progress | None:
+        """How far a snapshot has come, if one is under way."""
+        meter = self.meter
+        if self._marks is not None:
+            return meter.progress("", meter.snapshot_rows, meter.snapshot_estimate)
+        queue = self.state.queue
+        if not queue:
+            return None
+        item = queue[0]
+        return meter.progress(
+            item.table,
+            item.rows,
+            item.estimate,
+            is_incremental=True,
+            is_paused=self.state.queue_paused,
+            waiting=len(queue) - 1,
+        )
