@@ -16,7 +16,7 @@ import typer
 
 from penstock.cli import output
 from penstock.cli.kafka import AsJson
-from penstock.cli.run import DEFAULT_DATA, Data
+from penstock.cli.run import DEFAULT_DATA, Data, need_spark
 
 if TYPE_CHECKING:
     from penstock.spark.flows.folder import Folder, Record
@@ -32,6 +32,7 @@ Name = Annotated[str, typer.Argument(metavar="FLOW", help="The flow.")]
 
 
 def _folder(data: Path) -> Folder:
+    need_spark()
     from penstock.spark.flows.folder import Folder
 
     return Folder(data)
@@ -122,6 +123,10 @@ def stop(flow: Name, data: Data = DEFAULT_DATA) -> None:
     """Stop a flow after its micro-batch; the others go on.
 
     `penstock flows restart` starts it again, and so does the next `penstock run`.
+
+    \b
+    Examples:
+      penstock flows stop enriched
     """
     _command(data, {"do": "stop", "flow": flow})
     output.say(f"{flow} stops after its micro-batch")
@@ -133,6 +138,10 @@ def restart(flow: Name, data: Data = DEFAULT_DATA) -> None:
 
     It goes on where it was. The file is not read again: for that, stop `penstock run` and start it
     again.
+
+    \b
+    Examples:
+      penstock flows restart enriched
     """
     _command(data, {"do": "restart", "flow": flow})
     output.say(f"{flow} is started anew")

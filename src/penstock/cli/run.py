@@ -18,7 +18,7 @@ from penstock.cli import output
 from penstock.cli.kafka import DEFAULT_BOOTSTRAP, Bootstrap, ClientSettings, connect
 from penstock.cli.up import LOOPBACK, LogLevel, LogLevelOption
 from penstock.cli.values import parse_address, parse_duration_ms, parse_pairs
-from penstock.errors import PenstockError
+from penstock.errors import ConfigError, PenstockError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -125,9 +125,10 @@ def run(
       penstock run flows.py
       penstock run flows.py --once
       penstock run flows.py --only enriched --metrics 9645
-      penstock run flows.py --master spark://spark:7077 --checkpoints s3a://bucket/flows \\
-          --bootstrap kafka-1:9092,kafka-2:9092
+      penstock run flows.py --bootstrap kafka-1:9092,kafka-2:9092
+      penstock run flows.py --master spark://spark:7077 --checkpoints s3a://bucket/flows
     """
+    need_spark()
     from penstock.spark.flows.folder import Folder
     from penstock.spark.flows.load import load
     from penstock.spark.flows.manager import Manager, Settings
@@ -157,6 +158,18 @@ def run(
         ok = _run(manager, folder, address, plain=plain, every_s=every_s)
     if not ok:
         raise typer.Exit(output.EXIT_FAILURE)
+
+
+def need_spark() -> None:
+    """ConfigError if what flows are made of is not installed."""
+    from importlib.util import find_spec
+
+    missing = [name for name in ("pyspark", "pyarrow", "numba") if find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"flows need {', '.join(missing)}, which is not installed",
+            advice="Install it with `pip install 'penstock[spark]'`.",
+        )
 
 
 def seconds(text: str, option: str) -> float:

@@ -13,10 +13,11 @@ orders = (
 
 from __future__ import annotations
 
+from penstock.spark.flows.declare import flow, stream, table, topic
 from penstock.spark.registering import register
 
 # After it the name means the function, no longer the module of the same name.
 from penstock.spark.session import session
 from penstock.spark.source.lag import Lag, lag
 
-__all__ = ["Lag", "lag", "register", "session"]
+__all__ = ["Lag", "flow", "lag", "register", "session", "stream", "table", "topic"]

@@ -18,12 +18,14 @@ if TYPE_CHECKING:
     from penstock.testing.broker import Broker
     from penstock.testing.clock import ManualClock
     from penstock.testing.faults import SimulatedCrash, SimulatedDisk
+    from penstock.testing.flows import FlowTester
     from penstock.testing.tcp_proxy import TcpProxy
 
-__all__ = ["Broker", "ManualClock", "SimulatedCrash", "SimulatedDisk", "TcpProxy"]
+__all__ = ["Broker", "FlowTester", "ManualClock", "SimulatedCrash", "SimulatedDisk", "TcpProxy"]
 
 _MODULES = {
     "Broker": "broker",
+    "FlowTester": "flows",
     "ManualClock": "clock",
     "SimulatedCrash": "faults",
     "SimulatedDisk": "faults",

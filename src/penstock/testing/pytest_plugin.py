@@ -1,7 +1,8 @@
 """Fixtures for pytest, there as soon as Penstock is installed.
 
 `penstock_broker` is a broker of the test's own; `penstock_shared_broker` is one for the whole
-run, for tests that use topics of their own.
+run, for tests that use topics of their own. `penstock_flows` tests flows: see `testing.flows`; all
+tests of a run share the one Spark session `penstock_spark`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
     from penstock.testing.broker import Broker
+    from penstock.testing.flows import FlowTester
 
 
 @pytest.fixture
@@ -32,3 +38,32 @@ def penstock_shared_broker() -> Iterator[Broker]:
 
     with Broker() as broker:
         yield broker
+
+
+@pytest.fixture(scope="session")
+def penstock_spark() -> Iterator[SparkSession]:
+    """One Spark session for the whole run, small; starting it takes seconds."""
+    from penstock.spark import session
+
+    spark = session(
+        "penstock tests",
+        "local[2]",
+        **{
+            "spark.driver.memory": "1g",
+            # For short runs: what is compiled once more for speed comes too late.
+            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+            "spark.ui.enabled": False,
+        },
+    )
+    yield spark
+    spark.stop()
+
+
+@pytest.fixture
+def penstock_flows(
+    penstock_spark: SparkSession, penstock_broker: Broker, tmp_path: Path
+) -> FlowTester:
+    """Flows to test, with a broker of the test's own: feed rows, run, read rows."""
+    from penstock.testing.flows import FlowTester
+
+    return FlowTester(penstock_spark, penstock_broker, tmp_path / "penstock-flows")

@@ -92,11 +92,6 @@ def _advice(error: BaseException) -> str:
 
 def _send_by_value(module: ModuleType) -> None:
     """Spark's Python workers cannot import the module by its name: they get its functions whole."""
-    try:
-        from pyspark import cloudpickle
-    except ModuleNotFoundError:
-        raise FlowFileError(
-            "flows need pyspark, which is not installed",
-            advice="Install it with `pip install 'penstock[spark]'`.",
-        ) from None
+    from pyspark import cloudpickle
+
     cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
