@@ -1,0 +1,140 @@
+"""Values of SQLite as fragments of JSON, by code that is generated for each table.
+
+Any column may hold a value of any kind, so what is written depends on the value alone. The code
+for a column differs only where its affinity says that reals cannot be in it (they need a look, as
+JSON has no infinities).
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Iterable
+from math import isinf
+from typing import Any, Final
+
+import orjson
+
+import penstock
+from penstock.capture.source import CREATE, DELETE, NULL, UPDATE, Change, Fragment, Row, Table
+from penstock.capture.sqlite.tables import TEXT, Definition, affinity
+from penstock.capture.sqlite.triggers import OP_DELETE, OP_INSERT, OP_UPDATE
+
+# The julian day on which Unix time begins.
+_EPOCH_DAY: Final = 2440587.5
+_DAY_MS: Final = 86_400_000
+
+DecodeLog = Callable[[Iterable[tuple[Any, ...]], "Blocks"], list[Change]]
+DecodeRows = Callable[[Iterable[tuple[Any, ...]]], list[Row]]
+
+
+def real(value: float) -> Fragment:
+    """A real with all its digits; the infinities as Debezium writes them."""
+    if isinf(value):
+        return b'"Infinity"' if value > 0 else b'"-Infinity"'
+    return orjson.dumps(value)
+
+
+def other(value: Any) -> str:
+    """What orjson does not know: a BLOB."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        return base64.b64encode(value).decode()
+    raise TypeError(type(value).__name__)
+
+
+def fragment(value: Any) -> Fragment:
+    """Any value."""
+    if value is None:
+        return NULL
+    return real(value) if isinstance(value, float) else orjson.dumps(value, other)
+
+
+def lenient(text: bytes) -> str:
+    """Text in which not all bytes are UTF-8."""
+    return text.decode("utf-8", "replace")
+
+
+def ts_us_of(day: Any) -> int:
+    """The moment of a julian day, to the millisecond."""
+    if not isinstance(day, float):
+        return 0
+    return round((day - _EPOCH_DAY) * _DAY_MS) * 1000
+
+
+class Blocks:
+    """Source blocks of one table."""
+
+    def __init__(self, table: Table, server: str, database: str) -> None:
+        begin = {"version": penstock.__version__, "connector": "sqlite", "name": server}
+        self._begin = orjson.dumps(begin)[:-1]
+        place = {"db": database, "sequence": None, "table": table.name}
+        self._end = orjson.dumps(place)[1:]
+
+    def at(self, ts_us: int, snapshot: str = "false") -> bytes:
+        return b'%b,"ts_ms":%d,"ts_us":%d,"ts_ns":%d000,"snapshot":"%b",%b' % (
+            *(self._begin, ts_us // 1000, ts_us, ts_us),
+            *(snapshot.encode(), self._end),
+        )
+
+
+def _expression(name: str, declared: str) -> str:
+    if affinity(declared) == TEXT:
+        # Reals become text when they are stored in such a column.
+        return f"d({name}, e)"
+    return f"(d({name}, e) if {name}.__class__ is not float else r({name}))"
+
+
+def _tuple(names: list[str], definition: Definition) -> str:
+    parts = [
+        _expression(name, declared)
+        for name, (_, declared, _) in zip(names, definition.columns, strict=True)
+    ]
+    return f"({', '.join(parts)},)"
+
+
+def _compiled(source: str, extra: dict[str, Any]) -> Any:
+    scope: dict[str, Any] = {"d": orjson.dumps, "e": other, "r": real, **extra}
+    exec(compile(source, "<penstock sqlite decoder>", "exec"), scope)
+    return scope["decode"]
+
+
+def rows_decoder(definition: Definition) -> DecodeRows:
+    """Code that makes rows of the table out of what a SELECT of its columns gives."""
+    names = [f"v{at}" for at in range(len(definition.columns))]
+    made: DecodeRows = _compiled(
+        f"def decode(rows):\n"
+        f"    return [{_tuple(names, definition)} for {', '.join(names)}, in rows]\n",
+        {},
+    )
+    return made
+
+
+def log_decoder(definition: Definition, table: Table) -> DecodeLog:
+    """Code that makes changes out of rows of the changelog: seq, op, at, old and new values."""
+    count = len(definition.columns)
+    old, new = [f"o{at}" for at in range(count)], [f"n{at}" for at in range(count)]
+    before, after = _tuple(old, definition), _tuple(new, definition)
+    source = f"""
+def decode(rows, blocks):
+    made = []
+    add = made.append
+    last = block = None
+    us = 0
+    for _, op, at, {", ".join(old + new)} in rows:
+        if at != last or block is None:
+            last = at
+            us = moment(at)
+            block = blocks.at(us)
+        if op == {OP_INSERT}:
+            add(build(Change, (table, {CREATE!r}, None, {after}, block, us)))
+        elif op == {OP_UPDATE}:
+            add(build(Change, (table, {UPDATE!r}, {before}, {after}, block, us)))
+        elif op == {OP_DELETE}:
+            add(build(Change, (table, {DELETE!r}, {before}, None, block, us)))
+        else:
+            add(build(Change, (table, {UPDATE!r}, None, {after}, block, us)))
+    return made
+"""
+    made: DecodeLog = _compiled(
+        source, {"Change": Change, "build": tuple.__new__, "table": table, "moment": ts_us_of}
+    )
+    return made
