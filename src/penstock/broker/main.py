@@ -31,19 +31,23 @@ def serve(
     config: BrokerConfig,
     on_ready: Callable[[Broker], None],
     *,
+    on_stopping: Callable[[], None] | None = None,
     disk: Disk | None = None,
     clock: Clock | None = None,
 ) -> bool:
     """Start a broker, say when it is ready, and stop it on SIGTERM or Ctrl-C.
 
-    Whether the stop was clean: everything is on disk, and the next start need not recover.
+    `on_stopping` is called, on a thread of its own, while the broker still serves: whoever runs
+    beside it can write what it has. Whether the stop was clean: everything is on disk, and the
+    next start need not recover.
     """
-    return run_loop(_serve(config, on_ready, disk, clock))
+    return run_loop(_serve(config, on_ready, on_stopping, disk, clock))
 
 
 async def _serve(
     config: BrokerConfig,
     on_ready: Callable[[Broker], None],
+    on_stopping: Callable[[], None] | None,
     disk: Disk | None,
     clock: Clock | None,
 ) -> bool:
@@ -61,5 +65,7 @@ async def _serve(
         on_ready(broker)
         await stop.wait()
     finally:
+        if on_stopping is not None:
+            await loop.run_in_executor(None, on_stopping)
         clean = await broker.stop()
     return clean

@@ -29,6 +29,7 @@ COMMANDS: Final = (
     "quotas",
     "run",
     "flows",
+    "capture",
     "migrate",
     "log",
 )

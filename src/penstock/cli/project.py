@@ -127,6 +127,12 @@ def load(path: Path | None = None) -> Project:
     return Project(chosen, filled, text)
 
 
+def filled(data: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """Settings that are not in a file yet, with variables of the environment put in."""
+    found: dict[str, Any] = _fill(dict(data), path, os.environ.get, Project())
+    return found
+
+
 def _fill(value: Any, path: str, variable: Callable[[str], str | None], project: Project) -> Any:
     """The same, with variables of the environment put in."""
     if isinstance(value, dict):

@@ -22,6 +22,7 @@ from penstock.errors import DataDirectoryError, PenstockError
 
 if TYPE_CHECKING:
     from penstock.broker.main import Broker, BrokerConfig
+    from penstock.cli.beside import Beside
 
 DEFAULT_DATA: Final = Path("penstock-data")
 LOOPBACK: Final = "127.0.0.1"
@@ -219,13 +220,18 @@ def up(
         **watching,
     )
     _warn_of_strangers(broker_config)
+    beside = _beside()
     with _directory(data) as made:
 
         def ready(broker: Broker) -> None:
             made.clear()
             _greet(broker, data, durability, time.monotonic() - started, quiet=quiet)
+            if beside is not None:
+                if not quiet:
+                    output.say(f"captures, see penstock capture status: {', '.join(beside.names)}")
+                beside.start(_reached_at(broker))
 
-        clean = serve(broker_config, ready)
+        clean = serve(broker_config, ready, on_stopping=beside.stop if beside else None)
     if not clean:
         output.warn("stopped, but not cleanly; the next start checks what is on disk")
     elif not quiet:
@@ -307,6 +313,25 @@ def _remove_fresh(data: Path) -> None:
             shutil.rmtree(data, ignore_errors=True)
     finally:
         release()
+
+
+def _beside() -> Beside | None:
+    """What the project file wants to have run beside the broker."""
+    from penstock.cli import project
+
+    if project.find() is None:
+        return None
+    from penstock.cli.beside import Beside
+
+    beside = Beside(project.load())
+    return beside if beside.names else None
+
+
+def _reached_at(broker: Broker) -> str:
+    """Where a process on this machine reaches the broker."""
+    host = broker.config.host
+    host = LOOPBACK if host in {"0.0.0.0", "::", ""} else host
+    return f"[{host}]:{broker.port}" if ":" in host else f"{host}:{broker.port}"
 
 
 def _greet(

@@ -1,0 +1,193 @@
+"""What `penstock capture` shows: states and rates of captures, and bars for snapshots."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.cli import output
+from penstock.errors import PenstockError
+
+if TYPE_CHECKING:
+    from penstock.capture.delivery.capture import Capture
+    from penstock.capture.delivery.metering import CaptureStatus
+    from penstock.client.connection import Cluster
+
+DONE_STATES: Final = frozenset({"stopped", "failed", "never run"})
+LOOK_S: Final = 0.5
+# A capture hears of a snapshot that it was told of within this time.
+HEARD_S: Final = 60.0
+COLUMNS: Final = (
+    "capture", "database", "state", ">changes/s", ">lag p50", ">lag p99", ">events",
+    ">database keeps", "snapshot", "problem",
+)  # fmt: skip
+
+
+def status_rows(
+    statuses: Sequence[CaptureStatus], database: Callable[[str], dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """All that is known, for programs; `row` makes a line of it."""
+    return [{**asdict(item), "database": database(item.name)} for item in statuses]
+
+
+def row(told: dict[str, Any]) -> list[str]:
+    kept = told["database"]
+    bytes_kept = kept.get("retained_bytes")
+    keeps = "-" if bytes_kept is None else size(bytes_kept)
+    if kept.get("time_left_s") is not None:
+        keeps += f", {span(kept['time_left_s'])} left"
+    return [
+        told["name"],
+        told["kind"] or "-",
+        told["state"],
+        f"{told['changes_per_s']:,.0f}",
+        milliseconds(told["lag_ms_p50"]),
+        milliseconds(told["lag_ms_p99"]),
+        f"{told['events']:,}",
+        keeps,
+        progress_text(told["snapshot"]),
+        told["error"] or kept.get("problem", ""),
+    ]
+
+
+def show(look: Callable[[], list[dict[str, Any]]], *, watch: bool, json: bool) -> None:
+    """Once, or again and again until Ctrl-C."""
+    if not watch:
+        told = look()
+        if json:
+            output.write_json(told)
+        elif told:
+            output.print_table(COLUMNS, map(row, told))
+            for item in told:
+                if item["advice"]:
+                    output.say(f"{item['name']}: {item['advice']}")
+        else:
+            output.say("there are no captures; penstock capture add makes one")
+        return
+    pause = threading.Event()
+    if json or not sys.stdout.isatty():
+        while True:
+            told = look()
+            if json:
+                output.write_json(told)
+            else:
+                output.print_table(COLUMNS, map(row, told))
+            output.flush()
+            pause.wait(1)
+    from rich.live import Live
+
+    with Live(auto_refresh=False) as live:
+        while True:
+            live.update(output.table(COLUMNS, map(row, look())), refresh=True)
+            pause.wait(1)
+
+
+@contextmanager
+def follow(capture: Capture, *, live: bool) -> Iterator[None]:
+    """A line that changes while a capture runs in this process."""
+    if not live:
+        yield
+        return
+    from rich.console import Console
+    from rich.live import Live
+
+    done = threading.Event()
+
+    def watch() -> None:
+        with Live(console=Console(stderr=True), auto_refresh=False, transient=True) as view:
+            while not done.wait(LOOK_S):
+                told = {**asdict(capture.status()), "database": {}}
+                view.update(output.table(COLUMNS, [row(told)]), refresh=True)
+
+    thread = threading.Thread(target=watch, name="capture-view", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def follow_snapshot(cluster: Cluster, name: str, tables: Sequence[str]) -> None:
+    """Show a snapshot that a capture was told to take, until it is done."""
+    from penstock.capture.delivery.control import status_of
+
+    begun, heard, last = time.monotonic(), False, ""
+    pause = threading.Event()
+    while True:
+        status = status_of(cluster, name)
+        if status is not None and status.state == "failed":
+            raise PenstockError(f"{name} has stopped: {status.error}", advice=status.advice)
+        at_work = status is not None and (status.snapshot is not None or status.state == "snapshot")
+        if at_work and status is not None and status.snapshot is not None:
+            heard = True
+            text = progress_text(asdict(status.snapshot))
+            if text != last:
+                _tell(f"{name}: {text}")
+                last = text
+        elif heard or (status is not None and _is_newer(status, begun) and not at_work):
+            if sys.stderr.isatty() and last:
+                output.say("")
+            output.say(f"{name}: the snapshot of {', '.join(tables) or 'all tables'} is done")
+            if status is not None and status.error:
+                output.warn(status.error)
+            return
+        if not heard and time.monotonic() - begun > HEARD_S:
+            raise PenstockError(
+                f"{name} has not begun the snapshot", advice="penstock capture status shows why."
+            )
+        pause.wait(LOOK_S)
+
+
+def _is_newer(status: CaptureStatus, begun: float) -> bool:
+    """Told so long after it was asked that it would have begun."""
+    asked_ms = (time.time() - (time.monotonic() - begun)) * 1000
+    return status.ts_ms > asked_ms + 3_000
+
+
+def _tell(text: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\r\x1b[2K{text}", end="", file=sys.stderr, flush=True)
+    else:
+        output.say(text)
+
+
+def progress_text(told: dict[str, Any] | None) -> str:
+    """`public.orders 42% (1,200,000 rows, 81,000/s, 20 s left)`."""
+    if told is None:
+        return "-"
+    rows, estimate = told["rows"], told["estimate"]
+    part = f" {min(rows / estimate, 1):.0%}" if estimate else ""
+    left = f", {span(told['time_left_s'])} left" if told["time_left_s"] is not None else ""
+    held = ", held" if told["is_paused"] else ""
+    waiting = f", {told['waiting']} more wait" if told["waiting"] else ""
+    rate = f"{told['rows_per_s']:,.0f}/s"
+    return f"{told['table']}{part} ({rows:,} rows, {rate}{left}{held}{waiting})"
+
+
+def milliseconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.1f} ms"
+
+
+def size(count: int) -> str:
+    """Bytes for people."""
+    amount = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if amount < 1024:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1024
+    return f"{amount:.1f} TiB"
+
+
+def span(seconds: float) -> str:
+    """A duration for people."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.0f} h"
