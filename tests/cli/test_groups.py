@@ -242,9 +242,13 @@ def test_a_broker_that_does_not_know_the_request(broker: Broker) -> None:
         peer("127.0.0.1", 1, {})
 
 
-def test_passwords_are_not_for_us() -> None:
+def test_whom_we_can_ask() -> None:
     assert reachable({})
     assert reachable({"security.protocol": "SSL"})
+    password = {"sasl.username": "alice", "sasl.password": "secret"}
+    sasl = {"security.protocol": "sasl_ssl", "sasl.mechanism": "SCRAM-SHA-256", **password}
+    assert reachable(sasl)
+    assert not reachable({**sasl, "sasl.mechanism": "GSSAPI"})
     assert not reachable({"security.protocol": "SASL_SSL"})
 
 

@@ -85,7 +85,7 @@ def _ask(connection: Connection, group: str | None, request: Message, doing: str
     """Ask the group's coordinator, or any broker."""
     if not reachable(connection.settings):
         raise PenstockError(
-            "queues can be asked for only where no password is needed",
+            "queues cannot be asked for with these settings of security",
             advice="librdkafka has no admin requests for share groups yet.",
         )
     try:

@@ -231,7 +231,7 @@ def _peer(bootstrap: str, client: list[str]) -> Connection:
     settings = connect(bootstrap, client).settings
     if not reachable(settings):
         raise BrokerError(
-            "quotas cannot be asked for where a password is wanted",
+            "quotas cannot be asked for with these settings of security",
             advice="Use kafka-configs.sh of Apache Kafka.",
         )
     return cluster(bootstrap, settings).any()

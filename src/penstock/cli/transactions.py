@@ -66,7 +66,7 @@ def _cluster(bootstrap: str, client: list[str]) -> Iterator[Cluster]:
     settings = connect(bootstrap, client).settings
     if not reachable(settings):
         raise BrokerError(
-            "transactions cannot be asked for where a password is wanted",
+            "transactions cannot be asked for with these settings of security",
             advice="Use kafka-transactions.sh of Apache Kafka.",
         )
     try:

@@ -16,21 +16,27 @@ Every error is a `ClientError`. Where the broker refuses, it is a `RefusedError`
 from __future__ import annotations
 
 import itertools
+import math
 import socket
 import ssl
 import struct
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
 from penstock.client.errors import (
+    AuthenticationError,
     ClientError,
     RefusedError,
     UnreachableError,
     UnsupportedError,
     check,
+    name_of,
 )
+from penstock.client.sasl import conversation
+from penstock.client.security import PLAINTEXT, Security
 from penstock.errors import WireError
 from penstock.wire import (
     Message,
@@ -44,6 +50,8 @@ from penstock.wire.errors import ErrorCode
 from penstock.wire.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from penstock.wire.messages.find_coordinator import FindCoordinatorRequest
 from penstock.wire.messages.metadata import MetadataRequest, MetadataRequestTopic
+from penstock.wire.messages.sasl_authenticate import SaslAuthenticateRequest
+from penstock.wire.messages.sasl_handshake import SaslHandshakeRequest
 
 __all__ = [
     "GROUP",
@@ -69,7 +77,8 @@ _SMALLEST_BUFFER_BYTES: Final = 1 << 20
 GROUP, TRANSACTION = 0, 1
 
 _LENGTH: Final = struct.Struct(">i")
-_API_VERSIONS: Final = 18
+# How much of the time that a password is good for is used.
+_USED_LIFETIME: Final = 0.8
 _BATCHED_COORDINATORS_FROM: Final = 4
 
 Address = tuple[str, int]
@@ -84,12 +93,16 @@ class Connection:
         *,
         client_id: str = "penstock",
         timeout_s: float = TIMEOUT_S,
-        tls: ssl.SSLContext | None = None,
+        security: Security | None = None,
     ) -> None:
         self.address = address
         self._client_id = client_id
         self._ids = itertools.count(1)
-        self.is_open = True
+        self._is_closed = False
+        # When the broker wants to hear the password again: a new connection is simpler.
+        self._expires_at = math.inf
+        wanted = security or PLAINTEXT
+        tls = wanted.context()
         try:
             plain = socket.create_connection(address, timeout_s)
         except OSError as error:
@@ -100,9 +113,11 @@ class Connection:
             if tls is not None:
                 self._socket = tls.wrap_socket(plain, server_hostname=address[0])
             self.versions = self._ask_versions()
+            if wanted.uses_sasl:
+                self._authenticate(wanted)
         except OSError as error:
             self.close()
-            raise UnreachableError(f"{show_address(address)}: {error}") from error
+            raise _network_error(show_address(address), error) from error
         except BaseException:
             self.close()
             raise
@@ -118,8 +133,13 @@ class Connection:
     ) -> None:
         self.close()
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it is worth asking something."""
+        return not self._is_closed and time.monotonic() < self._expires_at
+
     def close(self) -> None:
-        self.is_open = False
+        self._is_closed = True
         with suppress(OSError):
             self._socket.close()
 
@@ -130,6 +150,36 @@ class Connection:
         told: ApiVersionsResponse = self._exchange(ApiVersionsRequest(), 0)
         check(told.error_code, f"asking {show_address(self.address)} for its versions")
         return {item.api_key: (item.min_version, item.max_version) for item in told.api_keys}
+
+    def _authenticate(self, security: Security) -> None:
+        """Say who we are, and hear who the broker is."""
+        doing = f"{show_address(self.address)}: {security.username!r} by {security.mechanism}"
+        request = SaslHandshakeRequest(mechanism=security.mechanism)
+        told = self.call(request, at_least=1)
+        if told.error_code:
+            offered = ", ".join(told.mechanisms) or "none"
+            raise AuthenticationError(
+                f"{doing}: {name_of(told.error_code)}",
+                advice=f"Choose a sasl.mechanism that the broker has: {offered}.",
+            )
+        speech = conversation(security)
+        try:
+            message = next(speech)
+            while True:
+                answer = self.call(SaslAuthenticateRequest(auth_bytes=message))
+                if answer.error_code:
+                    reason = answer.error_message or name_of(answer.error_code)
+                    raise AuthenticationError(f"{doing}: {reason}")
+                if answer.session_lifetime_ms > 0:
+                    lifetime_s = answer.session_lifetime_ms / 1000
+                    self._expires_at = time.monotonic() + _USED_LIFETIME * lifetime_s
+                message = speech.send(answer.auth_bytes)
+        except StopIteration:
+            return
+        except AuthenticationError as error:
+            if str(error).startswith(doing):
+                raise
+            raise AuthenticationError(f"{doing}: {error}", advice=error.advice) from error
 
     def version_of(
         self, request: type[Message], at_least: int = 0, at_most: int | None = None
@@ -183,7 +233,10 @@ class Connection:
             self._receive_into(memoryview(head))
             (length,) = _LENGTH.unpack(head)
             if not 0 < length <= MAX_ANSWER_BYTES:
-                raise ClientError(f"{show_address(self.address)} sent an answer of {length} bytes")
+                raise ClientError(
+                    f"{show_address(self.address)} sent an answer of {length} bytes",
+                    advice="Is it a Kafka broker, and security.protocol that of its listener?",
+                )
             answer = memoryview(bytearray(length)) if buffer is None else buffer.take(length)
             self._receive_into(answer)
             got_id, at = decode_response_header(pending.api_key, pending.version, answer)
@@ -202,8 +255,7 @@ class Connection:
         doing = f"asking {show_address(self.address)} for {api(pending.api_key).name}"
         if isinstance(error, WireError):
             return ClientError(f"{doing}: {error}")
-        reason = "no answer in time" if isinstance(error, TimeoutError) else error
-        return UnreachableError(f"{doing}: {reason}")
+        return _network_error(doing, error)
 
     def _receive_into(self, view: memoryview) -> None:
         while view:
@@ -220,6 +272,22 @@ class Connection:
         """How long one wait for the network may be."""
         with suppress(OSError):
             self._socket.settimeout(timeout_s)
+
+
+def _network_error(doing: str, error: Exception) -> ClientError:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return AuthenticationError(
+            f"{doing}: the broker's certificate is not trusted: {error.verify_message}",
+            advice="Name the right ssl.ca.location; the certificate must name the broker's host.",
+        )
+    ends = (ssl.SSLEOFError, ssl.SSLZeroReturnError, TimeoutError)
+    if isinstance(error, ssl.SSLError) and not isinstance(error, ends):
+        return AuthenticationError(
+            f"{doing}: TLS failed: {error.reason or error}",
+            advice="Does the listener speak TLS, and does it want a certificate of ours?",
+        )
+    reason = "no answer in time" if isinstance(error, TimeoutError) else error
+    return UnreachableError(f"{doing}: {reason}")
 
 
 class Pending(NamedTuple):
@@ -262,13 +330,13 @@ class Cluster:
         *,
         client_id: str = "penstock",
         timeout_s: float = TIMEOUT_S,
-        tls: ssl.SSLContext | None = None,
+        security: Security | None = None,
     ) -> None:
         self.bootstrap = bootstrap
         self._bootstrap = parse_bootstrap(bootstrap)
         self._client_id = client_id
         self._timeout_s = timeout_s
-        self._tls = tls
+        self.security = security or PLAINTEXT
         self._connections: dict[Address, Connection] = {}
         # Brokers that were heard of: they may answer where the bootstrap servers are gone.
         self._heard_of: tuple[Address, ...] = ()
@@ -293,6 +361,8 @@ class Cluster:
         """A connection to the broker at this address."""
         known = self._connections.get(address)
         if known is None or not known.is_open:
+            if known is not None:
+                known.close()
             known = self._connections[address] = self.connect(address)
         return known
 
@@ -302,7 +372,7 @@ class Cluster:
             address,
             client_id=self._client_id,
             timeout_s=self._timeout_s if timeout_s is None else timeout_s,
-            tls=self._tls,
+            security=self.security,
         )
 
     def heard_of(self, addresses: Iterable[Address]) -> None:

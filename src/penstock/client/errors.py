@@ -23,7 +23,7 @@ class UnreachableError(ClientError):
     """Nobody answers, or not any more."""
 
     retriable: ClassVar[bool] = True
-    advice = "Is the broker running, and the address right?"
+    advice = "Is the broker running, the address right, and security.protocol the listener's?"
 
 
 class UnsupportedError(ClientError):

@@ -197,6 +197,9 @@ class Fetcher:
     def _send(self, address: Address, asked: dict[Place, int], max_wait_ms: int) -> None:
         try:
             link = self._links.get(address)
+            if link is not None and not link.connection.is_open:
+                self._drop(address)
+                link = None
             if link is None:
                 link = _Link(self._cluster.connect(address), Reusable())
                 self._links[address] = link

@@ -255,6 +255,9 @@ class Sender:
 
     def _link(self, address: Address, lanes: list[_Lane]) -> _Link | None:
         link = self._links.get(address)
+        if link is not None and not link.flights and not link.connection.is_open:
+            self._links.pop(address).connection.close()
+            link = None
         if link is None:
             try:
                 connection = self._cluster.connect(address)

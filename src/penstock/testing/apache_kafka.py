@@ -90,6 +90,11 @@ THREE_NODES: Final = {
     "broker.session.timeout.ms": "3000",
     "broker.heartbeat.interval.ms": "500",
 }
+LISTENER_PROTOCOLS: Final = {
+    "CONTROLLER": "PLAINTEXT",
+    **{name: name for name in ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")},
+}
+SCRAM_MECHANISMS: Final = ("SCRAM-SHA-256", "SCRAM-SHA-512")
 # Someone else may take a free port between our choice and Kafka's start.
 PORT_ATTEMPTS: Final = 3
 POLL_S: Final = 0.02
@@ -102,6 +107,10 @@ class ApacheKafka:
     `config` overrides or adds server properties. `data_dir` holds the configuration, the log of
     the process and, in `data/`, the segments; without it a temporary folder does, removed at the
     end of the context. A node of a cluster is told its `ports` and its `cluster_id`.
+
+    `listeners` are further ones, named as their protocols (SSL, SASL_PLAINTEXT, SASL_SSL), whose
+    settings are in `config`; `bootstrap_of` says where they are. `scram_users` are names and
+    passwords.
     """
 
     def __init__(
@@ -114,6 +123,8 @@ class ApacheKafka:
         start_timeout_s: float = 60.0,
         ports: tuple[int, int] | None = None,
         cluster_id: str | None = None,
+        listeners: Sequence[str] = (),
+        scram_users: Mapping[str, str] | None = None,
     ) -> None:
         self._home = kafka_home() if home is None else home
         self._config = dict(config or {})
@@ -124,6 +135,9 @@ class ApacheKafka:
         self._process: subprocess.Popen[bytes] | None = None
         self._ports = ports
         self._cluster_id = cluster_id
+        self._listeners = tuple(listeners)
+        self._listener_ports: dict[str, int] = {}
+        self._scram_users = dict(scram_users or {})
         self.startup_s = 0.0
 
     def __enter__(self) -> Self:
@@ -156,6 +170,12 @@ class ApacheKafka:
             raise KafkaToolsError("Apache Kafka was not started")
         return f"127.0.0.1:{self._ports[0]}"
 
+    def bootstrap_of(self, listener: str) -> str:
+        """The address of one of the further listeners."""
+        if listener not in self._listener_ports:
+            raise KafkaToolsError(f"Apache Kafka has no listener {listener}, or was not started")
+        return f"127.0.0.1:{self._listener_ports[listener]}"
+
     @property
     def pid(self) -> int:
         """The id of the Java process."""
@@ -179,10 +199,13 @@ class ApacheKafka:
             raise KafkaToolsError("Apache Kafka is already running")
         self.folder.mkdir(parents=True, exist_ok=True)
         if self._ports is not None:
+            self._choose_listener_ports()
             self._launch(self._ports)
             return
         for attempt in range(1, PORT_ATTEMPTS + 1):
             self._ports = self.choose_ports()
+            self._listener_ports.clear()
+            self._choose_listener_ports()
             try:
                 self._launch(self._ports)
                 return
@@ -191,6 +214,12 @@ class ApacheKafka:
                 if not taken or attempt == PORT_ATTEMPTS:
                     self._ports = None
                     raise
+
+    def _choose_listener_ports(self) -> None:
+        """Once, so that they are the same after a restart."""
+        if not self._listener_ports:
+            numbers = choose_ports(len(self._listeners))
+            self._listener_ports = dict(zip(self._listeners, numbers, strict=True))
 
     def stop(self, timeout_s: float = 60.0) -> None:
         """Stop cleanly, as its own script does; by force only if it does not end in time."""
@@ -236,13 +265,20 @@ class ApacheKafka:
 
     def _write_properties(self, ports: tuple[int, int]) -> Path:
         broker, controller = ports
+        further = "".join(
+            f",{name}://127.0.0.1:{port}" for name, port in self._listener_ports.items()
+        )
         properties = {
             "process.roles": "broker,controller",
             "node.id": "1",
             "controller.quorum.voters": f"1@127.0.0.1:{controller}",
-            "listeners": f"PLAINTEXT://127.0.0.1:{broker},CONTROLLER://127.0.0.1:{controller}",
-            "advertised.listeners": f"PLAINTEXT://127.0.0.1:{broker}",
+            "listeners": f"PLAINTEXT://127.0.0.1:{broker},CONTROLLER://127.0.0.1:{controller}"
+            + further,
+            "advertised.listeners": f"PLAINTEXT://127.0.0.1:{broker}{further}",
             "controller.listener.names": "CONTROLLER",
+            "listener.security.protocol.map": ",".join(
+                f"{name}:{protocol}" for name, protocol in LISTENER_PROTOCOLS.items()
+            ),
             "log.dirs": str(self.log_dir),
             **ONE_NODE,
             **self._config,
@@ -256,6 +292,11 @@ class ApacheKafka:
         command = [
             *java_command(self._home, SMALL_JVM_OPTIONS, "kafka.tools.StorageTool"),
             *("format", f"--cluster-id={cluster_id}", "--config", str(properties)),
+            *(
+                f"--add-scram={mechanism}=[name={name},password={password}]"
+                for mechanism in SCRAM_MECHANISMS
+                for name, password in self._scram_users.items()
+            ),
         ]
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
