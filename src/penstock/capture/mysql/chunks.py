@@ -83,12 +83,10 @@ class ChunkReader:
 
     def _select(self, request: ChunkRequest, file: str, at: int) -> Chunk:
         assert self._connection is not None
-        found = {
-            k.table.full_name: k for k in known_tables(self._connection, self._chooser, self._modes)
-        }
-        known = found.get(request.table)
-        if known is None and "." not in request.table and self._chooser.database:
-            known = found.get(f"{self._chooser.database}.{request.table}")
+        database, _, name = request.table.rpartition(".")
+        only = (database or self._chooser.database, name)
+        found = known_tables(self._connection, self._chooser, self._modes, only)
+        known = next(iter(found), None)
         if known is None:
             return _problem(request, f"there is no table {request.table} among the captured ones")
         if not known.table.key:

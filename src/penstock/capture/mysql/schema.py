@@ -21,15 +21,15 @@ SYSTEM: Final = frozenset({"mysql", "information_schema", "performance_schema", 
 _COLUMNS: Final = """
 SELECT table_schema, table_name, column_name, data_type, column_type, is_nullable,
        numeric_precision, numeric_scale, datetime_precision, character_set_name
-FROM information_schema.columns WHERE table_schema IN ({}) ORDER BY 1, 2, ordinal_position
+FROM information_schema.columns WHERE table_schema IN ({}){} ORDER BY 1, 2, ordinal_position
 """
 _TABLES: Final = """
 SELECT table_schema, table_name, engine, table_rows FROM information_schema.tables
-WHERE table_type IN ('BASE TABLE', 'SYSTEM VERSIONED') AND table_schema IN ({}) ORDER BY 1, 2
+WHERE table_type IN ('BASE TABLE', 'SYSTEM VERSIONED') AND table_schema IN ({}){} ORDER BY 1, 2
 """
 _KEYS: Final = """
 SELECT table_schema, table_name, column_name FROM information_schema.statistics
-WHERE index_name = 'PRIMARY' AND table_schema IN ({}) ORDER BY 1, 2, seq_in_index
+WHERE index_name = 'PRIMARY' AND table_schema IN ({}){} ORDER BY 1, 2, seq_in_index
 """
 _DISGUISED: Final = """
 SELECT table_schema, table_name, column_name, data_type FROM information_schema.columns
@@ -91,21 +91,25 @@ def _databases(connection: Connection, database: str) -> list[str]:
     return [str(name) for (name,) in found if str(name).lower() not in SYSTEM]
 
 
-def known_tables(connection: Connection, chooser: Chooser, modes: Modes) -> list[KnownTable]:
-    """The chosen tables as they are now; a column that cannot be captured is an error."""
-    databases = _databases(connection, chooser.database)
+def known_tables(
+    connection: Connection, chooser: Chooser, modes: Modes, only: tuple[str, str] | None = None
+) -> list[KnownTable]:
+    """The chosen tables, or one of them, as they are now; a column that cannot be captured is an
+    error."""
+    databases = [only[0]] if only else _databases(connection, chooser.database)
     if not databases:
         return []
-    marks = ", ".join(["%s"] * len(databases))
+    marks = (", ".join(["%s"] * len(databases)), " AND table_name = %s" if only else "")
+    wanted = [*databases, *(only[1:] if only else ())]
     columns: dict[tuple[str, str], list[Native]] = defaultdict(list)
-    for row in query(connection, _COLUMNS.format(marks), databases):
+    for row in query(connection, _COLUMNS.format(*marks), wanted):
         if chooser(str(row[0]), str(row[1])):
             columns[row[0], row[1]].append(_described(row))
     keys: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for database, name, part in query(connection, _KEYS.format(marks), databases):
+    for database, name, part in query(connection, _KEYS.format(*marks), wanted):
         keys[database, name].append(part)
     out = []
-    for database, name, engine, rows in query(connection, _TABLES.format(marks), databases):
+    for database, name, engine, rows in query(connection, _TABLES.format(*marks), wanted):
         natives = columns.get((database, name))
         if not natives:
             continue

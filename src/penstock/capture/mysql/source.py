@@ -211,9 +211,8 @@ class MysqlSource(Source):
     def _context(self, side: Connection, server: Server) -> Context:
         def table_now(database: str, name: str) -> Table | None:
             with explained(self._address):
-                found = known_tables(side, self._chooser, self._modes)
-            places = {(t.table.database, t.table.name): t.table for t in found}
-            return places.get((database, name))
+                found = known_tables(side, self._chooser, self._modes, (database, name))
+            return found[0].table if found else None
 
         return Context(
             name=self._name,
