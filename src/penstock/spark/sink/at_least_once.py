@@ -11,6 +11,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
+from penstock.client.connection import Cluster
 from penstock.client.metadata import Metadata
 from penstock.errors import PenstockError
 from penstock.spark.sink.columns import prepare
@@ -33,10 +34,22 @@ class AtLeastOnce:
         self.topic = topic
         self.target = Target.from_options(bootstrap, options)
         self.last: Written | None = None
+        self._cluster: Cluster | None = None
         self._metadata: Metadata | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_metadata": None}
+        return {**self.__dict__, "_cluster": None, "_metadata": None}
+
+    def close(self) -> None:
+        """Close the driver's connections; the next batch opens new ones."""
+        cluster, self._cluster, self._metadata = self._cluster, None, None
+        if cluster is not None:
+            cluster.close()
+
+    def __del__(self) -> None:
+        # Spark tells nobody that a query has ended: it only lets go of the sink.
+        if getattr(self, "_cluster", None) is not None:
+            self.close()
 
     def write_batch(self, df: DataFrame, batch_id: int) -> None:
         """Write one micro-batch."""
@@ -44,13 +57,14 @@ class AtLeastOnce:
         try:
             counts: dict[str, int] = {}
             if self.topic is not None:
-                if self._metadata is None:
-                    self._metadata = Metadata(self.target.connect())
+                if self._cluster is None or self._metadata is None:
+                    self._cluster = self.target.connect()
+                    self._metadata = Metadata(self._cluster)
                 counts[self.topic] = len(self._metadata.partitions(self.topic))
             job = Job(self.target, self.topic, counts)
             written = rows.mapInArrow(Send(job), WRITTEN).collect()
         except PenstockError as error:
-            self._metadata = None
+            self.close()
             if isinstance(error, SinkError):
                 raise
             raise as_sink_error(error) from error

@@ -139,6 +139,11 @@ class ExactlyOnce:
         if hold is not None:
             hold.close()
 
+    def __del__(self) -> None:
+        # Spark tells nobody that a query has ended: it only lets go of the sink.
+        if getattr(self, "_hold", None) is not None:
+            self.close()
+
     # ---- a micro-batch -------------------------------------------------------------------
 
     def write_batch(self, df: DataFrame, batch_id: int) -> None:

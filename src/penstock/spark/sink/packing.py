@@ -160,7 +160,7 @@ class Packer:
         return encode(
             _column(rows, "key"),
             _column(rows, "value"),
-            headers=_column(rows, "headers"),
+            headers=_unless_null(_column(rows, "headers")),
             timestamps_ms=times,
             codec=self._form.codec,
             max_batch_bytes=self._form.batch_bytes,
@@ -172,3 +172,7 @@ class Packer:
 def _column(rows: pa.RecordBatch, name: str) -> pa.Array | None:
     at = rows.schema.get_field_index(name)
     return rows.column(at) if at >= 0 else None
+
+
+def _unless_null(column: pa.Array | None) -> pa.Array | None:
+    return None if column is None or column.null_count == len(column) else column

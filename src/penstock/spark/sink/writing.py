@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Final, Literal, get_args
 
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -89,12 +89,9 @@ def write(
         topic=topic,
         options=options,
     )
-    into.write_batch(df, batch_id or 0)
-    assert into.last is not None
-    _close(into)
-    return into.last
-
-
-def _close(into: Any) -> None:
-    if isinstance(into, ExactlyOnce):
+    try:
+        into.write_batch(df, batch_id or 0)
+    finally:
         into.close()
+    assert into.last is not None
+    return into.last
