@@ -28,6 +28,7 @@ public final class DebeziumBench {
 
     private long count;
     private long firstUs;
+    private long firstCpuUs;
     private long lastUs;
     private final long[] lags = new long[MOST_LAGS];
     private int lagCount;
@@ -86,6 +87,7 @@ public final class DebeziumBench {
                 }
                 if (count++ == 0) {
                     firstUs = now;
+                    firstCpuUs = cpuUs();
                 }
                 lastUs = now;
                 int at = value.lastIndexOf(STAMP);
@@ -113,19 +115,23 @@ public final class DebeziumBench {
         lagCount = 0;
     }
 
-    private synchronized String report() {
-        long cpu = 0;
+    private static long cpuUs() {
         if (ManagementFactory.getOperatingSystemMXBean()
                 instanceof com.sun.management.OperatingSystemMXBean system) {
-            cpu = system.getProcessCpuTime() / 1000;
+            return system.getProcessCpuTime() / 1000;
         }
+        return 0;
+    }
+
+    private synchronized String report() {
         long[] sorted = Arrays.copyOf(lags, lagCount);
         Arrays.sort(sorted);
         long p50 = sorted.length == 0 ? -1 : sorted[sorted.length / 2];
         long p99 = sorted.length == 0 ? -1 : sorted[(int) (sorted.length * 0.99)];
         return String.format(
                 "{\"count\":%d,\"first_us\":%d,\"last_us\":%d,\"cpu_us\":%d,"
+                        + "\"first_cpu_us\":%d,"
                         + "\"lag_p50_us\":%d,\"lag_p99_us\":%d}",
-                count, firstUs, lastUs, cpu, p50, p99);
+                count, firstUs, lastUs, cpuUs(), firstCpuUs, p50, p99);
     }
 }
