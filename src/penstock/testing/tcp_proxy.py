@@ -156,6 +156,8 @@ class TcpProxy:
             tasks = [task for connection in self._open for task in connection.tasks]
             self._end_all(reset=True)
             await asyncio.gather(*tasks, return_exceptions=True)
+            # What was ended is closed in the loop's next round.
+            await asyncio.sleep(0)
 
     # ---- what can be asked of it ---------------------------------------------------------
 
@@ -217,6 +219,10 @@ class TcpProxy:
             to_client.transport.abort()
             self._notify()
             return
+        except asyncio.CancelledError:
+            # The proxy is closed while the server has not answered yet.
+            to_client.transport.abort()
+            raise
         connection = _Connection(to_client, to_server)
         connection.cut = self._take_cut()
         self._open.add(connection)
