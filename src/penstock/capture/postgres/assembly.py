@@ -298,10 +298,10 @@ class Assembler:
                 if len(self._messages) >= MESSAGES_MAX:
                     yield self._part(self.lsn, is_last=False)
             return
-        if message.lsn < self._start_lsn:
+        # Its place is the end of its record.
+        if message.lsn <= self._start_lsn:
             return
-        # Its place is where it begins; what is asked for again must begin behind it.
-        self.lsn = max(self.lsn, message.lsn + 1)
+        self.lsn = max(self.lsn, message.lsn)
         if own:
             yield Mark(message.prefix, message.content)
         else:

@@ -26,7 +26,6 @@ _FORMS: Final = {
     "extra_float_digits": "3",
     "bytea_output": "hex",
     "lc_monetary": "C",
-    "lc_messages": "C",
     "statement_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
     "synchronous_commit": "local",
@@ -109,6 +108,11 @@ def explained(doing: str) -> Iterator[None]:
         raise DatabaseUnreachableError(f"{doing}: {one_line(error)}") from error
     except psycopg.Error as error:
         raise CaptureError(f"{doing}: {one_line(error)}") from error
+
+
+def as_bytes(connection: Connection) -> bool:
+    """Whether text must be asked for as it is: a database without an encoding may hold anything."""
+    return connection.info.parameter_status("server_encoding") == "SQL_ASCII"
 
 
 def one_line(error: BaseException) -> str:

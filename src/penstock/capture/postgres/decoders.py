@@ -6,8 +6,8 @@ of the stream, `first` for a tuple that another follows (the old row of an UPDAT
 row of COPY's text format.
 
 What is known of a table beyond its Relation message (NOT NULL, the labels of an enum) comes from
-the catalog and may be older or newer than the stream. Where a value shows that it does not hold, the
-decoder raises `StaleError`, and the relation is made anew with what the value says.
+the catalog and may be older or newer than the stream. Where a value shows that it does not hold,
+the decoder raises `StaleError`, and the relation is made anew with what the value says.
 """
 
 from __future__ import annotations

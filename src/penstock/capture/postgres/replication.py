@@ -19,10 +19,11 @@ from typing import Final
 
 import psycopg
 from psycopg import sql
-from psycopg.pq import ExecStatus
+from psycopg.pq import DiagnosticField, ExecStatus
+from psycopg.pq.abc import PGresult
 
 from penstock.capture.postgres import pgoutput
-from penstock.capture.postgres.connect import Connection, PostgresUrl, one_line
+from penstock.capture.postgres.connect import Connection, PostgresUrl, as_bytes, one_line
 from penstock.capture.source import (
     CaptureError,
     DatabaseUnreachableError,
@@ -33,12 +34,11 @@ STATUS_EVERY_S: Final = 2.0
 BATCH_FRAMES: Final = 1000
 BATCH_BYTES: Final = 4 << 20
 SLOT_BUSY_S: Final = 10.0
-_LOST: Final = (
-    "requested WAL segment",
-    "has already been removed",
-    "can no longer get changes",
-    "has been invalidated",
-)
+# object_in_use: the slot is read by a connection that is not quite gone, or by another capture.
+_IN_USE: Final = "55006"
+# object_not_in_prerequisite_state (the slot was given up), undefined_object (no such slot, no such
+# publication at that place of the log), undefined_file (its part of the log is gone).
+_GONE: Final = ("55000", "42704", "58P01")
 
 
 class Replication:
@@ -78,21 +78,21 @@ class Replication:
             sql.SQL(", ").join(options),
         )
         text = command.as_bytes(None)
+        if as_bytes(self._connection):
+            self._connection.execute("SET client_encoding TO 'SQL_ASCII'")
         deadline = monotonic() + wait_s
         while True:
             result = self._connection.pgconn.exec_(text)
             if result.status == ExecStatus.COPY_BOTH:
                 break
-            message = " ".join(result.error_message.decode(errors="replace").split())
-            if "is active for PID" in message:
-                if monotonic() < deadline:
-                    self._closed.wait(0.05)
-                    continue
+            if _state(result) != _IN_USE:
+                raise _explained(result, f"slot {slot}")
+            if monotonic() > deadline:
                 raise DatabaseUnreachableError(
-                    f"slot {slot}: {message}",
+                    f"slot {slot}: {_message(result)}",
                     advice="Another run of this capture reads it; only one can.",
                 )
-            raise _explained(f"slot {slot}: {message}")
+            self._closed.wait(0.05)
         # Nothing is confirmed until we are told so: the position need not be durable anywhere.
         self._written = lsn
         self._poll.register(self._connection.pgconn.socket, select.POLLIN)
@@ -144,15 +144,13 @@ class Replication:
 
     def _ended(self) -> None:
         """The server ended the stream: it says why, or shuts down."""
-        message = "the server ended the stream"
         while (result := self._connection.pgconn.get_result()) is not None:
             if result.status == ExecStatus.FATAL_ERROR:
-                message = " ".join(result.error_message.decode(errors="replace").split())
-                break
-        raise _explained(message)
+                raise _explained(result, "the stream broke")
+        raise DatabaseUnreachableError("the server ended the stream")
 
     def _lost(self, error: psycopg.Error) -> CaptureError:
-        return _explained(f"the stream broke: {one_line(error)}")
+        return DatabaseUnreachableError(f"the stream broke: {one_line(error)}")
 
     def confirm(self, lsn: int) -> None:
         """The server may forget what lies before."""
@@ -217,14 +215,20 @@ class Replication:
         return self._closed.is_set()
 
 
-def _explained(message: str) -> CaptureError:
-    if any(part in message for part in _LOST):
-        return PositionLostError(f"the database no longer has what comes next: {message}")
-    if "publication" in message and "does not exist" in message:
+def _state(result: PGresult) -> str:
+    return (result.error_field(DiagnosticField.SQLSTATE) or b"").decode()
+
+
+def _message(result: PGresult) -> str:
+    return " ".join(result.error_message.decode(errors="replace").split())
+
+
+def _explained(result: PGresult, doing: str) -> CaptureError:
+    """An error of the server by its code: words depend on the server's language."""
+    message = f"{doing}: {_message(result)}"
+    if _state(result) in _GONE:
         return PositionLostError(
-            f"the publication was dropped while the capture needed it: {message}",
+            f"the database no longer has what comes next: {message}",
             advice="Remove the capture and add it again; it then takes a new snapshot.",
         )
-    if "replication slot" in message and "does not exist" in message:
-        return PositionLostError(f"the replication slot is gone: {message}")
     return DatabaseUnreachableError(message)

@@ -1,8 +1,8 @@
 """The slot and the publication of a capture: made, kept up to date, found damaged, removed.
 
 The publication comes first and the slot after it, because decoding a change asks for the
-publication as it was at that change. A table that no UPDATE could be published of (no primary key, no replica
-identity) is left out: to publish it would make the user's own UPDATEs fail.
+publication as it was at that change. A table that no UPDATE could be published of (no primary key,
+no replica identity) is refused: to publish it would make the user's own UPDATEs fail.
 """
 
 from __future__ import annotations

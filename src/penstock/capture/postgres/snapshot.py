@@ -25,7 +25,7 @@ from psycopg import sql
 
 from penstock.capture.postgres.assembly import SourceBlocks
 from penstock.capture.postgres.catalog import Catalog, TableInfo
-from penstock.capture.postgres.connect import Connection, PostgresUrl, explained
+from penstock.capture.postgres.connect import Connection, PostgresUrl, as_bytes, explained
 from penstock.capture.postgres.decoders import Relation, StaleError
 from penstock.capture.postgres.pgoutput import parse_lsn
 from penstock.capture.postgres.setup import qualified
@@ -224,6 +224,9 @@ def copy_lines(connection: Connection, query: sql.Composed, what: str) -> Iterat
     lines: list[bytes] = []
     size = 0
     with explained(f"cannot read {what}"):
+        raw = as_bytes(connection)
+        if raw:
+            connection.execute("SET client_encoding TO 'SQL_ASCII'")
         with connection.cursor() as cursor, cursor.copy(query) as copy:
             read = copy.read
             while data := read():
@@ -234,6 +237,8 @@ def copy_lines(connection: Connection, query: sql.Composed, what: str) -> Iterat
                     yield lines
                     lines = []
                     size = 0
+        if raw:
+            connection.execute("SET client_encoding TO 'UTF8'")
     if lines:
         yield lines
 

@@ -35,7 +35,7 @@ from penstock.capture.postgres.pgoutput import (
     parse_lsn,
 )
 from penstock.capture.postgres.replication import Replication
-from penstock.capture.postgres.snapshot import PostgresSnapshot
+from penstock.capture.postgres.snapshot import ChangedMeanwhileError, PostgresSnapshot
 from penstock.capture.postgres.spool import Spool
 from penstock.capture.source import (
     CaptureError,
@@ -55,6 +55,8 @@ from penstock.capture.source import (
 
 HEARTBEAT: Final = "penstock.heartbeat"
 _RATE_SAMPLE_S: Final = 0.2
+# A table that is rewritten or emptied in the instant in which a snapshot begins spoils it.
+_SNAPSHOT_ATTEMPTS: Final = 10
 
 
 class PostgresSource(Source):
@@ -185,6 +187,12 @@ class PostgresSource(Source):
         return removed
 
     def snapshot(self) -> Snapshot:
+        for _ in range(_SNAPSHOT_ATTEMPTS - 1):
+            with suppress(ChangedMeanwhileError):
+                return self._take_snapshot()
+        return self._take_snapshot()
+
+    def _take_snapshot(self) -> Snapshot:
         snapshot = PostgresSnapshot(
             self._url,
             self._application,
@@ -347,10 +355,10 @@ class PostgresSource(Source):
 
     def _wal_rate(self, connection: Connection, lsn: int) -> float:
         """Bytes a second that the server writes, since the last call or over a moment."""
-        before, now = self._wal_sample, monotonic()
-        if before is None or now - before[0] < _RATE_SAMPLE_S:
-            before = (now, lsn)
-            self._closed.wait(_RATE_SAMPLE_S)
+        now = monotonic()
+        before = self._wal_sample or (now, lsn)
+        if now - before[0] < _RATE_SAMPLE_S:
+            self._closed.wait(before[0] + _RATE_SAMPLE_S - now)
             with explained("cannot read the state of the slot"):
                 row = connection.execute("SELECT pg_catalog.pg_current_wal_lsn()::text").fetchone()
             assert row is not None

@@ -2,8 +2,8 @@
 
 `coding` knows a type by its name in `pg_catalog`, or by that of a well-known extension. Domains are
 what they are made of, arrays hold what their elements are. Everything else (composite types,
-ranges, geometric types but `point`, PostGIS, unknown extensions) is the string that PostgreSQL itself
-prints: never another type than it says.
+ranges, geometric types but `point`, PostGIS, unknown extensions) is the string that PostgreSQL
+itself prints: never another type than it says.
 """
 
 from __future__ import annotations

@@ -1,0 +1,226 @@
+"""Servers that crash, slots that are lost, positions of elsewhere: found, never skipped over."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psycopg
+import pytest
+
+from penstock.capture.postgres.source import PostgresSource
+from penstock.capture.source import DatabaseUnreachableError, Idle, Item, Part, PositionLostError
+from penstock.testing.postgres import PostgresServer
+from tests.capture.postgres.rebuilding import (
+    Connection,
+    Rebuilt,
+    assert_same,
+    catch_up,
+    follow,
+    opened,
+    settings,
+    start,
+)
+from tests.capture.postgres.workload import Load, prepare
+from tests.waiting import eventually
+
+
+@contextmanager
+def own_server(**settings: str) -> Iterator[PostgresServer]:
+    with PostgresServer({"logical_decoding_work_mem": "64kB", **settings}) as server:
+        yield server
+
+
+def apply_all(rebuilt: Rebuilt, stream: Iterator[Item]) -> None:
+    for item in stream:
+        rebuilt.apply(item)
+
+
+def test_a_server_that_crashes_again_and_again(seed: int) -> None:
+    rng = random.Random(seed)
+    with own_server() as server:
+        url = server.create_database()
+        with psycopg.connect(url, autocommit=True) as sql:
+            prepare(sql)
+        with PostgresSource(settings(url)) as source:
+            source.setup()
+            rebuilt = start(source)
+        for _ in range(3):
+            with psycopg.connect(url, autocommit=True) as sql:
+                load = Load(sql, rng, rng.randint(2000, 10**8))
+                load.run(10)
+                with PostgresSource(settings(url)) as source:
+                    stream = source.stream(rebuilt.position)
+                    for _ in range(rng.randint(1, 5)):
+                        rebuilt.apply(next(stream))
+                        source.confirm(rebuilt.position)
+                    server.crash()
+                    with pytest.raises(DatabaseUnreachableError):
+                        apply_all(rebuilt, stream)
+            with pytest.raises(DatabaseUnreachableError):
+                PostgresSource(settings(url))
+            server.start()
+            # The server may have thrown away commits it had not written; none of them was told.
+            with psycopg.connect(url, autocommit=True) as sql:
+                with PostgresSource(settings(url)) as source:
+                    catch_up(source, rebuilt, sql)
+                assert_same(rebuilt, sql, "public.t")
+
+
+def test_a_killed_stream_is_told_so_and_goes_on(database: str, sql: Connection) -> None:
+    sql.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    with opened(database) as source:
+        rebuilt = start(source)
+        sql.execute("INSERT INTO t VALUES (1)")
+        stream = source.stream(rebuilt.position)
+        rebuilt.apply(next(stream))
+        sql.execute(
+            "SELECT pg_terminate_backend(active_pid, 10000) FROM pg_replication_slots "
+            "WHERE database = current_database()"
+        )
+        with pytest.raises(DatabaseUnreachableError):
+            apply_all(rebuilt, stream)
+        sql.execute("INSERT INTO t VALUES (2)")
+        catch_up(source, rebuilt, sql)
+        assert_same(rebuilt, sql, "public.t")
+
+
+def test_a_slot_that_the_server_gave_up_is_a_loss() -> None:
+    with own_server(
+        max_slot_wal_keep_size="1MB", min_wal_size="32MB", max_wal_size="48MB"
+    ) as server:
+        url = server.create_database()
+        with psycopg.connect(url, autocommit=True) as sql:
+            sql.execute("CREATE TABLE t (id int PRIMARY KEY)")
+            with PostgresSource(settings(url)) as source:
+                source.setup()
+                rebuilt = start(source)
+                before = source.status()
+                assert before.retained_limit_bytes == 1 << 20
+                assert before.details["wal_status"] == "reserved"
+                sql.execute("INSERT INTO t VALUES (1)")
+
+                def lost() -> bool:
+                    sql.execute("CREATE TABLE IF NOT EXISTS noise (id serial PRIMARY KEY, x text)")
+                    sql.execute("INSERT INTO noise (x) VALUES (repeat('x', 1000))")
+                    sql.execute("SELECT pg_switch_wal()")
+                    sql.execute("CHECKPOINT")
+                    return source.status().details["wal_status"] == "lost"
+
+                eventually(lost)
+                with pytest.raises(PositionLostError, match="thrown away"):
+                    next(source.stream(rebuilt.position))
+                assert any(not check.ok and "slot" in check.name for check in source.check())
+                source.remove()
+                # A new beginning is all there is.
+                source.setup()
+                rebuilt = start(source)
+                assert_same(rebuilt, sql, "public.t")
+
+
+def test_a_missing_slot_is_a_loss(database: str, sql: Connection) -> None:
+    sql.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    with opened(database) as source:
+        rebuilt = start(source)
+        sql.execute("SELECT pg_drop_replication_slot('penstock_test')")
+        with pytest.raises(PositionLostError, match="gone"):
+            next(source.stream(rebuilt.position))
+
+
+def test_a_slot_that_moved_past_the_position_is_a_loss(database: str, sql: Connection) -> None:
+    sql.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    with opened(database) as source:
+        rebuilt = start(source)
+        sql.execute("INSERT INTO t VALUES (1)")
+        sql.execute("SELECT pg_replication_slot_advance('penstock_test', pg_current_wal_lsn())")
+        with pytest.raises(PositionLostError, match="moved on"):
+            next(source.stream(rebuilt.position))
+
+
+def test_positions_of_elsewhere_are_a_loss(database: str, sql: Connection) -> None:
+    sql.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    with opened(database) as source:
+        position = start(source).position
+        with pytest.raises(PositionLostError, match="another database cluster"):
+            next(source.stream({**position, "system": "1"}))
+        with pytest.raises(PositionLostError, match="future"):
+            next(source.stream({**position, "lsn": position["lsn"] + (1 << 40)}))
+
+
+def test_only_what_is_confirmed_is_forgotten(database: str, sql: Connection) -> None:
+    sql.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    with opened(database) as source:
+        first = start(source)
+        for number in range(5):
+            sql.execute("INSERT INTO t VALUES (%s)", (number,))
+        rebuilt = first.copy()
+        catch_up(source, rebuilt, sql)
+        # Read, even acknowledged as read, but not confirmed: it is all still there.
+        again = first.copy()
+        catch_up(source, again, sql)
+        assert_same(again, sql, "public.t")
+        follow(
+            source,
+            again,
+            lambda: (source.status().position or {"lsn": 0})["lsn"] >= again.position["lsn"],
+            confirm=True,
+        )
+        with pytest.raises(PositionLostError):
+            next(source.stream(first.position))
+
+
+def test_a_busy_reader_stays_connected() -> None:
+    """The server hears from us although nobody asks for the next item."""
+    with own_server(wal_sender_timeout="3000") as server:
+        url = server.create_database()
+        with psycopg.connect(url, autocommit=True) as sql:
+            sql.execute("CREATE TABLE t (id int PRIMARY KEY, a text)")
+            with opened(url) as source:
+                stream = source.stream(start(source).position)
+                assert isinstance(next(stream), Idle)
+                sql.execute(
+                    "INSERT INTO t SELECT g, repeat('x', 500) FROM generate_series(1, 9000) g"
+                )
+                row = sql.execute(
+                    "SELECT active_pid, clock_timestamp() FROM pg_replication_slots"
+                ).fetchone()
+                assert row is not None
+                pid, since = row
+
+                def a_while() -> bool:
+                    found = sql.execute(
+                        "SELECT clock_timestamp() > %s + interval '5 s', "
+                        "reply_time > %s + interval '4 s' FROM pg_stat_replication WHERE pid = %s",
+                        (since, since, pid),
+                    ).fetchone()
+                    assert found is not None, "the server ended the connection"
+                    return bool(found[0] and found[1])
+
+                eventually(a_while)
+                assert sum(len(p.changes) for p in _parts(stream, 9000)) == 9000
+
+
+def _parts(stream: Iterator[object], rows: int) -> Iterator[Part]:
+    found = 0
+    for item in stream:
+        if isinstance(item, Part):
+            found += len(item.changes)
+            yield item
+            if found >= rows:
+                return
+
+
+def test_a_reader_that_is_not_there_is_reported(database: str, sql: Connection) -> None:
+    sql.execute("CREATE TABLE t (id int PRIMARY KEY, a text)")
+    with opened(database) as source:
+        before = source.status()
+        sql.execute("INSERT INTO t SELECT g, repeat('x', 500) FROM generate_series(1, 5000) g")
+        after = source.status()
+        assert before.lag_bytes is not None
+        assert after.lag_bytes is not None
+        assert after.lag_bytes > before.lag_bytes + 1_000_000
+        assert after.retained_bytes is not None
+        assert after.retained_bytes >= after.lag_bytes
+        assert after.details["active"] == "no"
+        assert int(after.details["wal_bytes_per_s"]) > 0
