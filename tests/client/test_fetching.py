@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from time import monotonic
 
 import pytest
 
@@ -71,6 +72,18 @@ def test_a_wait_ends_with_the_first_record(cluster: Cluster, make_topic: MakeTop
         fetched = fetcher.fetch({(name, 0): 0}, 60_000)[name, 0]
         thread.join()
         assert [record.value for record in decode(fetched.data)] == [b"late"]
+
+
+def test_other_places_need_not_wait_for_what_was_asked_before(
+    cluster: Cluster, make_topic: MakeTopic
+) -> None:
+    quiet, busy = make_topic(), make_topic()
+    with Sender(cluster) as sender:
+        sender.send(busy, 0, simple_batch([b"a"]))
+    with Fetcher(cluster) as fetcher:
+        # A request is left behind that is held back for an hour.
+        fetcher._ask({(quiet, 0): 0}, {}, monotonic() + 3_600)
+        assert fetcher.fetch({(busy, 0): 0}, 30_000)[busy, 0].data
 
 
 def test_views_stay_what_they_are(cluster: Cluster, make_topic: MakeTopic) -> None:

@@ -72,6 +72,16 @@ def test_batches_come_once_and_in_order(cluster: Cluster, make_topic: MakeTopic)
         assert [record.value for record in found[place[1]]][::2] == written
 
 
+def test_many_partitions_at_once(cluster: Cluster, make_topic: MakeTopic) -> None:
+    name = make_topic(40)
+    places: list[Place] = [(name, number) for number in range(40)]
+    batches = Batches(init_producer(cluster))
+    with Sender(cluster) as sender:
+        for place, value in work(places, 20):
+            sender.send(*place, batches.pack(place, value))
+    assert sender.ends == dict.fromkeys(places, 20)
+
+
 def test_a_batch_that_is_there_already_is_acknowledged(
     cluster: Cluster, make_topic: MakeTopic
 ) -> None:

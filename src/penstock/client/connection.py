@@ -245,6 +245,10 @@ class Connection:
             response, _ = decoder(api(pending.api_key).response, pending.version)(answer, at)
         except (ClientError, OSError, WireError) as error:
             raise self._lost(pending, error) from error
+        except BaseException:
+            # Interrupted within an answer: nobody knows where the next one begins.
+            self.close()
+            raise
         return response
 
     def _lost(self, pending: Pending, error: Exception) -> ClientError:
@@ -380,9 +384,17 @@ class Cluster:
         self._heard_of = tuple(addresses) or self._heard_of
 
     def any(self) -> Connection:
-        """A connection to the first bootstrap server that answers; else to any broker known."""
+        """A connection to a broker that answers: one that is open, else the first that can be made.
+
+        Bootstrap servers go before brokers that were only heard of.
+        """
+        addresses = dict.fromkeys((*self._bootstrap, *self._heard_of))
+        for address in addresses:
+            known = self._connections.get(address)
+            if known is not None and known.is_open:
+                return known
         reasons = []
-        for address in dict.fromkeys((*self._bootstrap, *self._heard_of)):
+        for address in addresses:
             try:
                 return self.at(address)
             except UnreachableError as error:

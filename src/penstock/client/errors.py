@@ -15,6 +15,16 @@ from penstock.wire.errors import RETRIABLE, ErrorCode
 FENCED: Final = frozenset((ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_EPOCH))
 
 
+_ADVICE: Final[dict[int, str]] = {
+    ErrorCode.MESSAGE_TOO_LARGE: "Raise max.message.bytes of the topic, or send smaller batches.",
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: "Create the topic first; is the name right?",
+    ErrorCode.TOPIC_AUTHORIZATION_FAILED: "Ask for the right to use the topic.",
+    ErrorCode.TRANSACTION_ABORTABLE: "Abort the transaction, and write it again.",
+    ErrorCode.INVALID_TXN_STATE: "Abort the transaction, and write it again.",
+    ErrorCode.INVALID_TRANSACTION_TIMEOUT: "Choose one below transaction.max.timeout.ms.",
+}
+
+
 class ClientError(PenstockError):
     """A broker could not be asked, or did not answer as it should."""
 
@@ -107,7 +117,9 @@ def name_of(code: int) -> str:
 def refused(doing: str, code: int, message: str | None = None) -> RefusedError:
     """The error for a code, of the kind that says what can be done about it."""
     kind = FencedError if code in FENCED else BusyError if code in RETRIABLE else RefusedError
-    return kind(doing, code, message)
+    error = kind(doing, code, message)
+    error.advice = _ADVICE.get(code, error.advice)
+    return error
 
 
 def check(code: int, doing: str, message: str | None = None) -> None:

@@ -191,6 +191,10 @@ class Fetcher:
                 wanted.setdefault(address, {})[place] = offset
         for address, asked in wanted.items():
             link = self._links.get(address)
+            if link is not None and link.asked and not _still_wanted(link.asked, positions):
+                # It may hold its answer back for long, and nobody would look at it.
+                self._drop(address)
+                link = None
             if link is None or link.pending is None:
                 self._send(address, asked, wait_ms)
 
@@ -268,6 +272,9 @@ class Fetcher:
             self._drop(address)
             self._fail(asked, error)
             return
+        except BaseException:
+            self._drop(address)
+            raise
         for topic in told.responses:
             for part in topic.partitions:
                 place = (topic.topic, part.partition_index)
@@ -329,6 +336,10 @@ class Fetcher:
             trouble.error = error
             trouble.again_at = now + pause_after(trouble.attempts)
             trouble.attempts += 1
+
+
+def _still_wanted(asked: Mapping[Place, int], positions: Mapping[Place, int]) -> bool:
+    return any(positions.get(place) == offset for place, offset in asked.items())
 
 
 def _no_answer(address: Address) -> ClientError:

@@ -55,6 +55,8 @@ REQUEST_TIMEOUT_S: Final = 30.0
 # already: from 12 on a write would add it, and so a late one might begin a transaction.
 _NEWEST_VERSION: Final = 11
 _SLACK_S: Final = 5.0
+_FEW_LANES: Final = 8
+_LOOK_BYTES: Final = 256 << 10
 # The longest wait before everything is looked at again.
 _STEP_S: Final = 0.5
 _WRITTEN: Final = frozenset((ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER))
@@ -155,6 +157,7 @@ class Sender:
         self._busy: dict[Place, _Lane] = {}
         self._links: dict[Address, _Link] = {}
         self._held_bytes = 0
+        self._unseen_bytes = 0
         self._failure: ClientError | None = None
         # Where the next record goes, after the last acknowledged batch of a partition.
         self.ends: dict[Place, int] = {}
@@ -207,7 +210,12 @@ class Sender:
         lane.sent += 1
         self._busy[place] = lane
         self._held_bytes += len(data)
-        self._step(0.0)
+        self._unseen_bytes += len(data)
+        # With many lanes not at each batch: each look at them takes time, and a later one finds
+        # more to put into a request.
+        if len(self._busy) <= _FEW_LANES or self._unseen_bytes >= _LOOK_BYTES:
+            self._unseen_bytes = 0
+            self._step(0.0)
         while self._held_bytes > self._max_bytes and self._busy:
             self._step(_STEP_S)
 
@@ -227,8 +235,12 @@ class Sender:
             self._launch()
             self._gather(wait_s)
             self._launch()
-        except ClientError as error:
-            self._failure = error
+        except BaseException as error:
+            self._failure = (
+                error
+                if isinstance(error, ClientError)
+                else ClientError(f"sending was interrupted: {error!r}")
+            )
             self.close()
             raise
 

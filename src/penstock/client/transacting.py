@@ -143,6 +143,10 @@ class Transaction:
         """Whether something is part of it that must be committed or aborted."""
         return bool(self._added or self._groups)
 
+    def holds(self, place: Place) -> bool:
+        """Whether a partition has been added since the last end."""
+        return place in self._added
+
     @property
     def partitions(self) -> frozenset[Place]:
         """What has been added since the last end."""
@@ -291,7 +295,7 @@ class Transaction:
 
     # ---- ending --------------------------------------------------------------------------
 
-    def end(self, *, commit: bool) -> Ids:
+    def end(self, *, commit: bool, retry_s: float | None = None) -> Ids:
         """Commit or abort; on return it is decided for good. The ids for the next transaction.
 
         FencedError, or another RefusedError: it was not committed. OutcomeUnknownError: nobody
@@ -309,7 +313,8 @@ class Transaction:
             committed=commit,
         )
         try:
-            told, version = self._end(request, doing, commit=commit)
+            limit_s = self._retry_s if retry_s is None else retry_s
+            told, version = self._end(request, doing, limit_s, commit=commit)
         except ClientError:
             self._reset(None)
             raise
@@ -320,9 +325,11 @@ class Transaction:
             self._ids = self._init(ids)
         return self.ids
 
-    def _end(self, request: EndTxnRequest, doing: str, *, commit: bool) -> tuple[Any, int]:
+    def _end(
+        self, request: EndTxnRequest, doing: str, limit_s: float, *, commit: bool
+    ) -> tuple[Any, int]:
         """Ask until there is an answer that says what has become of it."""
-        tries = Tries(self._retry_s)
+        tries = Tries(limit_s)
         may_have_happened = False
         while True:
             try:

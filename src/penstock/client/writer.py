@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, Self, TypeAlias
@@ -47,7 +48,8 @@ Headers: TypeAlias = Sequence[Sequence[Header]]
 CODEC: Final = "lz4"
 # A partition's records are packed when there are so many bytes of them,
 BATCH_BYTES: Final = 512 << 10
-# into batches that Kafka's default limit of a message's size lets pass, compressed or not.
+# into batches of at most twice as many, and never more than Kafka's default limit lets pass,
+# compressed or not.
 _MAX_BATCH_BYTES: Final = 1_000_000
 # What all partitions together may collect; and again as much may be on its way.
 BUFFER_BYTES: Final = 16 << 20
@@ -58,6 +60,8 @@ _STAGE_RECORDS: Final = 16_384
 _STAGE_BYTES: Final = 1 << 20
 # What a record takes apart from its key and value, about.
 _RECORD_BYTES: Final = 12
+# How long an abort is tried after an error.
+_LAST_TRY_S: Final = 5.0
 # Records without a key: so many go to one partition, then to the next.
 _RUN_RECORDS: Final = 1_000
 
@@ -169,7 +173,11 @@ class LogWriter:
         self._is_closed = True
         try:
             if self._transaction is not None:
-                if self._is_begun:
+                if self._is_begun and drop:
+                    # Whoever takes the id next aborts it, or its timeout does.
+                    with suppress(ClientError):
+                        self._abort_transaction(self._transaction, retry_s=_LAST_TRY_S)
+                elif self._is_begun:
                     self._abort_transaction(self._transaction)
             elif not drop and self._failure is None:
                 self._push(everything=True)
@@ -237,7 +245,9 @@ class LogWriter:
     def commit(self) -> None:
         """Everything that was written since `begin` is there for readers, together.
 
-        Without a transactional id this is `flush`.
+        FencedError: another writer has taken the id, nothing was committed, and to `begin` again
+        would take it back. OutcomeUnknownError: it may have been; after the next `begin`, what is
+        committed is there for readers. Without a transactional id this is `flush`.
         """
         self.flush()
         transaction = self._transaction
@@ -265,10 +275,10 @@ class LogWriter:
         if self._is_begun:
             self._abort_transaction(transaction)
 
-    def _abort_transaction(self, transaction: Transaction) -> None:
+    def _abort_transaction(self, transaction: Transaction, retry_s: float | None = None) -> None:
         self._is_begun = False
         if transaction.is_ours:
-            transaction.end(commit=False)
+            transaction.end(commit=False, retry_s=retry_s)
 
     def _check_begun(self) -> None:
         if self._transaction is not None and not self._is_begun:
@@ -431,8 +441,6 @@ class LogWriter:
         order = np.argsort(numbers, kind="stable")
         found, counts = np.unique(numbers, return_counts=True)
         places: list[Place] = [(topic, int(number)) for number in found]
-        if self._transaction is not None:
-            self._transaction.add_partitions(places)
         if len(places) > 1:
             indices = pa.array(order)
             keys, values, times = keys.take(indices), values.take(indices), times[order]
@@ -481,6 +489,9 @@ class LogWriter:
 
     def _pack(self, place: Place) -> None:
         """Number, pack and send what a partition has collected."""
+        if self._transaction is not None and not self._transaction.holds(place):
+            # All that will be needed soon, at once.
+            self._transaction.add_partitions([place, *self._buffers])
         buffer = self._buffers.pop(place)
         self._buffered_bytes -= buffer.size
         pieces = buffer.pieces
@@ -491,7 +502,7 @@ class LogWriter:
             headers=_joined_headers(pieces),
             timestamps_ms=np.concatenate([piece.times for piece in pieces]),
             codec=self._codec,
-            max_batch_bytes=_MAX_BATCH_BYTES,
+            max_batch_bytes=min(2 * self._batch_bytes, _MAX_BATCH_BYTES),
             producer=(*self.ids, sequence),
             transactional=self._transaction is not None,
         )
