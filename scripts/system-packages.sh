@@ -2,7 +2,7 @@
 # Installs the system packages that are missing, and only those.
 #
 #   system-packages.sh python   what running Penstock needs: Python with venv
-#   system-packages.sh test     also what the tests need: kcat, a JDK and Maven
+#   system-packages.sh test     also what the tests need: kcat, a JDK, Maven, database servers
 #
 # As root on Debian or Ubuntu it installs them; elsewhere it names them and fails.
 set -eu
@@ -19,6 +19,16 @@ java_major() {
     fi
 }
 
+# A PostgreSQL server that tests can start on their own, 14 or newer.
+has_postgres() {
+    for server in /usr/lib/postgresql/*/bin/postgres; do
+        [ -x "$server" ] || continue
+        version=${server#/usr/lib/postgresql/}
+        [ "${version%%/*}" -lt 14 ] || return 0
+    done
+    return 1
+}
+
 missing=""
 if ! "$here/find-python.sh" >/dev/null 2>&1; then
     missing="$missing python3 python3-venv"
@@ -30,6 +40,7 @@ if [ "$want" = test ]; then
     has mvn || missing="$missing maven"
     # The server alone, without the package that would start it as a service.
     has mariadbd || [ -x /usr/sbin/mariadbd ] || missing="$missing mariadb-server-core"
+    has_postgres || missing="$missing postgresql"
 fi
 [ -n "$missing" ] || exit 0
 
@@ -48,6 +59,16 @@ echo "system-packages: installing$missing"
 export DEBIAN_FRONTEND=noninteractive
 # Another apt on this machine is waited for.
 apt-get -q -o DPkg::Lock::Timeout=300 update
+case "$missing " in
+*" postgresql "*)
+    # Only the programs are wanted: with this no cluster is made, and none is started as a service.
+    apt-get -y -q -o DPkg::Lock::Timeout=300 install --no-install-recommends postgresql-common
+    clusters=/etc/postgresql-common/createcluster.conf
+    cp -p "$clusters" "$clusters.penstock"
+    trap 'mv -f "$clusters.penstock" "$clusters"' EXIT
+    sed -i 's/^#* *create_main_cluster *=.*/create_main_cluster = false/' "$clusters"
+    ;;
+esac
 # shellcheck disable=SC2086  # a list of names
 apt-get -y -q -o DPkg::Lock::Timeout=300 install --no-install-recommends $missing
 
