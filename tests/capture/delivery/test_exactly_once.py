@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.capture.delivery.control import state_of
 from penstock.capture.delivery.writing import TakenOverError
+from penstock.capture.source import Row
 from penstock.client.connection import Cluster
 from tests.capture.delivery.fake import Database, Step, parsed
 from tests.capture.delivery.running import (
@@ -51,8 +52,12 @@ def run_and_crash(log: str, made: Any, data: Database, fuses: list[int], **more:
 
 def expected(data: Database, since: int, name: str) -> list[tuple[str, Any, Any, Any]]:
     """The events of one table: (transaction, op, before, after)."""
+
+    def text(row: Row | None) -> Any:
+        return None if row is None else parsed(row[1])
+
     return [
-        (str(number), change.op, *(row and parsed(row[1]) for row in (change.before, change.after)))
+        (str(number), change.op, text(change.before), text(change.after))
         for number, changes in enumerate(data.log, 1)
         if number > since
         for change in changes

@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from dataclasses import asdict
 
 from penstock.capture.delivery.config import (
     ALWAYS,
@@ -67,6 +68,8 @@ OpenCluster = Callable[[], Cluster]
 
 # A session that has lasted so long was a good one: the next pause is a short one again.
 _GOOD_SESSION_S = 60.0
+# How often the database is asked how it sees us.
+_DATABASE_STATUS_S = 10.0
 
 
 def _open_source(settings: SourceSettings) -> Source:
@@ -102,7 +105,7 @@ class Capture:
         self._attempts = 0
         self._state = State()
         self._deliverer: Deliverer | None = None
-        self._source: Source | None = None
+        self._database: dict[str, object] = {}
         self._publisher: Publisher | None = None
         # A snapshot is taken although there is a position.
         self._wants_snapshot = config.snapshot.mode == ALWAYS
@@ -175,8 +178,7 @@ class Capture:
             if state.paused and self._wait_paused(log, listener, state) == "stop":
                 return "stop"
             source = stack.enter_context(self._open_source(config.source))
-            self._source, self._kind = source, source.kind
-            stack.callback(self._forget_source)
+            self._kind = source.kind
             if state.position is None:
                 _check(source)
             source.setup()
@@ -287,8 +289,12 @@ class Capture:
             return
         self._become(STREAMING)
         confirmed = None
+        look_at = 0.0
         for item in source.stream(position):
             handover.put(item, weight_of(item))
+            if (now := time.monotonic()) >= look_at:
+                look_at = now + _DATABASE_STATUS_S
+                self._look_at(source)
             if deliverer.confirmed is not confirmed:
                 confirmed = deliverer.confirmed
                 if confirmed is not None:
@@ -322,8 +328,12 @@ class Capture:
                 )
         return position
 
-    def _forget_source(self) -> None:
-        self._source = None
+    def _look_at(self, source: Source) -> None:
+        """Ask the database how far behind it sees us; not knowing does no harm."""
+        try:
+            self._database = asdict(source.status())
+        except PenstockError as error:
+            _LOGGER.info("capture %s: %s", self.config.name, error)
 
     # ---- telling -------------------------------------------------------------------------
 
@@ -345,10 +355,15 @@ class Capture:
             changes=self.meter.changes,
             events=self._state.events,
             snapshot=deliverer.progress() if deliverer is not None else None,
+            database=self._database,
+            unfilled=self._unfilled(),
             attempts=self._attempts,
             error=str(error) if error else "; ".join(problems[-1:]),
             advice=error.advice if isinstance(error, PenstockError) else "",
         )
+
+    def _unfilled(self) -> int:
+        return 0 if self._deliverer is None else self._deliverer.unfilled
 
     def _become(self, state: str) -> None:
         if state != self._state_name:

@@ -141,7 +141,10 @@ class Deliverer:
                 works = handover.take(wait_s)
                 self._events.moment.tick()
                 for work in works:
-                    self._work(work)
+                    if type(work) is Part:
+                        self._part(work)
+                    else:
+                        self._work(work)
                 self._rest(linger_s, has_more=bool(works))
             self._finish()
         finally:
@@ -211,8 +214,6 @@ class Deliverer:
             # The session ends: what still comes is read again by the next one.
             return
         match work:
-            case Part():
-                self._part(work)
             case Idle():
                 if not self._is_inside:
                     self.state.position = work.position
@@ -230,18 +231,25 @@ class Deliverer:
             self.commit()
 
     def _part(self, part: Part) -> None:
+        """By far the most frequent item."""
+        if self.wish:
+            return
         if part.is_first and not part.is_last and self._uncommitted_since is not None:
             # A large transaction has a log transaction of its own.
             self.commit()
         if self._config.snapshot.new_tables:
-            for table in {change.table for change in part.changes} - self._looked_at:
-                self._discover(table)
+            looked_at = self._looked_at
+            for change in part.changes:
+                if change.table not in looked_at:
+                    self._discover(change.table)
         self._is_inside = not part.is_last
         count = self._events.part(part, self._batch)
         self.meter.part(len(part.changes), part.commit_ts_us, is_last=part.is_last)
+        self._added(count)
         if part.is_last:
             self.state.position = part.position
-        self._added(count)
+            if self._is_full():
+                self.commit()
 
     def _chunk(self, chunk: Chunk) -> None:
         if not self.incremental.is_ours(chunk):
@@ -399,6 +407,11 @@ class Deliverer:
     def _complain(self, text: str) -> None:
         _LOGGER.warning("capture %s: %s", self._config.name, text)
         self.problems = [*self.problems[-9:], text]
+
+    @property
+    def unfilled(self) -> int:
+        """Unavailable values that the log did not have either."""
+        return self._events.missed
 
     # ---- what is told --------------------------------------------------------------------
 
