@@ -22,7 +22,7 @@ from penstock.log.verify import verify
 from tests.cli.runner import run
 
 COMMAND = (sys.executable, "-m", "penstock.cli", "up")
-READY_TIMEOUT_S = 30.0
+READY_TIMEOUT_S = 60.0
 
 
 class Up:

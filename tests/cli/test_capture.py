@@ -1,0 +1,230 @@
+"""`penstock capture` as a person uses it, on SQLite: checked, added, run, commanded, removed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+
+from penstock.cli.capture_file import add_section, drop_section
+from penstock.cli.project import load
+from tests.cli.runner import run
+from tests.waiting import eventually
+
+
+@pytest.fixture
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A database in a folder of its own, which is where the commands run."""
+    path = tmp_path / "shop.db"
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("PRAGMA journal_mode=WAL")
+        database.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, item TEXT NOT NULL)")
+        database.executemany("INSERT INTO orders VALUES (?, ?)", [(n, f"i{n}") for n in range(5)])
+        database.commit()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PENSTOCK_PROJECT", raising=False)
+    return path
+
+
+def change(path: Path, sql: str) -> None:
+    with closing(sqlite3.connect(path, timeout=60)) as database:
+        database.execute(sql)
+        database.commit()
+
+
+def triggers(path: Path) -> list[str]:
+    with closing(sqlite3.connect(path)) as database:
+        return [name for (name,) in database.execute("SELECT name FROM sqlite_master "
+                                                     "WHERE name LIKE '%penstock%'")]  # fmt: skip
+
+
+def events(bootstrap: str, topic: str) -> list[dict[str, Any]]:
+    """The events of a topic as another client reads them, deletions' tombstones left out."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "test",
+            "enable.partition.eof": True,
+            "isolation.level": "read_committed",
+        }
+    )
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    found = []
+    try:
+        while (message := consumer.poll(30)) is not None and message.error() is None:
+            value = message.value()
+            if value is not None:
+                found.append(orjson.loads(value))
+    finally:
+        consumer.close()
+    return found
+
+
+def table(found: list[dict[str, Any]]) -> dict[int, str]:
+    """What the events say the table holds."""
+    rows: dict[int, str] = {}
+    for event in found:
+        if event["op"] == "d":
+            rows.pop(event["before"]["id"], None)
+        else:
+            rows[event["after"]["id"]] = event["after"]["item"]
+    return rows
+
+
+@contextmanager
+def running(at: str, *args: str) -> Iterator[subprocess.Popen[bytes]]:
+    """`penstock capture run` in a process of its own."""
+    command = [sys.executable, "-m", "penstock.cli", "capture", "run", *args, "-b", at]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def state(name: str = "shop") -> str:
+    (told,) = run("capture", "status", name, "--json").ok().json
+    return str(told["state"])
+
+
+# ---- before ----------------------------------------------------------------------------------
+
+
+def test_a_database_is_checked(shop: Path) -> None:
+    told = run("capture", "check", "sqlite:///shop.db", "--json").ok().json
+    assert told["ok"]
+    assert told["tables"] == ["orders"]
+    assert "orders" in run("capture", "check", "sqlite:///shop.db").ok().err
+    assert triggers(shop) == []
+
+
+@pytest.mark.parametrize("url", ["sqlite:///missing.db", "oracle://x/y", "shop.db"])
+def test_a_wrong_url_is_one_clear_message(shop: Path, url: str) -> None:
+    for command in (("check", url), ("add", "shop", url)):
+        ran = run("capture", *command)
+        assert ran.status == 1
+        assert ran.err.startswith("error: ")
+        assert "Traceback" not in ran.err
+    assert not Path("penstock.toml").exists()
+
+
+def test_what_is_added_stands_in_the_file(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("penstock.toml").write_text('# mine\n[broker]\nbootstrap = "127.0.0.1:1"')
+    monkeypatch.setenv("SHOP_FILE", "shop.db")
+    run("capture", "add", "shop", "sqlite:///${SHOP_FILE}", "--include", "ord*").ok()
+    text = Path("penstock.toml").read_text()
+    assert text.startswith("# mine\n[broker]\n")
+    assert "${SHOP_FILE}" in text
+    assert load().named("capture") == {"shop": {"url": "sqlite:///shop.db", "include": ["ord*"]}}
+    again = run("capture", "add", "shop", "sqlite:///shop.db")
+    assert again.status == 1
+    assert "already" in again.err
+    assert triggers(shop) == []
+
+
+def test_a_name_that_cannot_be_one(shop: Path) -> None:
+    ran = run("capture", "add", "My Shop", "sqlite:///shop.db")
+    assert ran.status == 1
+    assert "cannot be the name" in ran.err
+
+
+def test_no_capture_to_run(shop: Path, at: str) -> None:
+    ran = run("capture", "run")
+    assert ran.status == 1
+    assert "penstock capture add" in ran.err
+
+
+def test_sections_come_and_go(tmp_path: Path) -> None:
+    file = tmp_path / "penstock.toml"
+    file.write_text("[broker]\nbootstrap = 'a:1'\n")
+    add_section(file, "a", {"url": 'x"y', "include": ["p", "q"]})
+    before = file.read_text()
+    add_section(file, "ab", {"url": "z"})
+    file.write_text(file.read_text() + "[capture.ab.delivery]\nlinger_ms = 1\n[[capture.ab.x]]\n")
+    assert set(load(file).named("capture")) == {"a", "ab"}
+    drop_section(file, "ab")
+    assert file.read_text() == before
+    assert load(file).named("capture") == {"a": {"url": 'x"y', "include": ["p", "q"]}}
+
+
+# ---- running ---------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(300)
+def test_a_life(shop: Path, at: str) -> None:
+    run("capture", "add", "shop", "sqlite:///shop.db").ok()
+    assert state() == "never run"
+    with running(at) as process:
+        eventually(lambda: state() == "streaming", poll_s=0.2)
+        change(shop, "INSERT INTO orders VALUES (10, 'ten')")
+        change(shop, "DELETE FROM orders WHERE id = 2")
+        wanted = {0: "i0", 1: "i1", 3: "i3", 4: "i4", 10: "ten"}
+        eventually(lambda: table(events(at, "shop.orders")) == wanted, poll_s=0.2)
+        count = len(events(at, "shop.orders"))
+        assert count == 7
+        told = run("capture", "snapshot", "orders")
+        assert told.ok().err.rstrip().endswith("is done")
+        eventually(lambda: len(events(at, "shop.orders")) == count + 5, poll_s=0.2)
+        assert table(events(at, "shop.orders")) == wanted
+        run("capture", "pause", "shop").ok()
+        eventually(lambda: state() == "paused", poll_s=0.2)
+        change(shop, "UPDATE orders SET item = 'TEN' WHERE id = 10")
+        run("capture", "resume", "shop").ok()
+        wanted[10] = "TEN"
+        eventually(lambda: table(events(at, "shop.orders")) == wanted, poll_s=0.2)
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err.decode()
+        assert b"stopped: " in err
+    assert triggers(shop)
+    run("capture", "remove", "shop", "--yes").ok()
+    assert triggers(shop) == []
+    assert load().named("capture") == {}
+    assert run("capture", "remove", "shop", "--yes").status == 1
+
+
+@pytest.mark.timeout(300)
+def test_captures_run_beside_the_broker(shop: Path) -> None:
+    run("capture", "add", "shop", "sqlite:///shop.db").ok()
+    command = [sys.executable, "-m", "penstock.cli", "up", "--listen", "127.0.0.1:0", "--quiet"]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PENSTOCK_")}
+    for turn in range(2):
+        change(shop, f"INSERT INTO orders VALUES ({100 + turn}, 'more')")
+        with (shop.parent / f"up-{turn}.log").open("wb") as log:
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=environment)
+        try:
+            assert process.stdout is not None
+            address = process.stdout.readline().decode().strip()
+            wanted = {n: f"i{n}" for n in range(5)} | {100 + n: "more" for n in range(turn + 1)}
+            _wait_for(address, wanted)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+        finally:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+    log_text = (shop.parent / "up-1.log").read_text()
+    assert "Traceback" not in log_text
+    assert "ERROR" not in log_text
+
+
+def _wait_for(bootstrap: str, wanted: dict[int, str]) -> None:
+    eventually(lambda: table(_safely(bootstrap)) == wanted, poll_s=0.3)
+
+
+def _safely(bootstrap: str) -> list[dict[str, Any]]:
+    """The events, if the topic is there yet."""
+    topics = run("topics", "list", "--json", "-b", bootstrap)
+    return events(bootstrap, "shop.orders") if "shop.orders" in topics.out else []
