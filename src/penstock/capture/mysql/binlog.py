@@ -49,7 +49,8 @@ _ROWS_COMPRESSED: Final = frozenset(
 FLAG_ARTIFICIAL: Final = 0x20
 # Of a MariaDB GTID event: no event ends the group, the statement that follows is all of it.
 GTID_STANDALONE: Final = 1
-_GTID_HAS_XID: Final = 64 | 128
+# It is prepared for XA; whether it counts is told by a later group.
+GTID_PREPARED: Final = 64
 
 
 class BinlogError(CaptureError):

@@ -1,9 +1,12 @@
 """Connections: the URL, what the server is, and its errors in our words.
 
-    mysql://user:password@host:3306/database?ssl_ca=/path/ca.pem
+    mysql://user:password@host:3306/database?ssl_mode=verify_identity&ssl_ca=/path/ca.pem
 
-A database in the URL narrows the capture to it. Every session speaks UTF-8 and UTC, so that the
-text of a value is the same wherever it is read.
+A database in the URL narrows the capture to it. `ssl_mode` is one of disabled, preferred, required,
+verify_ca and verify_identity, as MySQL's own clients have it; without it TLS is used where the
+server offers it, verified where there is an `ssl_ca`, and not at all on the loopback.
+
+Every session speaks UTF-8 and UTC, so that the text of a value is the same wherever it is read.
 """
 
 from __future__ import annotations
@@ -37,7 +40,9 @@ _UNREACHABLE: Final = frozenset(
      2013, 2014, 2055, 4031}
 )  # fmt: skip
 _DENIED: Final = frozenset({1044, 1045, 1142, 1143, 1227, 1698})
-_SSL_OPTIONS: Final = frozenset({"ssl_ca", "ssl_cert", "ssl_key"})
+_URL_OPTIONS: Final = frozenset({"ssl_ca", "ssl_cert", "ssl_key", "ssl_mode"})
+_SSL_MODES: Final = ("disabled", "preferred", "required", "verify_ca", "verify_identity")
+_LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 _SESSION: Final = (
     "SET SESSION time_zone = '+00:00', sql_mode = '', wait_timeout = 86400,"
     " net_write_timeout = 3600, net_read_timeout = 3600"
@@ -72,11 +77,16 @@ class Address:
                 "this is not the URL of a MySQL or MariaDB server", advice=_URL_ADVICE
             )
         options = dict(parse_qsl(parts.query))
-        unknown = set(options) - _SSL_OPTIONS
+        unknown = set(options) - _URL_OPTIONS
         if unknown:
             raise CaptureError(
                 f"the URL has unknown options: {', '.join(sorted(unknown))}",
-                advice=f"Known are {', '.join(sorted(_SSL_OPTIONS))}.",
+                advice=f"Known are {', '.join(sorted(_URL_OPTIONS))}.",
+            )
+        mode = options.get("ssl_mode", "preferred")
+        if mode not in _SSL_MODES:
+            raise CaptureError(
+                f"ssl_mode is {mode!r}", advice=f"It may be {', '.join(_SSL_MODES)}."
             )
         return cls(
             parts.hostname,
@@ -128,11 +138,26 @@ def connect(address: Address, *, read_timeout_s: float = READ_TIMEOUT_S) -> Conn
             read_timeout=read_timeout_s,
             write_timeout=CONNECT_TIMEOUT_S * 3,
             init_command=_SESSION,
-            ssl_ca=address.options.get("ssl_ca"),
-            ssl_cert=address.options.get("ssl_cert"),
-            ssl_key=address.options.get("ssl_key"),
+            **_ssl(address),
         )
         return connection
+
+
+def _ssl(address: Address) -> dict[str, Any]:
+    files = {name: value for name, value in address.options.items() if name != "ssl_mode"}
+    mode = address.options.get("ssl_mode")
+    if mode is None:
+        mode = "verify_ca" if files else "preferred"
+        if not files and address.host in _LOOPBACK:
+            mode = "disabled"
+    if mode == "disabled":
+        return {"ssl_disabled": True}
+    if mode == "preferred":
+        return {}
+    if mode == "required" and not files:
+        return {"ssl": {"verify_mode": False}}
+    verify = mode in ("verify_ca", "verify_identity")
+    return {**files, "ssl_verify_cert": verify, "ssl_verify_identity": mode == "verify_identity"}
 
 
 def query(connection: Connection, sql: str, parameters: object = None) -> list[tuple[Any, ...]]:

@@ -185,6 +185,7 @@ class Assembler:
             self._begin(start, gtid.text)
             self._mariadb.add(gtid.domain, gtid.text)
             self._standalone = bool(gtid.flags & b.GTID_STANDALONE)
+            self._is_xa = bool(gtid.flags & b.GTID_PREPARED)
         elif kind == b.XID:
             return self._commit(event)
         elif kind in (b.QUERY, b.QUERY_COMPRESSED):
@@ -345,7 +346,7 @@ class Assembler:
 
     def _commit(self, event: b.Event) -> Iterator[Part] | None:
         if self._is_xa:
-            # MariaDB ends XA COMMIT ONE PHASE like this; the rows were not kept.
+            # Committed in one phase after all; the rows were not kept.
             return self._reread(event, *self._group_at)
         if not self._held and not self._handed_on:
             self._end()

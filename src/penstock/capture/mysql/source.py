@@ -59,6 +59,8 @@ from penstock.capture.source import (
 )
 
 _REQUESTS_MAX: Final = 1000
+# How long chunks may be read one after the other before the stream is looked at again.
+_CHUNKS_S: Final = 0.5
 _CHOICES: Final = {
     "gtid": ("auto", "always", "never"),
     "decimal": ("precise", "string", "double"),
@@ -201,7 +203,8 @@ class MysqlSource(Source):
         here = Place.of(assembler.file, assembler.at)
         while waiting and waiting[0][0] <= here:
             yield waiting.popleft()[1]
-        if self._asked and not waiting:
+        until = monotonic() + _CHUNKS_S
+        while self._asked and not waiting and monotonic() < until:
             found = reader.read(self._asked.popleft(), assembler.position)
             if found[0] <= here or found[1].problem:
                 yield found[1]
