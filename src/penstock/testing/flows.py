@@ -165,7 +165,7 @@ class FlowTester:
 
     def make_topic(self, name: str, partitions: int | None = None) -> None:
         """Make a topic, unless it is there. It keeps records however old they are."""
-        admin = AdminClient({"bootstrap.servers": self.broker.bootstrap})
+        admin = AdminClient({"bootstrap.servers": self.broker.bootstrap, "log_level": 0})
         if name in admin.list_topics(timeout=TIMEOUT_S).topics:
             return
         wanted = NewTopic(name, partitions or self.partitions, config={"retention.ms": "-1"})
@@ -185,7 +185,9 @@ class FlowTester:
         `key` is the field that is the record's key, or as many keys as there are rows.
         """
         self.make_topic(topic)
-        producer = Producer({"bootstrap.servers": self.broker.bootstrap, "linger.ms": 0})
+        producer = Producer(
+            {"bootstrap.servers": self.broker.bootstrap, "linger.ms": 0, "log_level": 0}
+        )
         failures: list[KafkaError] = []
         values = list(rows)
         keys = list(key) if key is not None and not isinstance(key, str) else None
@@ -219,6 +221,7 @@ class FlowTester:
                 "enable.partition.eof": True,
                 "auto.offset.reset": "earliest",
                 "isolation.level": "read_committed",
+                "log_level": 0,
             }
         )
         try:

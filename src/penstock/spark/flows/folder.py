@@ -50,6 +50,8 @@ class Fingerprint:
     mode: str = "append"
     # Spark's operators that keep state, from the last to the first.
     operators: tuple[str, ...] = ()
+    # Which topics the streams were: the cluster's ids of them, empty where it has none.
+    ids: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, found: dict[str, Any]) -> Fingerprint:
@@ -58,6 +60,7 @@ class Fingerprint:
             outputs=tuple(found.get("outputs", ())),
             mode=str(found.get("mode", "append")),
             operators=tuple(found.get("operators", ())),
+            ids=tuple(found.get("ids", ())),
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -67,6 +70,7 @@ class Fingerprint:
             "outputs": list(self.outputs),
             "mode": self.mode,
             "operators": list(self.operators),
+            "ids": list(self.ids),
         }
 
     def differences(self, new: Fingerprint) -> list[str]:
@@ -74,6 +78,12 @@ class Fingerprint:
         found = []
         if self.streams != new.streams:
             found.append(f"it read {_list(self.streams)} and now reads {_list(new.streams)}")
+        else:
+            found += [
+                f"topic {topic} was deleted and made again, so its offsets mean other records"
+                for topic, old, now in zip(self.streams, self.ids, new.ids, strict=False)
+                if old and now and old != now
+            ]
         if self.outputs != new.outputs:
             found.append(f"it wrote {_list(self.outputs)} and now writes {_list(new.outputs)}")
         if self.operators != new.operators:

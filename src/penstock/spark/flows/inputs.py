@@ -8,7 +8,7 @@ each record stood: `_key`, `_topic`, `_partition`, `_offset`, `_timestamp`. Colu
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -86,6 +86,14 @@ def check_topics(place: Place, flow: str, topics: list[str]) -> None:
             "shows what there is. If it was deleted, what the flow had read of it stays counted: "
             f"`penstock flows reset {flow}` begins anew.",
         )
+
+
+def topic_ids(place: Place, declared: Sequence[Stream]) -> tuple[str, ...]:
+    """The ids of the topics of streams: a topic that is made again has another one."""
+    with place.cluster() as cluster:
+        metadata = Metadata(cluster)
+        found = [metadata.topic_id(place.resolve(each.topic)) for each in declared]
+    return tuple(str(each) if each.int else "" for each in found)
 
 
 # ---- streams -----------------------------------------------------------------------------

@@ -161,6 +161,7 @@ class Running:
             outputs=tuple(f"{name}: {self._target(output)}" if name else self._target(output)
                           for name, output in self.flow.outputs.items()),
             mode=self.flow.mode,
+            ids=inputs.topic_ids(self._place, self.flow.streams),
             operators=tuple(
                 text for rows in results.values() for text in planning.operators(rows)
             ),
