@@ -12,6 +12,7 @@ from penstock.capture.postgres.source import PostgresSource
 from penstock.capture.source import (
     CaptureError,
     Check,
+    ChunkRequest,
     DatabaseUnreachableError,
     PositionLostError,
 )
@@ -21,6 +22,7 @@ from tests.capture.postgres.rebuilding import (
     Connection,
     assert_same,
     catch_up,
+    follow,
     opened,
     settings,
     start,
@@ -244,3 +246,25 @@ def test_connections_are_closed(database: str, sql: Connection) -> None:
                  AND state <> 'idle'"""
         ).fetchone()
         assert row is not None
+
+
+def test_tables_that_are_created_later(database: str, sql: Connection) -> None:
+    sql.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    with opened(database, heartbeat_ms=50) as source:
+        rebuilt = start(source)
+        sql.execute("CREATE TABLE later (id int PRIMARY KEY)")
+        sql.execute("CREATE TABLE bad (id int)")
+        sql.execute("INSERT INTO later VALUES (1)")
+        sql.execute("INSERT INTO bad VALUES (1)")
+        follow(source, rebuilt, lambda: "public.later" in [t.full_name for t in source.tables()])
+        sql.execute("INSERT INTO later VALUES (2)")
+        # Never at the price of the user's own statements.
+        sql.execute("UPDATE bad SET id = 2")
+        source.ask(ChunkRequest("1", "public.later", None, 10))
+        follow(source, rebuilt, lambda: len(rebuilt.rows("public.later")) == 2)
+        assert_same(rebuilt, sql, "public.later")
+        assert "public.bad" in source.status().details["left_out"]
+        assert "public.bad" not in [table.full_name for table in source.tables()]
+        # Nor does it keep a capture that runs from starting again.
+        source.setup()
+        sql.execute("UPDATE bad SET id = 3")

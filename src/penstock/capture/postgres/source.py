@@ -23,7 +23,7 @@ import psycopg
 from penstock.capture.postgres import setup
 from penstock.capture.postgres.assembly import Assembler, SourceBlocks
 from penstock.capture.postgres.catalog import Catalog, TableInfo, chosen
-from penstock.capture.postgres.checks import MIN_VERSION, server_checks, table_checks
+from penstock.capture.postgres.checks import MIN_VERSION, server_checks, table_checks, unidentified
 from penstock.capture.postgres.chunks import MARK, Chunker
 from penstock.capture.postgres.connect import Connection, PostgresUrl, explained
 from penstock.capture.postgres.decoders import Relation
@@ -41,6 +41,7 @@ from penstock.capture.source import (
     CaptureError,
     Check,
     ChunkRequest,
+    DatabaseUnreachableError,
     Idle,
     Item,
     Part,
@@ -54,6 +55,8 @@ from penstock.capture.source import (
 )
 
 HEARTBEAT: Final = "penstock.heartbeat"
+# How often the stream looks for tables that have been created since.
+LOOK_EVERY_S: Final = 10.0
 _RATE_SAMPLE_S: Final = 0.2
 # A table that is rewritten or emptied in the instant in which a snapshot begins spoils it.
 _SNAPSHOT_ATTEMPTS: Final = 10
@@ -75,6 +78,8 @@ class PostgresSource(Source):
         self._database = ""
         self._wal_sample: tuple[float, int] | None = None
         self._confirmed = 0
+        # Chosen tables that cannot be captured, and why.
+        self._left_out: list[str] = []
         self._reached: int | None = None
         # Wrong URL, password or database: found here, before anything is changed.
         with self._connect() as connection:
@@ -130,11 +135,13 @@ class PostgresSource(Source):
         with self._connect() as connection:
             with explained("cannot list the tables"):
                 catalog = self._catalog(connection)
-                columns = self._published_columns(connection)
+                known = setup.published(connection, self._options.publication)
+                columns = self._published_columns(connection) if known is None else known
                 return [
                     catalog.relation(info, columns.get(info.full_name)).table
                     for info in catalog.tables()
                     if self._is_chosen(info.full_name)
+                    and (known is None or info.full_name in known)
                 ]
 
     def _published_columns(self, connection: Connection) -> dict[str, set[str] | None]:
@@ -150,18 +157,25 @@ class PostgresSource(Source):
         }
 
     def setup(self) -> None:
-        for check in self.check():
-            if check.required and not check.ok:
-                raise CaptureError(
-                    f"{self._database} cannot be captured: {check.name}: {check.found}",
-                    advice=check.remedy,
-                )
+        """The publication, then the slot. A table that cannot be published is refused at first;
+        in a capture that runs already it is left out, and `status` says so."""
         options = self._options
         with self._connect() as connection:
             with explained("cannot set up the capture"):
                 tables = self._chosen_tables(connection)
                 known = setup.published(connection, options.publication)
                 has_slot = setup.slot_state(connection, options.slot) is not None
+                if has_slot and known is not None:
+                    tables = [info for info in tables if info.full_name in known]
+                for check in (
+                    *server_checks(connection, options),
+                    *table_checks(connection, options, tables),
+                ):
+                    if check.required and not check.ok:
+                        raise CaptureError(
+                            f"{self._database} cannot be captured: {check.name}: {check.found}",
+                            advice=check.remedy,
+                        )
             if known is None:
                 if has_slot:
                     raise PositionLostError(
@@ -170,12 +184,33 @@ class PostgresSource(Source):
                         advice="Remove the capture and add it again; it takes a new snapshot.",
                     )
                 setup.create_publication(connection, options, self.settings.name, tables)
-            elif setup.is_own(connection, options.publication) and not options.all_tables:
-                missing = [info for info in tables if info.full_name not in known]
-                if missing:
-                    setup.add_tables(connection, options.publication, missing)
+            else:
+                self._publish_new_tables(connection)
             if not has_slot:
                 setup.create_slot(connection, options.slot)
+
+    def _publish_new_tables(self, connection: Connection) -> list[str]:
+        """Chosen tables that came later join the publication; those that cannot, and why."""
+        known = setup.published(connection, self._options.publication)
+        if known is None or self._options.all_tables:
+            return []
+        new = [info for info in self._chosen_tables(connection) if info.full_name not in known]
+        if not new:
+            return []
+        if not setup.is_own(connection, self._options.publication):
+            return [f"{info.full_name} is not in the publication" for info in new]
+        problems = []
+        for info in new:
+            if unidentified(connection, info):
+                problems.append(f"{info.full_name} has no replica identity")
+                continue
+            try:
+                setup.add_tables(connection, self._options.publication, [info])
+            except DatabaseUnreachableError:
+                raise
+            except CaptureError as error:
+                problems.append(f"{info.full_name}: {error}")
+        return problems
 
     def remove(self) -> list[str]:
         removed = []
@@ -271,7 +306,8 @@ class PostgresSource(Source):
     ) -> Iterator[Item]:
         idle_s = max(0.001, self.settings.idle_ms / 1000)
         heartbeat_s = self.settings.heartbeat_ms / 1000
-        told_at = beat_at = monotonic()
+        look_s = min(heartbeat_s, LOOK_EVERY_S) if heartbeat_s > 0 else LOOK_EVERY_S
+        told_at = beat_at = looked_at = monotonic()
         while not self._closed.is_set():
             for item in assembler.feed(replication.frames(idle_s)):
                 self._reached = assembler.lsn
@@ -295,6 +331,10 @@ class PostgresSource(Source):
                 replication.reply_wanted = False
                 yield Idle(self._position(assembler.lsn))
                 told_at = monotonic()
+            if now - looked_at >= look_s:
+                looked_at = now
+                with explained("cannot look for new tables"):
+                    self._left_out = self._publish_new_tables(control)
             if heartbeat_s > 0 and now - beat_at >= heartbeat_s:
                 beat_at = now
                 with explained("cannot write a heartbeat"):
@@ -350,6 +390,7 @@ class PostgresSource(Source):
                 "active": "yes" if state.active_pid is not None else "no",
                 "confirmed": format_lsn(state.confirmed_lsn or 0),
                 "wal_bytes_per_s": str(round(rate)),
+                **({"left_out": "; ".join(self._left_out)} if self._left_out else {}),
             },
         )
 
