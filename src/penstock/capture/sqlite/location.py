@@ -60,10 +60,14 @@ def connect(path: Path, *, read_only: bool = False, busy_ms: int = BUSY_MS) -> s
     try:
         if read_only:
             made.execute("PRAGMA query_only = ON")
+        # Is it a database at all? A lock that others hold is the next statement's matter.
+        made.execute("PRAGMA busy_timeout = 0")
         made.execute("SELECT rowid FROM sqlite_schema LIMIT 1").fetchall()
     except sqlite3.Error as error:
-        made.close()
-        raise mapped(error, path) from error
+        if not is_busy(error):
+            made.close()
+            raise mapped(error, path) from error
+    made.execute(f"PRAGMA busy_timeout = {busy_ms}")
     return made
 
 
