@@ -268,3 +268,23 @@ def test_tables_that_are_created_later(database: str, sql: Connection) -> None:
         # Nor does it keep a capture that runs from starting again.
         source.setup()
         sql.execute("UPDATE bad SET id = 3")
+
+
+def test_a_transaction_that_does_not_end_is_named(database: str, sql: Connection) -> None:
+    sql.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    options = {"slot.timeout.ms": "300"}
+    with PostgresSource(settings(database, options=options)) as source:
+        with psycopg.connect(database) as other:
+            other.execute("INSERT INTO t VALUES (1)")
+            with pytest.raises(CaptureError, match=f"process {other.info.backend_pid} ") as error:
+                source.setup()
+            assert error.value.retriable
+            assert "penstock_test" in made(sql)
+        source.setup()
+        with psycopg.connect(database) as other:
+            other.execute("INSERT INTO t VALUES (2)")
+            with pytest.raises(CaptureError, match=f"process {other.info.backend_pid} "):
+                source.snapshot()
+        start(source)
+        source.remove()
+    assert made(sql) == set()

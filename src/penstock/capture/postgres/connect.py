@@ -7,6 +7,7 @@ set to: ISO dates, UTC, all digits of floats, bytea in hex, money without a loca
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -28,6 +29,10 @@ _FORMS: Final = {
     "lc_monetary": "C",
     "statement_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
+    "idle_session_timeout": "0",
+    # Whoever holds a table longer than this for an ALTER makes us try again later.
+    "lock_timeout": "600000",
+    "default_transaction_read_only": "off",
     "synchronous_commit": "local",
     # Rows that a policy hides from us must be an error, not a gap.
     "row_security": "off",
@@ -108,6 +113,19 @@ def explained(doing: str) -> Iterator[None]:
         raise DatabaseUnreachableError(f"{doing}: {one_line(error)}") from error
     except psycopg.Error as error:
         raise CaptureError(f"{doing}: {one_line(error)}") from error
+
+
+@contextmanager
+def cancelled_after(connection: Connection, seconds: float) -> Iterator[None]:
+    """Cancel what the connection does when it takes longer: psycopg's QueryCanceled."""
+    timer = threading.Timer(seconds, connection.cancel)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
 
 
 def as_bytes(connection: Connection) -> bool:

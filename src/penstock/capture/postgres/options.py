@@ -23,6 +23,7 @@ _KNOWN: Final = {
     "interval.handling.mode",
     "spool.memory.bytes",
     "spool.max.bytes",
+    "slot.timeout.ms",
 }
 
 
@@ -40,6 +41,8 @@ class PostgresOptions:
     modes: TypeModes
     spool_memory_bytes: int
     spool_max_bytes: int
+    # A new slot waits for all transactions that write; not for longer than this.
+    slot_timeout_ms: int
 
     @classmethod
     def of(cls, settings: SourceSettings) -> PostgresOptions:
@@ -65,8 +68,9 @@ class PostgresOptions:
                 decimal=options.get("decimal.handling.mode", "precise"),
                 interval=options.get("interval.handling.mode", "numeric"),
             ),
-            spool_memory_bytes=_bytes(options, "spool.memory.bytes", MEMORY_MAX_BYTES),
-            spool_max_bytes=_bytes(options, "spool.max.bytes", DISK_MAX_BYTES),
+            spool_memory_bytes=_number(options, "spool.memory.bytes", MEMORY_MAX_BYTES),
+            spool_max_bytes=_number(options, "spool.max.bytes", DISK_MAX_BYTES),
+            slot_timeout_ms=_number(options, "slot.timeout.ms", 600_000),
         )
 
 
@@ -88,10 +92,10 @@ def _flag(options: Mapping[str, str], name: str, *, default: bool) -> bool:
     raise ConfigError(f"{name}={value} is neither on nor off")
 
 
-def _bytes(options: Mapping[str, str], name: str, default: int) -> int:
+def _number(options: Mapping[str, str], name: str, default: int) -> int:
     value = options.get(name)
     if value is None:
         return default
     if not value.isdigit() or int(value) <= 0:
-        raise ConfigError(f"{name}={value} is not a number of bytes")
+        raise ConfigError(f"{name}={value} is not a positive number")
     return int(value)

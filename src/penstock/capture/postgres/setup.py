@@ -15,13 +15,19 @@ import psycopg
 from psycopg import sql
 
 from penstock.capture.postgres.catalog import TableInfo
-from penstock.capture.postgres.connect import Connection, explained
+from penstock.capture.postgres.connect import Connection, cancelled_after, explained
 from penstock.capture.postgres.options import PostgresOptions
 from penstock.capture.postgres.pgoutput import format_lsn, parse_lsn
 from penstock.capture.source import CaptureError, PositionLostError
 
 COMMENT: Final = "made by Penstock for the capture "
 PLUGIN: Final = "pgoutput"
+
+
+class WriterHoldsUpError(CaptureError):
+    """A transaction that has been writing for long keeps a slot from being made."""
+
+    retriable = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +130,30 @@ def add_tables(connection: Connection, publication: str, tables: Collection[Tabl
         )
 
 
-def create_slot(connection: Connection, slot: str) -> None:
+def create_slot(connection: Connection, slot: str, timeout_ms: int) -> None:
     with explained(f"cannot create the replication slot {slot}"):
-        connection.execute(
-            "SELECT pg_catalog.pg_create_logical_replication_slot(%s, %s)", (slot, PLUGIN)
-        )
+        try:
+            with cancelled_after(connection, timeout_ms / 1000):
+                connection.execute(
+                    "SELECT pg_catalog.pg_create_logical_replication_slot(%s, %s)", (slot, PLUGIN)
+                )
+        except psycopg.errors.QueryCanceled as error:
+            raise held_up(connection, timeout_ms) from error
+
+
+def held_up(connection: Connection, timeout_ms: int) -> CaptureError:
+    """A slot could not be made because transactions that write did not end."""
+    rows = connection.execute(
+        """SELECT pid, usename, date_trunc('second', clock_timestamp() - xact_start)::text
+           FROM pg_catalog.pg_stat_activity WHERE backend_xid IS NOT NULL
+           ORDER BY xact_start LIMIT 3"""
+    ).fetchall()
+    shown = ", ".join(f"process {pid} of {user} for {age}" for pid, user, age in rows)
+    return WriterHoldsUpError(
+        f"a replication slot waits for the transactions that write to end, {timeout_ms / 1000:g} s "
+        f"by now; still open: {shown or 'none any more'}",
+        advice="End them: SELECT pg_terminate_backend(PROCESS); or wait longer: slot.timeout.ms.",
+    )
 
 
 def check_position(

@@ -25,10 +25,16 @@ from psycopg import sql
 
 from penstock.capture.postgres.assembly import SourceBlocks
 from penstock.capture.postgres.catalog import Catalog, TableInfo
-from penstock.capture.postgres.connect import Connection, PostgresUrl, as_bytes, explained
+from penstock.capture.postgres.connect import (
+    Connection,
+    PostgresUrl,
+    as_bytes,
+    cancelled_after,
+    explained,
+)
 from penstock.capture.postgres.decoders import Relation, StaleError
 from penstock.capture.postgres.pgoutput import parse_lsn
-from penstock.capture.postgres.setup import qualified
+from penstock.capture.postgres.setup import held_up, qualified
 from penstock.capture.source import (
     CaptureError,
     Position,
@@ -60,6 +66,7 @@ class PostgresSnapshot(Snapshot):
         blocks: SourceBlocks,
         make_position: Any,
         workers: int,
+        timeout_ms: int,
     ) -> None:
         self._url = url
         self._application = application
@@ -71,20 +78,25 @@ class PostgresSnapshot(Snapshot):
         self._relations: dict[Table, tuple[Relation, TableInfo]] = {}
         self._closed = False
         try:
-            self._name, self._lsn = self._export()
+            self._name, self._lsn = self._export(timeout_ms)
             self.position: Position = make_position(self._lsn)
         except BaseException:
             self._exporter.close()
             raise
 
-    def _export(self) -> tuple[str, int]:
+    def _export(self, timeout_ms: int) -> tuple[str, int]:
         slot = f"penstock_snapshot_{uuid4().hex[:16]}"
         with explained("cannot take a snapshot"):
-            row = self._exporter.execute(
-                sql.SQL(
-                    "CREATE_REPLICATION_SLOT {} TEMPORARY LOGICAL pgoutput EXPORT_SNAPSHOT"
-                ).format(sql.Identifier(slot))
-            ).fetchone()
+            try:
+                with cancelled_after(self._exporter, timeout_ms / 1000):
+                    row = self._exporter.execute(
+                        sql.SQL(
+                            "CREATE_REPLICATION_SLOT {} TEMPORARY LOGICAL pgoutput EXPORT_SNAPSHOT"
+                        ).format(sql.Identifier(slot))
+                    ).fetchone()
+            except psycopg.errors.QueryCanceled as error:
+                with self._url.connect(application=self._application) as connection:
+                    raise held_up(connection, timeout_ms) from error
         assert row is not None
         _, consistent_point, name, _ = row
         return name, parse_lsn(consistent_point)

@@ -187,7 +187,7 @@ class PostgresSource(Source):
             else:
                 self._publish_new_tables(connection)
             if not has_slot:
-                setup.create_slot(connection, options.slot)
+                setup.create_slot(connection, options.slot, options.slot_timeout_ms)
 
     def _publish_new_tables(self, connection: Connection) -> list[str]:
         """Chosen tables that came later join the publication; those that cannot, and why."""
@@ -234,6 +234,7 @@ class PostgresSource(Source):
             self._blocks,
             self._position,
             self.settings.snapshot_workers,
+            self._options.slot_timeout_ms,
         )
         try:
             with self._connect() as connection:
