@@ -140,7 +140,9 @@ def test_a_table_that_is_rebuilt_is_told_again(path: Path) -> None:
         source.setup()
         replica = Replica()
         replica.snapshot(source)
+        db.execute("BEGIN")
         db.executemany("INSERT INTO t VALUES (?, 'x')", [(n,) for n in range(5000)])
+        db.execute("COMMIT")
         db.executescript("""
             BEGIN;
             CREATE TABLE new_t (id INTEGER PRIMARY KEY, a TEXT NOT NULL, more DEFAULT 7);
@@ -164,7 +166,9 @@ def test_reading_again_goes_on_after_a_restart_and_beside_changes(path: Path) ->
             source.setup()
             replica.snapshot(source)
         db.execute("CREATE TABLE u (id INTEGER PRIMARY KEY, a)")
+        db.execute("BEGIN")
         db.executemany("INSERT INTO u VALUES (?, 'x')", [(n,) for n in range(20_000)])
+        db.execute("COMMIT")
         for looks in range(1, 7):
             with opened(path) as source:
                 replica.follow(source, looks=looks)

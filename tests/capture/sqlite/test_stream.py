@@ -204,7 +204,9 @@ def test_confirmed_changes_are_deleted_and_an_old_position_is_lost(path: Path) -
         replica = Replica()
         replica.snapshot(source)
         begin = replica.position
+        db.execute("BEGIN")
         db.executemany("INSERT INTO t VALUES (?, 'x')", [(n,) for n in range(12_000)])
+        db.execute("COMMIT")
         replica.follow(source)
         source.confirm(replica.position)
         status = source.status()
