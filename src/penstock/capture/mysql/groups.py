@@ -160,6 +160,8 @@ class Assembler:
     def _event(self, raw: bytes) -> b.Event:
         if raw[4:5] == b"\x0f":
             self._checksum = b.format_checksum(raw)
+            # A file that is being written has a mark that its checksum does not know.
+            raw = raw[:17] + bytes([raw[17] & ~1]) + raw[18:]
         elif raw[4:5] == b"\x04" and b.has_checksum(raw):
             # A rotation comes before the format description that tells of checksums.
             return b.parse(raw, checksum=True)

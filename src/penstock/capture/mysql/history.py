@@ -76,7 +76,9 @@ class Disguised:
             after = words[i + 1]
             if word == "CHANGE" or (word == "RENAME" and after == "COLUMN"):
                 _rename_column(columns, rest, words, i)
-            if rest[i][0] in ("tick", "word") and after.lower() in DISGUISED:
+            # uuid() is a function, not a type.
+            call = rest[i + 2 : i + 3] == [("mark", "(")]
+            if rest[i][0] in ("tick", "word") and after.lower() in DISGUISED and not call:
                 columns[rest[i][1]] = after.lower()
             elif rest[i][1] in columns and after == "BINARY":
                 del columns[rest[i][1]]

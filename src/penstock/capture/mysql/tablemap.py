@@ -80,7 +80,7 @@ def parse(data: bytes, charsets: Charsets, disguised: Mapping[str, str] | None =
     database, name = names_of(data)
     try:
         return _parse(data, database, name, charsets, disguised or {})
-    except (IndexError, UnicodeDecodeError, struct.error):
+    except (IndexError, KeyError, ValueError, struct.error):
         raise BinlogError(f"the table map of {database}.{name} is cut") from None
 
 
