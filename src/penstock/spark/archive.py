@@ -81,7 +81,7 @@ def make(java: Java | None = None) -> Path:
     java = java or find_java()
     path = archive_path(java)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _lock(path, wait=True):
+    with locked(path, wait=True):
         if not _is_whole(path):
             _make(path)
     return path
@@ -97,7 +97,7 @@ def _make_in_background(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if not os.access(path.parent, os.W_OK) or " " in str(path):
         return
-    with _lock(path, wait=False) as mine:
+    with locked(path, wait=False) as mine:
         if not mine:
             return
     subprocess.Popen(
@@ -137,7 +137,7 @@ def _child_environment() -> dict[str, str]:
 
 
 @contextmanager
-def _lock(path: Path, *, wait: bool) -> Iterator[bool]:
+def locked(path: Path, *, wait: bool) -> Iterator[bool]:
     """Whether this process may make the archive; the lock ends with the process at the latest."""
     descriptor = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o644)
     try:

@@ -78,7 +78,7 @@ def session(name: str = "penstock", master: str = "local[*]", **conf: Any) -> Sp
             raise SessionError(
                 f"{key!r} is not a setting of Spark", advice="Their names begin with `spark.`."
             )
-    running = SparkSession.getActiveSession()
+    running = _running()
     if running is not None:
         for key, value in given.items():
             if running.conf.isModifiable(key):
@@ -88,7 +88,7 @@ def session(name: str = "penstock", master: str = "local[*]", **conf: Any) -> Sp
     java = find_java()
     _prepare_workers(master)
     builder = SparkSession.builder.appName(name).master(master)
-    for key, value in _settings(master, given, java_options(java)).items():
+    for key, value in settings_of(master, given, java_options(java)).items():
         builder = builder.config(key, value)
     try:
         spark = builder.getOrCreate()
@@ -103,7 +103,16 @@ def session(name: str = "penstock", master: str = "local[*]", **conf: Any) -> Sp
     return spark
 
 
-def _settings(master: str, given: Mapping[str, str], archive: str) -> dict[str, str]:
+def _running() -> SparkSession | None:
+    """The session of this process; the active one is known only to the thread that made it."""
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        return active
+    made = SparkSession._instantiatedSession
+    return made if made is not None and made._sc._jsc is not None else None
+
+
+def settings_of(master: str, given: Mapping[str, str], archive: str) -> dict[str, str]:
     """Ours, then what was given; Java's options are joined."""
     settings = dict(_ANYWHERE)
     if _is_local(master):

@@ -133,3 +133,33 @@ def test_one_of_three_ways_to_name_topics() -> None:
     for wrong in ({}, {"assign": "a"}, {"assign": "{}"}, {"subscribePattern": "("}):
         with pytest.raises(OptionError):
             parse(server | wrong, streaming=True)
+
+
+def test_tls_and_passwords_are_passed_on() -> None:
+    options = parse(
+        GOOD
+        | {
+            "kafka.security.protocol": "SASL_SSL",
+            "kafka.sasl.mechanism": "SCRAM-SHA-512",
+            "kafka.sasl.jaas.config": (
+                "org.apache.kafka.common.security.scram.ScramLoginModule required "
+                'username="alice" password="secret";'
+            ),
+            "kafka.ssl.ca.location": "/ca.pem",
+        },
+        streaming=True,
+    )
+    security = options.access.security
+    assert security is not None
+    assert (security.protocol, security.username) == ("SASL_SSL", "alice")
+    assert "secret" not in repr(options)
+    with pytest.raises(OptionError, match="PEM"):
+        parse(
+            GOOD
+            | {
+                "kafka.security.protocol": "SSL",
+                "kafka.ssl.truststore.location": "store.jks",
+                "kafka.ssl.truststore.type": "JKS",
+            },
+            streaming=True,
+        )

@@ -25,7 +25,7 @@ HEADERS = (("trace", b"\x00\xff"), ("empty", b""), ("none", None), ("trace", b"a
 
 def fill(broker: Broker, topic: str, partitions: int = 3) -> None:
     """Records of all kinds, by every codec."""
-    create(broker, topic, partitions)
+    create(broker, topic, partitions, retention_ms="-1")
     for number, codec in enumerate(("none", "gzip", "snappy", "lz4", "zstd")):
         records = [
             (
@@ -77,7 +77,8 @@ def test_a_stream_reads_the_same_in_bounded_steps(
 
 
 def test_ranges_of_offsets_and_times(spark: SparkSession, log_broker: Broker, topic: str) -> None:
-    create(log_broker, topic, 2)
+    # The records are old: retention would take them away.
+    create(log_broker, topic, 2, retention_ms="-1")
     for at in range(50):
         feed(log_broker, topic, [(b"", b"%d" % at)], partition=at % 2, timestamp_ms=1000 + at)
     whole = consumed(log_broker, topic)

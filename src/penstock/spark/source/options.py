@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.client.connection import parse_bootstrap
@@ -157,7 +157,6 @@ class Options:
     attempt_pause_s: float = 0.1
     poll_timeout_s: float = 120.0
     metadata_ttl_s: float = 1.0
-    given: Mapping[str, str] = field(default_factory=dict, compare=False)
 
 
 def parse(given: Mapping[str, str], *, streaming: bool) -> Options:
@@ -201,7 +200,6 @@ def parse(given: Mapping[str, str], *, streaming: bool) -> Options:
         attempt_pause_s=(_number(own, "fetchOffset.retryIntervalMs", at_least=0) or 100) / 1000,
         poll_timeout_s=(_number(own, "kafkaConsumer.pollTimeoutMs", at_least=1) or 120_000) / 1000,
         metadata_ttl_s=1.0 if ttl_ms is None else max(0, ttl_ms) / 1000,
-        given=dict(given),
     )  # fmt: skip
 
 

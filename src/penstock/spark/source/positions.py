@@ -58,9 +58,11 @@ def from_json(told: Mapping[str, Mapping[str, Any]]) -> Positions:
 
 def connect(access: Access) -> Cluster:
     """A cluster as the options describe it."""
-    secured: dict[str, Any] = {} if access.security is None else {"security": access.security}
     return Cluster(
-        access.bootstrap, client_id=access.client_id, timeout_s=access.timeout_s, **secured
+        access.bootstrap,
+        client_id=access.client_id,
+        timeout_s=access.timeout_s,
+        security=access.security,
     )
 
 

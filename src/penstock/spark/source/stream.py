@@ -48,6 +48,10 @@ log: Final = logging.getLogger("penstock.spark.source")
 _RECHECKS: Final = 3
 _PAUSE_S: Final = 0.1
 _APPEAR_S: Final = 1.0
+# Spark asks a hundred times a second for news. After so many times without any we answer a little
+# later, or a query that waits would take a good part of a core.
+_IDLE_AFTER: Final = 50
+_IDLE_PAUSE_S: Final = 0.02
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -65,6 +69,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._latest: Positions = {}
         self._ids: dict[str, object] = {}
         self._batch_at = float("-inf")
+        self._idle = 0
         self._checked = False
         self._planned: tuple[Any, Any, list[InputPartition]] | None = None
 
@@ -74,15 +79,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._opened = Log(self._options)
         return self._opened
 
+    @property
+    def _starts_at_end(self) -> bool:
+        start = self._options.start
+        return start.has_latest or (start.by_time and self._options.latest_without_match)
+
     # ---- positions -----------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, dict[str, int]]:  # noqa: N802 (Spark's name)
         with told():
             self._initial = self._log.resolve(self._options.start, starting=True)
-            start = self._options.start
-            self._to_pin = start.has_latest or (
-                start.by_time and self._options.latest_without_match
-            )
+            self._to_pin = self._starts_at_end
             return to_json(self._initial)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -94,7 +101,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         with told():
-            self._target = self._log.latest(self._log.chosen())
+            strict = self._options.fail_on_data_loss
+            places = self._log.chosen() if strict else self._log.places(fresh=True)
+            self._target = self._log.latest(places)
 
     def reportLatestOffset(self) -> dict[str, dict[str, int]] | None:  # noqa: N802
         return to_json(self._latest) if self._latest else None
@@ -127,6 +136,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begins |= self._beginnings(added)
         ends = self._ends(begins)
         self._latest = dict(ends)
+        self._rest_if_idle(ends == at)
         if isinstance(limit, ReadAllAvailable):
             return ends
         if self._target is None and self._is_too_little(begins, ends):
@@ -134,6 +144,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if isinstance(limit, ReadMaxRows):
             ends = limited(limit.max_rows, begins, ends)
         return ends
+
+    def _rest_if_idle(self, nothing_new: bool) -> None:
+        self._idle = self._idle + 1 if nothing_new and self._target is None else 0
+        if self._idle > _IDLE_AFTER:
+            time.sleep(_IDLE_PAUSE_S)
 
     def _there(self, at: Positions) -> frozenset[Place]:
         """The partitions; those that are gone, and topics that are others now, are reported."""
@@ -194,6 +209,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             START_ANEW,
         )
 
+    def _report_first(self, begins: Positions, end: Positions, behind: frozenset[Place]) -> None:
+        """The first micro-batch once more, whose own start was not kept, ends before its start."""
+        if self._starts_at_end:
+            # It was empty.
+            return
+        topic, number = min(behind)
+        self._lost(
+            f"{topic}-{number} was to be read up to offset {end[topic, number]}, and its log "
+            f"starts at {begins[topic, number]} now",
+            KEEP_LONGER,
+        )
+
     def _is_too_little(self, begins: Positions, ends: Positions) -> bool:
         """Whether to wait for more, as minOffsetsPerTrigger and maxTriggerDelay say."""
         least, now = self._options.min_offsets, time.monotonic()
@@ -228,7 +255,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begins = start | self._log.earliest(added)
         behind = frozenset(place for place in end if end[place] < begins[place])
         if behind and start == self._initial:
-            # The first micro-batch once more, whose own start was not kept: it was empty.
+            self._report_first(begins, end, behind)
             behind = frozenset()
         if behind:
             self._report_behind(begins, end, list(behind))
