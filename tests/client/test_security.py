@@ -7,6 +7,8 @@ import hashlib
 import hmac
 import pickle
 import re
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,7 @@ from penstock.client.errors import AuthenticationError, ClientError
 from penstock.client.reading import read_all
 from penstock.client.sasl import scram
 from penstock.client.security import Pem, Security, SecurityError
+from penstock.client.transacting import Transaction
 from penstock.client.writer import LogWriter
 from penstock.testing.apache_kafka import FOR_TESTS, SMALL_JVM_OPTIONS, ApacheKafka
 from tests.client.certificates import Pair, authority, issued
@@ -223,6 +226,31 @@ def test_a_password_is_good_for_a_while(secured: Secured) -> None:
         assert [row.value for row in read_all(cluster, topic)] == [
             b"%d" % number for number in range(written)
         ]
+
+
+@pytest.mark.kafka_jars
+def test_commands_that_ask_brokers_directly(secured: Secured) -> None:
+    options = {
+        "security.protocol": "SASL_SSL",
+        "ssl.ca.location": secured.ca_file,
+        "sasl.mechanism": "SCRAM-SHA-512",
+        "sasl.username": USER,
+        "sasl.password": "scram-secret",
+    }
+    given = [word for name, value in options.items() for word in ("-X", f"{name}={value}")]
+    with Cluster(secured.kafka.bootstrap) as cluster:
+        name = unique("txn")
+        Transaction(cluster, name).init()
+    command = [sys.executable, "-m", "penstock.cli", "transactions", "list", "--json", *given]
+    done = subprocess.run(
+        [*command, "--bootstrap", secured.at("SASL_SSL")],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert name in done.stdout
 
 
 # ---- without a broker ------------------------------------------------------------------------

@@ -6,7 +6,8 @@ many partitions at once and few bytes of each. Of the first partition that has r
 gives a whole batch, whatever its size; of the others only what fits. Each answer thus settles at
 least one, and what is left is asked for again.
 
-Where leaders cannot be asked directly (SASL), librdkafka reads the partitions one after another.
+Where leaders cannot be asked directly (Kerberos, tokens), librdkafka reads the partitions one after
+another.
 
 What is found is a time in ms (negative: the record has none), or None where no record is left,
 only markers of transactions. What is not there could not be found out.
