@@ -1,0 +1,207 @@
+"""The same flow on a Spark cluster and three nodes of Apache Kafka, both of which lose a machine.
+
+A Spark master and two workers, as separate processes; a flow file run by `penstock run --master`;
+records written while it runs. In the middle a worker dies with its executor, then a Kafka node.
+What comes out must be what a computation over the whole input says, with nothing twice: one output
+is record by record, the other counts within windows, which needs state that moves to the worker
+that is left.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic
+from typing import Any, Final
+
+import orjson
+import pytest
+from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from conformance.scenario import REQUEST_TIMEOUT_S
+from penstock.testing.apache_kafka import ApacheKafkaCluster
+from penstock.testing.spark_cluster import SparkCluster
+from tests.waiting import eventually
+
+PARTITIONS: Final = 3
+STEP: Final = 600
+PATIENCE_S: Final = 240.0
+MINUTE_MS: Final = 60_000
+FIRST_MS: Final = 1_760_000_040_000
+
+FLOWS: Final = """
+from pyspark.sql import functions as F
+
+from penstock.spark import flow, stream, topic
+
+numbers = stream("numbers", json="n long, at timestamp")
+
+
+@flow(inputs=numbers, output=topic("doubled", key="n"))
+def doubled(numbers):
+    return numbers.selectExpr("n", "n * 2 AS twice")
+
+
+@flow(inputs=numbers, output=topic("counted"))
+def counted(numbers):
+    return (
+        numbers.withWatermark("at", "10 seconds")
+        .groupBy(F.window("at", "1 minute"))
+        .agg(F.count("*").alias("count"), F.sum("n").alias("sum"))
+        .selectExpr("unix_millis(window.start) AS start", "count", "sum")
+    )
+"""
+
+
+class Input:
+    """Numbers, each with an event time a little later than the one before."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self._producer = Producer(
+            {
+                "bootstrap.servers": bootstrap,
+                "enable.idempotence": True,
+                "message.timeout.ms": int(PATIENCE_S * 1000),
+                "reconnect.backoff.max.ms": 500,
+            }
+        )
+        self._failures: list[str] = []
+        self.count = 0
+
+    def write(self, count: int) -> None:
+        for n in range(self.count, self.count + count):
+            event = {"n": n, "at": f"{_text(FIRST_MS + n * 100)}"}
+            self._producer.produce(
+                "numbers", orjson.dumps(event), partition=n % PARTITIONS, on_delivery=self._told
+            )
+            self._producer.poll(0)
+        assert self._producer.flush(PATIENCE_S) == 0
+        assert not self._failures, self._failures
+        self.count += count
+
+    def _told(self, error: KafkaError | None, _: Message) -> None:
+        if error is not None:
+            self._failures.append(str(error))
+
+    def windows(self) -> dict[int, tuple[int, int]]:
+        """Count and sum per minute, of minutes that the watermark has closed."""
+        found: dict[int, tuple[int, int]] = {}
+        last = FIRST_MS + (self.count - 1) * 100
+        for n in range(self.count):
+            start = (FIRST_MS + n * 100) // MINUTE_MS * MINUTE_MS
+            if start + MINUTE_MS <= last - 10_000:
+                count, total = found.get(start, (0, 0))
+                found[start] = (count + 1, total + n)
+        return found
+
+
+def _text(ms: int) -> str:
+    from datetime import UTC, datetime
+
+    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def read(bootstrap: str, topic: str) -> list[Any]:
+    """All committed values of a topic, as JSON."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "judge",
+            "enable.partition.eof": True,
+            "isolation.level": "read_committed",
+            "auto.offset.reset": "earliest",
+        }
+    )
+    try:
+        known = consumer.list_topics(topic, REQUEST_TIMEOUT_S).topics[topic]
+        parts = list(known.partitions)
+        consumer.assign([TopicPartition(topic, number, 0) for number in parts])
+        found: list[Any] = []
+        ended: set[int | None] = set()
+        deadline = monotonic() + PATIENCE_S
+        while len(ended) < len(parts):
+            assert monotonic() < deadline, f"{topic} is not read to its end"
+            message = consumer.poll(1)
+            if message is None:
+                continue
+            error = message.error()
+            if error is None:
+                found.append(orjson.loads(message.value() or b"null"))
+            elif error.code() == KafkaError._PARTITION_EOF:
+                ended.add(message.partition())
+        return found
+    finally:
+        consumer.close()
+
+
+@contextmanager
+def flows(folder: Path, master: str, bootstrap: str) -> Iterator[subprocess.Popen[bytes]]:
+    """`penstock run` on the cluster."""
+    file = folder / "flows.py"
+    file.write_text(FLOWS)
+    command = [
+        *(sys.executable, "-m", "penstock.cli", "run", str(file), "--plain"),
+        *("--master", master, "--bootstrap", bootstrap, "--data", str(folder / "data")),
+        *("--conf", "spark.executor.memory=700m", "--conf", "spark.driver.memory=700m"),
+        *("--conf", "spark.driver.host=127.0.0.1", "--conf", "spark.sql.shuffle.partitions=2"),
+    ]
+    with (folder / "run.log").open("wb") as log:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+
+
+def make_topics(bootstrap: str) -> None:
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    names = ["numbers", "doubled", "counted"]
+    made = admin.create_topics(
+        [NewTopic(name, num_partitions=PARTITIONS, replication_factor=3) for name in names]
+    )
+    for future in made.values():
+        future.result(REQUEST_TIMEOUT_S)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.kafka_jars
+def test_a_worker_and_a_broker_die(tmp_path: Path) -> None:
+    quick = {"offsets.topic.num.partitions": "3", "transaction.state.log.num.partitions": "3"}
+    with ApacheKafkaCluster(quick) as kafka, SparkCluster() as spark:
+        bootstrap = kafka.bootstrap
+        make_topics(bootstrap)
+        source = Input(bootstrap)
+        source.write(STEP)
+        with flows(tmp_path, spark.master, bootstrap) as running:
+
+            def passed_on() -> int:
+                assert running.poll() is None, (tmp_path / "run.log").read_text()[-3000:]
+                return len(read(bootstrap, "doubled"))
+
+            def wait_until_read() -> None:
+                eventually(lambda: passed_on() >= source.count, PATIENCE_S, 0.5)
+
+            wait_until_read()
+            source.write(STEP)
+            spark.kill_worker()
+            source.write(STEP)
+            wait_until_read()
+            kafka.nodes[2].kill()
+            source.write(STEP)
+            wait_until_read()
+            eventually(lambda: len(read(bootstrap, "counted")) >= len(source.windows()),
+                       PATIENCE_S, 0.5)  # fmt: skip
+            running.send_signal(signal.SIGTERM)
+            assert running.wait(PATIENCE_S) == 0, (tmp_path / "run.log").read_text()[-3000:]
+        doubled = Counter((row["n"], row["twice"]) for row in read(bootstrap, "doubled"))
+        assert doubled == Counter((n, 2 * n) for n in range(source.count))
+        counted = [(row["start"], (row["count"], row["sum"])) for row in read(bootstrap, "counted")]
+        assert sorted(counted) == sorted(source.windows().items())
