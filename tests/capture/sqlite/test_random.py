@@ -35,7 +35,11 @@ values = st.one_of(
     st.text(max_size=5),
     st.binary(max_size=5),
 )
-keys = st.integers(0, 8)
+keys = {
+    "nocase": st.sampled_from(["a", "A", "b", "B", "c"]),
+    "untyped": st.sampled_from([1, 1.0, 2, 2.0, "1", "a", b"a"]),
+}
+numbers = st.integers(0, 8)
 names = st.sampled_from(["a", "b c", 'd"e', "select", "ü"])
 types = st.sampled_from(["", "INTEGER", "TEXT", "REAL", "BLOB", "DECIMAL(5,2)", "BOOLEAN", "DATE"])
 
@@ -46,6 +50,8 @@ SHAPES = {
     "text": ("id TEXT NOT NULL PRIMARY KEY, k", ""),
     "two": ("id INT NOT NULL, k INT NOT NULL DEFAULT 0, PRIMARY KEY (id, k)", ""),
     "without rowid": ("id PRIMARY KEY NOT NULL, k", "WITHOUT ROWID"),
+    "nocase": ("id TEXT NOT NULL COLLATE NOCASE PRIMARY KEY, k", ""),
+    "untyped": ("id NOT NULL PRIMARY KEY, k", ""),
     "loose": ("id, k", ""),
     "unique": ("id INTEGER PRIMARY KEY, k UNIQUE", ""),
     "generated": ("id INTEGER PRIMARY KEY, k, g TEXT AS (k || '!'), s AS (id + 1) STORED", ""),
@@ -82,6 +88,7 @@ class Session:
         self.path = Path(folder) / "random.db"
         self.stack = ExitStack()
         self.db = self.stack.enter_context(user(self.path, wal=wal))
+        self.shape = shape
         columns, end = SHAPES[shape]
         self.db.execute(f"CREATE TABLE t ({columns}) {end}")
         self.replica = Replica()
@@ -104,7 +111,8 @@ class Session:
             v="".join(f", :v{at}" for at in range(len(columns))),
         )
         given: dict[str, Any] = {f"v{at}": data.draw(values) for at in range(len(columns))}
-        given |= {"i": data.draw(keys), "j": data.draw(keys), "x": data.draw(values)}
+        own = keys.get(self.shape, numbers)
+        given |= {"i": data.draw(own), "j": data.draw(own), "x": data.draw(values)}
         used = {name: value for name, value in given.items() if f":{name}" in statement}
         self._run(lambda: self.db.execute(statement, used))
 

@@ -18,7 +18,8 @@ What users should know:
   stream, is told as one transaction (up to 200,000 changes): a transaction is never told before it
   is committed, and several small ones may be told as one.
 - *Keys.* The primary key, else the `rowid`, which is then told as a column. `VACUUM` may number the
-  rows of such tables anew: the table is then told again, after a truncate event.
+  rows of such tables anew: the table is then told again, after a truncate event. SQLite allows
+  several rows with NULL in their primary key; they cannot be told apart: say NOT NULL.
 - *REPLACE.* `INSERT OR REPLACE` of a key is told as a create of the same key. Rows that it removes
   because of another UNIQUE constraint are told as deletes, though SQLite itself runs no trigger
   for them (not where the unique index is over expressions).

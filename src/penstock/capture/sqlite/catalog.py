@@ -337,7 +337,7 @@ class Catalog:
             f"INSERT INTO {quoted(self.names.changes)} (seq, t) SELECT ? + n, ? FROM {keys}",
             (top, new.id),
         )
-        same = " AND ".join(f"{of.expression(of.key[at], 'x')} IS k.k{at}" for at in places)
+        same = of.same_key("x", [f"k.k{at}" for at in places])
         source = f"{keys} AS k JOIN {quoted(of.name)} AS x ON {same}"
         names = [name for name, *_ in of.columns]
         news = ", ".join(quoted(f"new_{name}") for name in names)
@@ -391,7 +391,8 @@ class Catalog:
             for version in list(self.versions(connection).values()):
                 log = quoted(self.names.log(version.id))
                 connection.execute(f"DELETE FROM {log} WHERE seq <= ?", (until,))
-                if version.ended is not None and version.ended <= until:
+                # Not if it ended right here: a reading that is under way looks for its heir.
+                if version.ended is not None and version.ended < until:
                     self._drop_version(connection, version)
             changes = quoted(self.names.changes)
             connection.execute(

@@ -177,15 +177,15 @@ class Stream:
     def _look(self, connection: sqlite3.Connection) -> Look | None:
         """What is new, if anything."""
         try:
-            connection.execute("BEGIN")
-            try:
-                if schema_version(connection) == self._schema:
-                    return self._read(connection)
-            finally:
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
-            self._follow()
-            self._locked_since = None
+            while not self._closed.is_set():
+                connection.execute("BEGIN")
+                try:
+                    if schema_version(connection) == self._schema:
+                        return self._read(connection)
+                finally:
+                    if connection.in_transaction:
+                        connection.execute("ROLLBACK")
+                self._follow()
         except sqlite3.OperationalError as error:
             if not is_busy(error):
                 raise
@@ -193,8 +193,7 @@ class Stream:
             self._locked_since = self._locked_since or now
             if now - self._locked_since > _LOCKED_MAX_S:
                 raise
-            return None
-        return self._look(connection)
+        return None
 
     def _follow(self) -> None:
         """The schema has changed, or we have just begun: see that triggers fit the tables."""
@@ -216,13 +215,19 @@ class Stream:
             raise self._lost("it belongs to a changelog that is gone")
         if self._seq < meta.trimmed:
             raise self._lost(f"changes up to {meta.trimmed} are deleted already")
-        if self._seq > top:
-            raise self._lost(f"the database ends at {top}: it seems to be an older copy")
+        self._check_top(top)
+        # Now, while the versions that ended are still known.
+        heirs = [(self._heir(number), after) for number, after in self._reading]
+        self._reading = [(heir, after) for heir, after in heirs if heir is not None]
         self._readers = {
             number: reader
             for number, reader in self._readers.items()
             if number in self._versions and reader.version is self._versions[number]
         }
+
+    def _check_top(self, top: int) -> None:
+        if self._seq > top:
+            raise self._lost(f"the database ends at {top}: it seems to be an older copy")
 
     def _lost(self, why: str) -> PositionLostError:
         return PositionLostError(f"{self._path}: cannot go on after change {self._seq}: {why}")
@@ -230,6 +235,7 @@ class Stream:
     def _read(self, connection: sqlite3.Connection) -> Look | None:
         self._locked_since = None
         top = self._catalog.top(connection)
+        self._check_top(top)
         upto = min(top, self._seq + self._limit)
         if upto == self._seq and not self._asked and not self._reading and self._first is None:
             return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 import sqlite3
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -64,7 +65,7 @@ def column_type(declared: str) -> ColumnType:
 
 @dataclass(frozen=True, slots=True)
 class UniqueIndex:
-    """A unique index other than the key's: (column, collation) pairs; () if over expressions."""
+    """A unique index: (column, collation) pairs; () if over expressions."""
 
     name: str
     columns: tuple[tuple[str, str], ...]
@@ -115,6 +116,18 @@ class Definition:
         """A column in SQL, of `old`, `new` or a table; the rowid by a name that nobody shadows."""
         prefix = f"{of}." if of else ""
         return prefix + (column if column == self.rowid_name else quoted(column))
+
+    def same_key(self, of: str, others: Sequence[str]) -> str:
+        """A condition: the key is exactly this. SQLite calls more the same: 1 and 1.0, and what a
+        collation does not tell apart; the first comparison is there for the index."""
+        parts = []
+        for name, other in zip(self.key, others, strict=True):
+            own = self.expression(name, of)
+            parts.append(
+                f"{own} IS {other} AND {own} IS {other} COLLATE BINARY "
+                f"AND typeof({own}) = typeof({other})"
+            )
+        return " AND ".join(parts)
 
 
 def from_json(name: str, sql: str, schema_rowid: int, rootpage: int, text: str) -> Definition:
@@ -196,17 +209,19 @@ def definition_of(
         key,
         rowid_name,
         without_rowid,
-        _unique_indexes(connection, name, key),
+        _unique_indexes(connection, name, key, {c[0]: c[1] for c in columns}),
     )
 
 
 def _unique_indexes(
-    connection: sqlite3.Connection, name: str, key: tuple[str, ...]
+    connection: sqlite3.Connection, name: str, key: tuple[str, ...], declared: dict[str, str]
 ) -> tuple[UniqueIndex, ...]:
+    """Those by which REPLACE may remove rows with another key than the new one's: all but the
+    key's own, and that too where it takes different values for the same."""
     found = []
     listed = connection.execute(f"PRAGMA main.index_list({quoted(name)})").fetchall()
-    for _, index, unique, origin, _ in listed:
-        if not unique or origin == "pk":
+    for _, index, unique, _, _ in listed:
+        if not unique:
             continue
         parts = [
             (column, collation)
@@ -216,6 +231,10 @@ def _unique_indexes(
             if is_key and cid >= 0
         ]
         # Only columns count: rows that agree in them are candidates, whatever else is in the index.
-        if {column for column, _ in parts} != set(key):
+        exact = all(
+            collation.upper() == "BINARY" and affinity(declared[column]) != BLOB
+            for column, collation in parts
+        )
+        if {column for column, _ in parts} != set(key) or not exact:
             found.append(UniqueIndex(index, tuple(parts)))
     return tuple(sorted(found, key=lambda index: index.name))

@@ -11,7 +11,8 @@ by it, to the row.
 INSERT OR REPLACE and UPDATE OR REPLACE remove rows that are in the way of a UNIQUE constraint, and
 run no delete trigger for them. So before such a table is changed, the rows that agree with the new
 one in a unique index are noted down in `victims`; afterwards those that are really gone are logged
-as deleted. (With no index but the key there are none: the new row has the key of the old.)
+as deleted. (With no index but the key there are none: the new row has the key of the old, unless
+the key has a collation or no type, so that SQLite takes different keys for the same.)
 """
 
 from __future__ import annotations
@@ -188,14 +189,9 @@ class Written:
         """With recursive_triggers on SQLite does run the delete trigger: once is enough."""
         if not self._has_victims:
             return []
-        same = " AND ".join(
-            f"{quoted(f'old_{name}')} IS {self.definition.expression(name, 'old')}"
-            for name in self.definition.key
-        )
+        same = self._same_key(self._victims, "old")
         return [f"DELETE FROM {self._victims} WHERE {same}"]
 
     def _same_key(self, victims: str, table: str) -> str:
-        return " AND ".join(
-            f"{self.definition.expression(name, table)} IS {victims}.{quoted(f'old_{name}')}"
-            for name in self.definition.key
-        )
+        noted = [f"{victims}.{quoted(f'old_{name}')}" for name in self.definition.key]
+        return self.definition.same_key(table, noted)
