@@ -25,6 +25,7 @@ from penstock.spark.sink import (
     write,
     write_stream,
 )
+from penstock.spark.sink.exactly_once import DRIVER_BYTES
 from tests.spark.sink.log import committed, end_of_marks, make_topic, partition_of, values
 
 PARTITIONS = 3
@@ -39,12 +40,25 @@ def expected(first: int, last: int) -> list[bytes]:
     return sorted(b"%d" % number for number in range(first, last))
 
 
-def sink_of(bootstrap: str, topic: str | None, name: str | None = None) -> ExactlyOnce:
-    return ExactlyOnce(name or f"q-{uuid4()}", bootstrap, topic=topic, query_id="life")
+def sink_of(
+    bootstrap: str, topic: str | None, name: str | None = None, driver_bytes: int = DRIVER_BYTES
+) -> ExactlyOnce:
+    return ExactlyOnce(
+        name or f"q-{uuid4()}",
+        bootstrap,
+        topic=topic,
+        query_id="life",
+        driver_bytes=driver_bytes,
+    )
 
 
+# Sent by the driver, or by tasks.
+both_ways = pytest.mark.parametrize("driver_bytes", [DRIVER_BYTES, 0])
+
+
+@both_ways
 def test_rows_arrive_as_they_are_where_clients_expect_them(
-    spark: SparkSession, bootstrap: str
+    spark: SparkSession, bootstrap: str, driver_bytes: int
 ) -> None:
     first, second = make_topic(bootstrap), make_topic(bootstrap, 1)
     when = datetime(2026, 5, 6, 7, 8, 9, 123_000, tzinfo=UTC)
@@ -59,7 +73,7 @@ def test_rows_arrive_as_they_are_where_clients_expect_them(
         "headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
     )
     df = spark.createDataFrame(rows, schema).repartition(3).withColumn("timestamp", F.lit(when))
-    sink = sink_of(bootstrap, None)
+    sink = sink_of(bootstrap, None, driver_bytes=driver_bytes)
     sink.write_batch(df, 0)
     assert sink.last is not None
     assert sink.last.records == 101
@@ -79,11 +93,12 @@ def test_rows_arrive_as_they_are_where_clients_expect_them(
                 assert record.headers == (("h", b"1"),)
 
 
+@both_ways
 def test_a_replayed_batch_is_skipped_and_an_old_one_refused(
-    spark: SparkSession, bootstrap: str
+    spark: SparkSession, bootstrap: str, driver_bytes: int
 ) -> None:
     topic = make_topic(bootstrap)
-    sink = sink_of(bootstrap, topic)
+    sink = sink_of(bootstrap, topic, driver_bytes=driver_bytes)
     sink.write_batch(numbers(spark, 0, 10), 0)
     sink.write_batch(numbers(spark, 10, 20), 1)
     # In the same driver, and in the next one, which has only the log to go by.
@@ -103,9 +118,12 @@ def test_a_replayed_batch_is_skipped_and_an_old_one_refused(
     fresh.close()
 
 
-def test_a_driver_that_was_replaced_is_fenced(spark: SparkSession, bootstrap: str) -> None:
+@both_ways
+def test_a_driver_that_was_replaced_is_fenced(
+    spark: SparkSession, bootstrap: str, driver_bytes: int
+) -> None:
     topic = make_topic(bootstrap)
-    old = sink_of(bootstrap, topic)
+    old = sink_of(bootstrap, topic, driver_bytes=driver_bytes)
     old.write_batch(numbers(spark, 0, 10), 0)
     new = sink_of(bootstrap, topic, old.name)
     new.write_batch(numbers(spark, 10, 20), 1)
@@ -132,13 +150,28 @@ def test_a_failed_batch_leaves_nothing_and_is_written_anew(
     fill = F.repeat(F.lit("x"), 50_000)
     rows = numbers(spark, 0, 1000, tasks=1).select("value", fill.alias("key"))
     rows = rows.mapInArrow(once_bad, "value STRING, key STRING")
-    sink = sink_of(bootstrap, topic)
+    sink = sink_of(bootstrap, topic, driver_bytes=0)
     sink.write_batch(numbers(spark, 2000, 2001), 0)
     with pytest.raises(Exception, match="injected"):
         sink.write_batch(rows, 1)
     assert values(bootstrap, topic) == expected(2000, 2001)
     sink.write_batch(rows, 1)
     assert values(bootstrap, topic) == sorted(expected(0, 1000) + expected(2000, 2001))
+    sink.close()
+
+
+def test_a_batch_that_is_larger_than_the_driver_takes(spark: SparkSession, bootstrap: str) -> None:
+    topic = make_topic(bootstrap)
+    sink = sink_of(bootstrap, topic, driver_bytes=150_000)
+    noise = F.sha2(F.col("id").cast("string"), 512)
+    many = spark.range(0, 20_000, 1, 2).select(noise.alias("value"))
+    few = spark.range(20_000, 20_010, 1, 2).select(noise.alias("value"))
+    # Unexpectedly large, expectedly so, unexpectedly small, small.
+    for number, rows in enumerate((many, many, few, few)):
+        sink.write_batch(rows, number)
+    found = values(bootstrap, topic)
+    assert len(found) == 2 * 20_010
+    assert len(set(found)) == 20_010
     sink.close()
 
 

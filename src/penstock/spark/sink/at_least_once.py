@@ -34,6 +34,8 @@ class AtLeastOnce:
         self.topic = topic
         self.target = Target.from_options(bootstrap, options)
         self.last: Written | None = None
+        # Whether frames come with the columns as tasks want them.
+        self.is_prepared = False
         self._cluster: Cluster | None = None
         self._metadata: Metadata | None = None
 
@@ -53,7 +55,7 @@ class AtLeastOnce:
 
     def write_batch(self, df: DataFrame, batch_id: int) -> None:
         """Write one micro-batch."""
-        rows = prepare(df, self.topic)
+        rows = df if self.is_prepared else prepare(df, self.topic)
         try:
             counts: dict[str, int] = {}
             if self.topic is not None:

@@ -29,10 +29,10 @@ import logging
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Row
 
 from penstock.client.connection import Cluster
 from penstock.client.errors import ClientError, FencedError, OutcomeUnknownError
@@ -54,7 +54,17 @@ from penstock.spark.sink.errors import (
 )
 from penstock.spark.sink.marks import Mark
 from penstock.spark.sink.target import Joined, Target
-from penstock.spark.sink.tasks import ORDER, PACKED, WRITTEN, Job, Pack, PackAndWrite, Write
+from penstock.spark.sink.tasks import (
+    ORDER,
+    PACKED,
+    TOO_MUCH,
+    WRITTEN,
+    Job,
+    Numbering,
+    Pack,
+    PackAndWrite,
+    Write,
+)
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +74,14 @@ ID_PREFIX: Final = "penstock-flow-"
 _QUERY_ID: Final = "sql.streaming.queryId"
 # How long a failed batch's transaction is tried to be aborted; the next driver does it anyway.
 _ABORT_S: Final = 10.0
+_MARKS: Final = (marks.TOPIC, marks.PARTITION)
+# What the driver sends by itself; more is sent by tasks.
+DRIVER_BYTES: Final = 8 << 20
+# The least that a task may give to the driver, and how many tasks there are if nobody knows.
+_TASK_BYTES: Final = 128 << 10
+_UNKNOWN_TASKS: Final = 16
+# What Spark calls the rows that it hands to `foreachBatch`.
+_MICRO_BATCH: Final = "LogicalRDD"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +93,13 @@ class Written:
     bytes: int = 0
     # It had been written before.
     skipped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    records: int = 0
+    bytes: int = 0
+    topics: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)
@@ -97,6 +122,8 @@ class ExactlyOnce:
 
     `name` must be the query's alone. `topic` is where rows go; without it they have a column
     `topic`. Options are Kafka's producer settings (`kafka.compression.type`, security and so on).
+    Batches of up to `driver_bytes`, compressed, are sent by the driver itself, larger ones by the
+    tasks.
     """
 
     def __init__(
@@ -107,6 +134,7 @@ class ExactlyOnce:
         topic: str | None = None,
         options: Mapping[str, str] | None = None,
         query_id: str | None = None,
+        driver_bytes: int = DRIVER_BYTES,
     ) -> None:
         if not name.strip():
             raise SinkError(
@@ -117,6 +145,12 @@ class ExactlyOnce:
         self.target = Target.from_options(bootstrap, options)
         self.last: Written | None = None
         self._query_id = query_id
+        # Whether frames come with the columns as tasks want them.
+        self.is_prepared = False
+        # What the last batch was like.
+        self._driver_bytes = driver_bytes
+        self._is_large = driver_bytes <= 0
+        self._topics: frozenset[str] = frozenset()
         self._hold: _Hold | None = None
         self._lock = threading.Lock()
 
@@ -163,7 +197,7 @@ class ExactlyOnce:
     __call__ = write_batch
 
     def _write(self, df: DataFrame, batch_id: int) -> Written:
-        rows = prepare(df, self.topic)
+        rows = df if self.is_prepared else prepare(df, self.topic)
         query_id = self._query_id or _query_id_of(df) or ""
         for attempt in range(1, ATTEMPTS + 1):
             hold = self._held()
@@ -183,17 +217,14 @@ class ExactlyOnce:
     def _write_once(self, hold: _Hold, rows: DataFrame, query_id: str, batch_id: int) -> Written:
         began = time.monotonic()
         try:
-            written = self._run(hold, rows)
-            records = sum(row.records for row in written)
-            if records == 0:
+            sent = self._send(hold, rows)
+            if sent.records == 0:
                 return Written(batch_id)
-            mark = Mark(query_id, batch_id, records)
-            transaction = hold.transaction
-            transaction.add_partitions([(marks.TOPIC, marks.PARTITION)])
-            batch = marks.packed(self.name, mark, transaction.ids)
-            hold.sender.send(marks.TOPIC, marks.PARTITION, batch)
+            mark = Mark(query_id, batch_id, sent.records)
+            hold.transaction.add_partitions([_MARKS])
+            hold.sender.send(*_MARKS, marks.packed(self.name, mark, hold.transaction.ids))
             hold.sender.flush()
-            transaction.end(commit=True)
+            hold.transaction.end(commit=True)
         except (FencedError, FencedSinkError) as error:
             raise self._fenced(error, time.monotonic() - began) from error
         except (RepeatedTaskError, OutcomeUnknownError):
@@ -202,37 +233,69 @@ class ExactlyOnce:
             self._abort(hold)
             raise
         hold.mark = mark
-        return Written(batch_id, records, sum(row.bytes for row in written))
+        return Written(batch_id, sent.records, sent.bytes)
 
-    def _run(self, hold: _Hold, rows: DataFrame) -> list[Any]:
-        """The one job of the batch: all rows to their partitions."""
-        session = rows.sparkSession
-        counts: dict[str, int] = {}
-        slots = max(1, session.sparkContext.defaultParallelism)
+    def _send(self, hold: _Hold, rows: DataFrame) -> _Sent:
+        """The one job of the batch: all rows to their partitions.
+
+        How much there is shows only when it is computed. So a batch is taken to be as small or as
+        large as the last; where a small one turns out to be large, it is computed once more.
+        """
+        job = self._job(hold, rows)
+        sent: _Sent | None = None
+        if not self._is_large:
+            sent = self._send_from_driver(hold, rows, job)
+        if sent is None:
+            sent = self._send_from_tasks(rows, job)
+        self._is_large = sent.bytes >= self._driver_bytes
+        self._topics |= sent.topics
+        return sent
+
+    def _job(self, hold: _Hold, rows: DataFrame) -> Job:
+        topics = self._topics if self.topic is None else {self.topic}
+        counts = {name: len(hold.metadata.partitions(name)) for name in topics}
+        slots = max(1, rows.sparkSession.sparkContext.defaultParallelism)
         if self.topic is not None:
-            counts[self.topic] = len(hold.metadata.partitions(self.topic))
             slots = min(slots, counts[self.topic])
-        job = Job(
-            self.target,
-            self.topic,
-            counts,
-            self.transactional_id,
-            hold.transaction.ids,
-            slots,
+        ids = hold.transaction.ids
+        return Job(self.target, self.topic, counts, self.transactional_id, ids, slots)
+
+    def _send_from_driver(self, hold: _Hold, rows: DataFrame, job: Job) -> _Sent | None:
+        """Tasks pack, the driver sends; None if it is too much for that."""
+        limit_bytes = self._driver_bytes // (_partitions_of(rows) or _UNKNOWN_TASKS)
+        pack = Pack(replace(job, limit_bytes=max(limit_bytes, _TASK_BYTES)))
+        packed = _collect(rows.mapInArrow(pack, PACKED))
+        if any(row["count"] == TOO_MUCH for row in packed):
+            return None
+        if not packed:
+            return _Sent()
+        packed.sort(key=lambda row: tuple(row[name] for name in ORDER))
+        hold.transaction.add_partitions(
+            {_MARKS} | {(row["topic"], row["partition"]) for row in packed}
         )
+        numbering = Numbering()
+        for row in packed:
+            place = (row["topic"], row["partition"])
+            hold.sender.send(*place, numbering.numbered(place, row["count"], row["data"]))
+        return _Sent(
+            sum(row["count"] for row in packed),
+            sum(len(row["data"]) for row in packed),
+            frozenset(row["topic"] for row in packed),
+        )
+
+    def _send_from_tasks(self, rows: DataFrame, job: Job) -> _Sent:
         if _partitions_of(rows) == 1:
             out = rows.mapInArrow(PackAndWrite(job), WRITTEN)
         else:
             packed = rows.mapInArrow(Pack(job), PACKED)
-            sorted_ = packed.repartitionById(slots, "slot").sortWithinPartitions(*ORDER)
+            sorted_ = packed.repartitionById(job.slots, "slot").sortWithinPartitions(*ORDER)
             out = sorted_.mapInArrow(Write(job), WRITTEN)
-        try:
-            return out.collect()
-        except Exception as error:
-            told = from_spark(error)
-            if told is None:
-                raise
-            raise told from error
+        written = _collect(out)
+        return _Sent(
+            sum(row["records"] for row in written),
+            sum(row["bytes"] for row in written),
+            frozenset(row["topic"] for row in written),
+        )
 
     # ---- the transactional id ------------------------------------------------------------
 
@@ -274,7 +337,7 @@ class ExactlyOnce:
         abort = Joined(hold.cluster, self.transactional_id, retry_s=_ABORT_S)
         try:
             abort.join(hold.transaction.ids)
-            abort.add_partitions([(marks.TOPIC, marks.PARTITION)])
+            abort.add_partitions([_MARKS])
             abort.end(commit=False)
         except ClientError as error:
             log.warning("%s: not aborted, the next start will: %s", self.name, error)
@@ -308,11 +371,24 @@ def _query_id_of(df: DataFrame) -> str | None:
 
 
 def _partitions_of(df: DataFrame) -> int | None:
-    """In how many tasks the rows come, where it can be told without computing them."""
-    plan = getattr(df, "_jdf", None)
-    if plan is None:
+    """In how many tasks a micro-batch comes; None where that cannot be told at once."""
+    frame = getattr(df, "_jdf", None)
+    if frame is None:
         return None
-    return int(plan.queryExecution().toRdd().getNumPartitions())
+    plan = frame.logicalPlan()
+    if plan.nodeName() != _MICRO_BATCH:
+        return None
+    return int(plan.rdd().getNumPartitions())
+
+
+def _collect(df: DataFrame) -> list[Row]:
+    try:
+        return df.collect()
+    except Exception as error:
+        told = from_spark(error)
+        if told is None:
+            raise
+        raise told from error
 
 
 __all__ = ["ExactlyOnce", "SinkUnavailableError", "Written"]

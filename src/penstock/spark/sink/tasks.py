@@ -1,11 +1,12 @@
 """What runs in Spark's tasks: columns to batches, batches to partitions.
 
 Exactly once takes two steps. `Pack` turns rows into finished, compressed record batches and writes
-nothing, so Spark may run it as often as it likes. The batches, a few large rows now, are shuffled
-so that each partition of the log comes to one task, in an order that is the same every time.
-`Write` gives them their sequence numbers and sends them. It refuses to run a second time: then the
-driver aborts, and writes the batch anew under a new epoch. `PackAndWrite` does both where the rows
-are in one task anyway.
+nothing, so Spark may run it as often as it likes. If there is little, the driver takes the batches
+and sends them itself: one short job. Otherwise they, a few large rows now, are shuffled so that
+each partition of the log comes to one task, in an order that is the same every time. `Write` gives
+them their sequence numbers and sends them. It refuses to run a second time: then the driver aborts,
+and writes the batch anew under a new epoch. `PackAndWrite` does both where the rows are in one task
+anyway.
 
 At least once takes one: `Send`, in each task with an idempotent producer of its own.
 """
@@ -36,6 +37,7 @@ PACKED: Final = (
     "slot INT, topic STRING, partition INT, task INT, number BIGINT, count INT, data BINARY"
 )
 ORDER: Final = ("topic", "partition", "task", "number")
+TOO_MUCH: Final = -1
 WRITTEN: Final = "topic STRING, partition INT, records BIGINT, bytes BIGINT"
 _PACKED_SCHEMA: Final = pa.schema(
     [
@@ -74,6 +76,8 @@ class Job:
     transactional_id: str | None = None
     ids: Ids | None = None
     slots: int = 1
+    # What a task may pack for the driver to send; None: as much as there is, for other tasks.
+    limit_bytes: int | None = None
 
     def form(self, ids: Ids) -> Form:
         target = self.target
@@ -93,7 +97,10 @@ class Job:
 
 
 class Pack:
-    """Rows to packed batches; touches nothing."""
+    """Rows to packed batches; touches nothing.
+
+    Where there is more than its limit, it gives up, and says so with a row of `TOO_MUCH` records.
+    """
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -104,7 +111,12 @@ class Pack:
         task, number = _task(), 0
         with _told(job):
             packer = job.packer(link(job.target, job.transactional_id), job.ids)
+            size = 0
             for pieces in _pieces(packer, rows):
+                size += sum(len(piece.packed.data) for piece in pieces)
+                if job.limit_bytes is not None and size > job.limit_bytes:
+                    yield _too_much(task)
+                    return
                 yield _table(pieces, job.slots, task, number)
                 number += len(pieces)
 
@@ -172,6 +184,24 @@ class Send:
             yield writer.finish()
 
 
+class Numbering:
+    """Gives batches the sequence numbers of their producer, partition by partition."""
+
+    def __init__(self, sequences: dict[Place, int] | None = None) -> None:
+        self._sequences = {} if sequences is None else sequences
+
+    def numbered(self, place: Place, count: int, data: Any) -> memoryview:
+        """The batch with its number; as it is, if it was packed as the first."""
+        sequence = self._sequences.get(place, 0)
+        (packed_as,) = _INT.unpack_from(data, _SEQUENCE_AT)
+        if packed_as != sequence:
+            data = bytearray(data)
+            _INT.pack_into(data, _SEQUENCE_AT, sequence)
+            _UNSIGNED.pack_into(data, _CRC_AT, crc32c(memoryview(data)[CRC_START:]))
+        self._sequences[place] = next_sequence(sequence, count)
+        return memoryview(data)
+
+
 class _Writer:
     """Numbers batches and sends them."""
 
@@ -179,7 +209,7 @@ class _Writer:
         self._to = to
         if to.joined is not None:
             to.joined.join(ids)
-        self._sequences = {} if sequences is None else sequences
+        self._numbering = Numbering(sequences)
         self._mine: set[Place] = set()
         self._written: dict[Place, list[int]] = {}
 
@@ -198,14 +228,7 @@ class _Writer:
         self._mine |= new
 
     def write(self, place: Place, count: int, data: Any) -> None:
-        sequence = self._sequences.get(place, 0)
-        (packed_as,) = _INT.unpack_from(data, _SEQUENCE_AT)
-        if packed_as != sequence:
-            data = bytearray(data)
-            _INT.pack_into(data, _SEQUENCE_AT, sequence)
-            _UNSIGNED.pack_into(data, _CRC_AT, crc32c(memoryview(data)[CRC_START:]))
-        self._sequences[place] = next_sequence(sequence, count)
-        self._to.sender.send(*place, memoryview(data))
+        self._to.sender.send(*place, self._numbering.numbered(place, count, data))
         told = self._written.setdefault(place, [0, 0])
         told[0] += count
         told[1] += len(data)
@@ -230,6 +253,11 @@ def _pieces(packer: Packer, rows: Iterator[pa.RecordBatch]) -> Iterator[list[Pie
     pieces = packer.finish()
     if pieces:
         yield pieces
+
+
+def _too_much(task: int) -> pa.RecordBatch:
+    row = {"slot": 0, "topic": "", "partition": 0, "task": task, "number": 0}
+    return pa.RecordBatch.from_pylist([{**row, "count": TOO_MUCH, "data": b""}], _PACKED_SCHEMA)
 
 
 def _table(pieces: list[Piece], slots: int, task: int, first: int) -> pa.RecordBatch:

@@ -53,10 +53,12 @@ def write_stream(
     and stays the same over restarts, as the checkpoint does. Readers see each micro-batch at once
     and whole if they read committed records only (`isolation.level`).
     """
-    prepare(df, topic)
+    # In the stream's own plan, once, and not in each of its batches.
+    rows = prepare(df, topic)
     into = sink(mode, name=name, bootstrap=bootstrap, topic=topic, options=options)
+    into.is_prepared = True
     return (
-        df.writeStream.queryName(name)
+        rows.writeStream.queryName(name)
         .outputMode(output_mode)
         .option("checkpointLocation", str(checkpoint))
         .foreachBatch(into.write_batch)
