@@ -109,7 +109,11 @@ def capture(
     def make_writer(cluster: Cluster, made: CaptureConfig) -> LogWriter:
         used("start")
         is_atomic = made.delivery.transactions
-        writer = FusedWriter(cluster, transactional_id=made.transactional_id if is_atomic else None)
+        writer = FusedWriter(
+            cluster,
+            transactional_id=made.transactional_id if is_atomic else None,
+            transaction_timeout_ms=made.delivery.transaction_timeout_ms,
+        )
         writer.fuse = used
         return writer
 

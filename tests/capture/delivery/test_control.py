@@ -22,6 +22,7 @@ from penstock.capture.delivery.control import (
     state_of,
     status_of,
 )
+from penstock.capture.delivery.writing import TooSlowError
 from penstock.capture.source import (
     CaptureError,
     Check,
@@ -29,6 +30,7 @@ from penstock.capture.source import (
     PositionLostError,
 )
 from penstock.client.connection import Cluster
+from penstock.client.transactions import described
 from penstock.testing import Broker
 from tests.capture.delivery.fake import Database, Step, parsed
 from tests.capture.delivery.running import (
@@ -281,8 +283,11 @@ def test_it_is_paused_resumed_and_stopped_from_elsewhere(log: str) -> None:
         thread, failures = on_thread(second.run)
         eventually(lambda: second.status().state == "paused")
         assert topic(log, made) == {}
+        # What is said meanwhile is not forgotten.
+        data.rows["a"][5] = "only a snapshot tells"
+        send(cluster, made.name, snapshot_signal("a"))
         send(cluster, made.name, Signal("resume"))
-        eventually(lambda: topic(log, made) == {1: "while paused"})
+        eventually(lambda: topic(log, made) == data.rows["a"])
         send(cluster, made.name, Signal("stop"))
         thread.join(60)
         assert not thread.is_alive()
@@ -363,6 +368,32 @@ def test_a_large_transaction_appears_at_once(log: str) -> None:
         assert topic(log, made) == {}
         go_on.set()
         eventually(lambda: len(topic(log, made)) == 100)
+
+
+def test_a_transaction_that_takes_too_long_is_told_of(log: str) -> None:
+    data, made = database(), config(new_name(), transaction_timeout_ms=1_000)
+    run_to_end(log, made, data)
+    # Large enough to be sent before the transaction is complete.
+    data.commit(*(Step("a", number, "x" * 700_000) for number in range(4)))
+    parts: list[str] = []
+
+    def happens(step: str) -> None:
+        if step == "part":
+            parts.append(step)
+            if len(parts) == 2:
+                # Until the broker has given the transaction up.
+                eventually(lambda: _is_aborted(log, made))
+
+    with pytest.raises(TooSlowError, match=made.name) as caught:
+        run_to_end(log, made, data, fuse=happens_too(happens), changes_per_part=2)
+    assert "transaction_timeout_ms" in caught.value.advice
+    run_to_end(log, made, data)
+    assert topic(log, made) == data.rows["a"]
+
+
+def _is_aborted(log: str, made: CaptureConfig) -> bool:
+    with Cluster(log) as cluster:
+        return described(cluster, made.transactional_id).state == "CompleteAbort"
 
 
 def test_events_are_counted_and_told(log: str) -> None:

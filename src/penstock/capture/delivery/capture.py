@@ -23,6 +23,8 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
 
+from penstock.capture.delivery import commands
+from penstock.capture.delivery.commands import PAUSE, STOP, Commands
 from penstock.capture.delivery.config import (
     ALWAYS,
     INITIAL_ONLY,
@@ -32,6 +34,7 @@ from penstock.capture.delivery.config import (
 )
 from penstock.capture.delivery.deliverer import Deliverer, SnapshotEnd, Work
 from penstock.capture.delivery.handover import Handover, HandoverClosedError
+from penstock.capture.delivery.incremental import Incremental
 from penstock.capture.delivery.listening import Listener, Publisher
 from penstock.capture.delivery.metering import (
     FAILED,
@@ -131,7 +134,7 @@ class Capture:
         while not self._stop.is_set():
             began = time.monotonic()
             try:
-                if self._session() == "stop":
+                if self._session() == STOP:
                     return
                 self._attempts = 0
             except PositionLostError as error:
@@ -175,8 +178,8 @@ class Capture:
             state = self._state = log.start()
             listener = Listener(cluster, config.name)
             stack.callback(listener.close)
-            if state.paused and self._wait_paused(log, listener, state) == "stop":
-                return "stop"
+            if state.paused and self._wait_paused(log, listener, state) == STOP:
+                return STOP
             source = stack.enter_context(self._open_source(config.source))
             self._kind = source.kind
             if state.position is None:
@@ -201,7 +204,7 @@ class Capture:
     def _prepare(self, deliverer: Deliverer, source: Source) -> None:
         """What is done before anything is read: hear what was said, look for new tables."""
         deliverer.control()
-        if deliverer.wish == "snapshot":
+        if deliverer.wish == commands.SNAPSHOT:
             # It is taken now.
             deliverer.wish = ""
         state = deliverer.state
@@ -226,22 +229,24 @@ class Capture:
         )
 
     def _wait_paused(self, log: Log, listener: Listener, state: State) -> str:
-        """Wait until somebody resumes it."""
+        """Wait until somebody resumes or stops it; what else is said is kept for later."""
         self._become(PAUSED)
+        incremental = Incremental(state, self.config.snapshot)
+        orders = Commands(self.config, state, incremental, state.tables)
         wait_s = self.config.delivery.control_ms / 1_000
         while not self._stop.wait(wait_s):
             heard, state.signals = listener.hear(state.signals)
+            wish = PAUSE
             for signal in heard:
-                if signal.type == "resume":
-                    state.paused = False
+                wish = orders.obey(signal, wish)
             if heard:
                 log.commit(state)
-            if any(signal.type == "stop" for signal in heard):
-                return "stop"
+            if wish == STOP:
+                return STOP
             if not state.paused:
                 return ""
             self._tell_now_and_then()
-        return "stop"
+        return STOP
 
     def _deliver(self, source: Source, deliverer: Deliverer) -> str:
         """Read on this thread what the other one delivers."""
@@ -271,7 +276,7 @@ class Capture:
             raise failure[0]
         if deliverer.confirmed is not None:
             source.confirm(deliverer.confirmed)
-        return deliverer.wish or "stop"
+        return deliverer.wish or STOP
 
     def _read(self, source: Source, deliverer: Deliverer, handover: Handover[Work]) -> None:
         def is_over() -> bool:
@@ -341,7 +346,7 @@ class Capture:
         """How it goes, as far as this process knows."""
         deliverer = self._deliverer
         error = self._error if self._state_name in {RETRYING, FAILED} else None
-        problems = deliverer.problems if deliverer is not None else []
+        problems = deliverer.commands.problems if deliverer is not None else []
         position = self._state.position
         return CaptureStatus(
             name=self.config.name,

@@ -11,16 +11,14 @@ What others ask for by signals is done here, too, since it changes the state.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
-from penstock.capture.delivery import signals
+from penstock.capture.delivery.commands import Commands
 from penstock.capture.delivery.config import CaptureConfig
 from penstock.capture.delivery.ghosts import Ghosts
 from penstock.capture.delivery.handover import Handover
@@ -28,14 +26,12 @@ from penstock.capture.delivery.incremental import Incremental
 from penstock.capture.delivery.listening import Listener
 from penstock.capture.delivery.marks import INCREMENTAL, Marked, Marks, with_mark
 from penstock.capture.delivery.metering import Meter, Progress
-from penstock.capture.delivery.signals import Signal
-from penstock.capture.delivery.state import DONE, RUNNING, WANTED, State
+from penstock.capture.delivery.state import DONE, RUNNING, State
 from penstock.capture.delivery.writing import Log
 from penstock.capture.events.batch import Batch
 from penstock.capture.events.changes import Events
 from penstock.capture.events.composer import Composer
 from penstock.capture.source import (
-    CaptureError,
     Chunk,
     ChunkRequest,
     Fragment,
@@ -46,8 +42,6 @@ from penstock.capture.source import (
     Row,
     Table,
 )
-
-_LOGGER = logging.getLogger(__name__)
 
 # Records that are put together before they are handed to the writer.
 _DRAIN_RECORDS: Final = 4_000
@@ -110,7 +104,8 @@ class Deliverer:
         self._listener = listener
         # Called now and then, to tell people how it goes.
         self._tell = tell
-        self._names = [table.full_name for table in known_tables]
+        names = [table.full_name for table in known_tables]
+        self.commands = Commands(config, state, self.incremental, names)
         self._known = set(state.tables)
         self._looked_at: set[Table] = set()
         self._batch = Batch()
@@ -127,7 +122,6 @@ class Deliverer:
         self.confirmed: Position | None = None
         # Why the session is to end: "pause", "stop", "snapshot"; "" while it goes on.
         self.wish = ""
-        self.problems: list[str] = []
 
     # ---- the loop ------------------------------------------------------------------------
 
@@ -137,7 +131,8 @@ class Deliverer:
         control_s = self._config.delivery.control_ms / 1_000
         try:
             while not handover.is_over:
-                wait_s = linger_s if self._uncommitted_since is not None else control_s
+                is_waiting = self._uncommitted_since is not None and not self._is_inside
+                wait_s = linger_s if is_waiting else control_s
                 works = handover.take(wait_s)
                 self._events.moment.tick()
                 for work in works:
@@ -145,6 +140,9 @@ class Deliverer:
                         self._part(work)
                     else:
                         self._work(work)
+                if self._batched:
+                    # What came together is written together; nothing piles up here.
+                    self._drain()
                 self._rest(linger_s, has_more=bool(works))
             self._finish()
         finally:
@@ -259,7 +257,7 @@ class Deliverer:
         self.meter.snapshot_rows += len(chunk.rows)
         done = self.incremental.take(chunk, time.monotonic())
         if done is not None and done.problem:
-            self._complain(f"the snapshot of {done.table} was given up: {done.problem}")
+            self.commands.complain(f"the snapshot of {done.table} was given up: {done.problem}")
         self._added(count)
 
     def _request_chunk(self) -> None:
@@ -280,13 +278,7 @@ class Deliverer:
     def discover(self, name: str) -> None:
         self._known.add(name)
         self.state.tables = sorted(self._known)
-        self.incremental.add(uuid4().hex, name, self._where(name))
-
-    def _where(self, name: str) -> str:
-        for pattern, where in self._config.snapshot.where.items():
-            if fnmatchcase(name, pattern):
-                return where
-        return ""
+        self.incremental.add(uuid4().hex, name, self.commands.where(name))
 
     # ---- the snapshot of all tables ------------------------------------------------------
 
@@ -358,55 +350,10 @@ class Deliverer:
         if after == self.state.signals:
             return
         for signal in heard:
-            self.obey(signal)
+            self.wish = self.commands.obey(signal, self.wish)
         self.state.signals = after
         if heard:
             self.commit()
-
-    def obey(self, signal: Signal) -> None:
-        """Do what a signal says; the state says so afterwards."""
-        match signal.type:
-            case signals.PAUSE:
-                self.state.paused = True
-                self.wish = "pause"
-            case signals.RESUME:
-                self.state.paused = False
-                self.wish = ""
-            case signals.STOP:
-                self.wish = "stop"
-            case signals.EXECUTE if signal.is_blocking:
-                self.state.snapshot = WANTED
-                self.wish = self.wish or "snapshot"
-            case signals.EXECUTE:
-                self._execute(signal)
-            case signals.STOP_SNAPSHOT:
-                self.incremental.drop(self._matching(signal.tables) if signal.tables else [])
-            case signals.PAUSE_SNAPSHOT:
-                self.state.queue_paused = True
-            case signals.RESUME_SNAPSHOT:
-                self.state.queue_paused = False
-            case signals.LOG:
-                _LOGGER.info("capture %s: %s", self._config.name, signal.data.get("message"))
-
-    def _execute(self, signal: Signal) -> None:
-        for pattern in signal.tables:
-            names = self._matching([pattern])
-            if not names:
-                self._complain(f"a snapshot of {pattern} was asked for, but there is no such table")
-            for name in names:
-                where = signal.where(pattern) or signal.where(name) or self._where(name)
-                try:
-                    self.incremental.add(f"{signal.id}-{name}", name, where)
-                except CaptureError as error:
-                    self._complain(str(error))
-
-    def _matching(self, patterns: list[str]) -> list[str]:
-        names = sorted(self._known.union(self._names))
-        return [name for name in names if any(fnmatchcase(name, item) for item in patterns)]
-
-    def _complain(self, text: str) -> None:
-        _LOGGER.warning("capture %s: %s", self._config.name, text)
-        self.problems = [*self.problems[-9:], text]
 
     @property
     def unfilled(self) -> int:

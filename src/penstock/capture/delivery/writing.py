@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from typing import Final
 
 from penstock.capture.delivery.config import CaptureConfig
 from penstock.capture.delivery.state import State, state_topic
@@ -18,6 +19,9 @@ from penstock.client.connection import Cluster
 from penstock.client.errors import FencedError
 from penstock.client.reading import last_values, read_batches
 from penstock.client.writer import LogWriter
+
+# After that the session ends, and another one tries; so whoever stops a capture waits no longer.
+_TIMEOUT_S: Final = 30.0
 
 MakeWriter = Callable[[Cluster, CaptureConfig], LogWriter]
 
@@ -30,6 +34,7 @@ def make_writer(cluster: Cluster, config: CaptureConfig) -> LogWriter:
         transactional_id=config.transactional_id if settings.transactions else None,
         codec=settings.codec,
         transaction_timeout_ms=settings.transaction_timeout_ms,
+        timeout_s=_TIMEOUT_S,
     )
 
 
