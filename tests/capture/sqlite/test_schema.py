@@ -297,3 +297,24 @@ def test_nothing_is_left_behind(path: Path) -> None:
             other.remove()
         left = db.execute("SELECT type, name, tbl_name, sql FROM sqlite_schema").fetchall()
         assert left == before
+
+
+def test_a_column_that_is_dropped_behind_sqlites_back(path: Path) -> None:
+    """With legacy_alter_table SQLite drops a column that triggers name, and then refuses writes;
+    the stream mends that as soon as it sees it."""
+    with user(path) as db, opened(path) as source:
+        db.execute("CREATE TABLE t (id INTEGER PRIMARY KEY, a, b)")
+        source.setup()
+        replica = Replica()
+        replica.snapshot(source)
+        db.execute("INSERT INTO t VALUES (1, 2, 3)")
+        db.execute("PRAGMA legacy_alter_table = ON")
+        db.execute("ALTER TABLE t DROP COLUMN b")
+        with pytest.raises(sqlite3.OperationalError, match="no such column"):
+            db.execute("UPDATE t SET a = 3")
+        replica.follow(source)
+        # A connection that saw the error sees the new triggers once it has read the table.
+        db.execute("SELECT * FROM t").fetchall()
+        db.execute("UPDATE t SET a = 4")
+        replica.follow(source)
+        assert after(replica.changes[-1]) == {"id": 1, "a": 4}

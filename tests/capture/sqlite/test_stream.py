@@ -9,7 +9,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from penstock.capture.source import Change, ChunkRequest, PositionLostError
+from penstock.capture.source import Change, ChunkRequest, Part, PositionLostError
 from tests.capture.sqlite.model import Replica, assert_agree, opened, user
 
 
@@ -259,3 +259,52 @@ def test_chunks_are_exact_at_their_place(path: Path) -> None:
         assert [chunk.is_last for chunk in replica.chunks[-2:]] == [True, True]
         assert "not captured" in replica.chunks[-2].problem
         assert "cannot be read" in replica.chunks[-1].problem
+
+
+def test_users_do_not_notice_the_triggers(path: Path) -> None:
+    with user(path) as db, opened(path) as source:
+        db.execute("CREATE TABLE t (id INTEGER PRIMARY KEY, a UNIQUE)")
+        source.setup()
+        # As careful programs open databases they do not trust.
+        db.execute("PRAGMA trusted_schema = OFF")
+        db.execute("PRAGMA cell_size_check = ON")
+        db.execute("PRAGMA foreign_keys = ON")
+        replica = Replica()
+        replica.snapshot(source)
+        cursor = db.execute("INSERT INTO t VALUES (41, 'x'), (42, 'y')")
+        assert (cursor.rowcount, cursor.lastrowid) == (2, 42)
+        assert db.execute("SELECT last_insert_rowid(), changes()").fetchone() == (42, 2)
+        assert db.execute("REPLACE INTO t VALUES (43, 'x') RETURNING id").fetchall() == [(43,)]
+        assert db.execute("UPDATE t SET a = id RETURNING a").fetchall() == [(42,), (43,)]
+        assert db.execute("DELETE FROM t WHERE id = 42").rowcount == 1
+        replica.follow(source)
+        assert_agree(path, source, replica)
+        assert db.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+
+def test_a_large_transaction_comes_in_parts(path: Path) -> None:
+    with user(path) as db, opened(path) as source:
+        db.execute("CREATE TABLE t (id INTEGER PRIMARY KEY, a)")
+        db.execute("CREATE TABLE u (id INTEGER PRIMARY KEY)")
+        source.setup()
+        with source.snapshot() as snapshot:
+            position = snapshot.position
+        db.execute("BEGIN")
+        for number in range(4000):
+            db.execute(
+                "INSERT INTO t VALUES (?, ?)", (number, "x" * 50_000 if number > 3990 else "")
+            )
+            db.execute("INSERT INTO u VALUES (?)", (number,))
+        db.execute("COMMIT")
+        parts = []
+        for item in source.stream(position):
+            assert isinstance(item, Part)
+            parts.append(item)
+            if item.is_last:
+                break
+        assert len(parts) > 1
+        assert [part.is_first for part in parts] == [True, *[False] * (len(parts) - 1)]
+        assert len({part.transaction for part in parts}) == 1
+        told = [(change.table.name, values(change)[0]) for part in parts for change in part.changes]
+        assert told == [(name, number) for number in range(4000) for name in ("t", "u")]
+        assert parts[-1].position["seq"] == 8000
