@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 
@@ -57,9 +57,9 @@ _KNOWN: Final[dict[str, tuple[Callable[[T.DataType], bool], str, T.DataType]]] =
 }
 
 
-def prepare(df: DataFrame, topic: str | None) -> DataFrame:
-    """The frame as the tasks get it; SinkError if it is not one that can be written."""
-    fields = {field.name: field.dataType for field in df.schema.fields}
+def check(schema: T.StructType, topic: str | None) -> None:
+    """SinkError unless rows of this schema can be written."""
+    fields = {field.name: field.dataType for field in schema.fields}
     unknown = [name for name in fields if name not in _KNOWN]
     if unknown:
         raise SinkError(
@@ -72,15 +72,18 @@ def prepare(df: DataFrame, topic: str | None) -> DataFrame:
         raise SinkError(
             "there is no topic", advice="Give the sink a topic, or the rows a column topic."
         )
-    chosen: list[Column] = []
     for name, kind in fields.items():
-        fits, wanted, into = _KNOWN[name]
+        fits, wanted, _ = _KNOWN[name]
         if not fits(kind) and not isinstance(kind, T.NullType):
             raise SinkError(
                 f"the column {name} is {kind.simpleString()}, not {wanted}",
                 advice=f"Cast it, as in df.withColumn('{name}', ...).",
             )
-        if name == "topic" and topic is not None:
-            continue
-        chosen.append(F.col(name).cast(into).alias(name))
-    return df.select(*chosen)
+
+
+def prepare(df: DataFrame, topic: str | None) -> DataFrame:
+    """The frame as the tasks get it; SinkError if it is not one that can be written."""
+    schema = df.schema
+    check(schema, topic)
+    names = [name for name in schema.names if name != "topic" or topic is None]
+    return df.select(*(F.col(name).cast(_KNOWN[name][2]).alias(name) for name in names))

@@ -21,6 +21,7 @@ from pyspark.sql.types import StructType
 from penstock.spark.source.errors import OptionError
 
 if TYPE_CHECKING:
+    from penstock.spark.sink.datasource import StreamWriter, TableWriter
     from penstock.spark.source.stream import StreamReader
     from penstock.spark.source.table import TableReader
 
@@ -58,9 +59,26 @@ class PenstockSource(DataSource):
         self._check(schema)
         return StreamReader(options, schema)
 
+    def writer(self, schema: StructType, overwrite: bool) -> TableWriter:
+        from penstock.spark.sink.datasource import TableWriter, job_of
+
+        _refuse_overwriting(overwrite)
+        return TableWriter(job_of(self.options, schema))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802 (Spark's name)
+        from penstock.spark.sink.datasource import StreamWriter, job_of
+
+        _refuse_overwriting(overwrite)
+        return StreamWriter(job_of(self.options, schema))
+
     def _check(self, schema: StructType) -> None:
         names = [column.split()[0] for column in _COLUMNS.split(", ")]
         if schema.fieldNames() not in (names, [*names, "headers"]):
             raise OptionError(
                 "the columns of this source are fixed", advice="Leave out .schema(...)."
             )
+
+
+def _refuse_overwriting(overwrite: bool) -> None:
+    if overwrite:
+        raise OptionError("a topic cannot be overwritten", advice="Use mode('append').")
