@@ -46,7 +46,7 @@ run: $(SETUP_STAMP) ## Start the broker (options: make run ARGS='--data DIR --li
 	@exec $(BIN)/penstock up $(ARGS)
 
 .PHONY: test
-test: setup kafka-jars ## Run the tests (some of them: make test ARGS='tests/log -k recovery')
+test: setup kafka-jars databases ## Run the tests (some of them: make test ARGS='tests/log -k recovery')
 	@$(BIN)/pytest -n $(WORKERS) --dist loadfile -m 'not soak' $(ARGS)
 
 .PHONY: conformance
@@ -88,6 +88,11 @@ bench-capture: setup debezium-jars ## Compare capture with Debezium's embedded e
 .PHONY: soak
 soak: setup ## Run the tests that take long: crashes by the hundred, frames by the million
 	@$(BIN)/pytest -m soak -s --timeout 7200 $(ARGS)
+
+.PHONY: databases
+databases: ## Install the database servers that the tests need
+	@scripts/system-packages.sh test
+	@scripts/mysql-server.sh
 
 .PHONY: kafka-jars
 kafka-jars: $(CLASSES_STAMP) ## Fetch Apache Kafka's jars and compile its test client

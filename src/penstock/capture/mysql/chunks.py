@@ -22,7 +22,7 @@ from penstock.capture.mysql.blocks import Blocks
 from penstock.capture.mysql.connection import Address, Connection, Server, connect, explained, query
 from penstock.capture.mysql.replication import force_close
 from penstock.capture.mysql.schema import Chooser, KnownTable, known_tables
-from penstock.capture.mysql.snapshot import begin, file_number, gtid_at, select_of, select_rows
+from penstock.capture.mysql.snapshot import Begun, begin, file_number, select_of, select_rows
 from penstock.capture.mysql.textrows import quoted, row_decoder
 from penstock.capture.mysql.types import Modes, Native
 from penstock.capture.mysql.values import decimal_string
@@ -71,17 +71,17 @@ class ChunkReader:
             if self._connection is None:
                 self._connection = connect(self._address)
             for _ in range(_TRIES):
-                file, at, _ = begin([self._connection], self._server)
-                place = Place.of(file, at)
+                begun = begin([self._connection], self._server)
+                place = Place.of(begun.file, begun.at)
                 if place >= now:
-                    return place, self._select(request, file, at)
+                    return place, self._select(request, begun)
                 self._pause.wait(_PAUSE_S)
         raise CaptureError(
-            f"the tables stay behind the binlog: {file}:{at} after {_TRIES} tries, the stream is at"
-            f" {reached['file']}:{reached['pos']}"
+            f"the tables stay behind the binlog: {begun.file}:{begun.at} after {_TRIES} tries, the"
+            f" stream is at {reached['file']}:{reached['pos']}"
         )
 
-    def _select(self, request: ChunkRequest, file: str, at: int) -> Chunk:
+    def _select(self, request: ChunkRequest, begun: Begun) -> Chunk:
         assert self._connection is not None
         database, _, name = request.table.rpartition(".")
         only = (database or self._chooser.database, name)
@@ -102,12 +102,12 @@ class ChunkReader:
             if error.retriable:
                 raise
             return _problem(request, str(error))
-        gtid = gtid_at(self._connection, self._server, file, at)
         query(self._connection, "COMMIT")
         now_us = time_ns() // 1000
         blocks = Blocks(known.table, self._name, self._kind)
         source = blocks.snapshot(
-            now_us, self._server.server_id, orjson.dumps(gtid or None), orjson.dumps(file), at
+            *(now_us, self._server.server_id, orjson.dumps(begun.gtid or None)),
+            *(orjson.dumps(begun.file), begun.at),
         ).replace(b'"snapshot":"true"', b'"snapshot":"incremental"', 1)
         last = tuple(rows[-1][i] for i in key) if rows else None
         return Chunk(request, known.table, rows, source, now_us, last, len(rows) < request.limit)

@@ -171,7 +171,8 @@ def rows_by_name(connection: Connection, sql: str) -> list[dict[str, Any]]:
     with connection.cursor() as cursor:
         cursor.execute(sql)
         names = [d[0].lower() for d in cursor.description or ()]
-        return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+        # MySQL leaves the last field of SHOW SLAVE HOSTS out where a replica has no UUID.
+        return [dict(zip(names, row, strict=False)) for row in cursor.fetchall()]
 
 
 @dataclass(frozen=True, slots=True)

@@ -296,8 +296,10 @@ class Assembler:
         elif kind == ddl.TRUNCATE:
             self._truncated(event, start, said)
         elif kind == ddl.SCHEMA:
+            known = self._disguised.known()
             self._disguised.apply(query.sql, query.database)
-            self._readers.clear()
+            if self._disguised.known() != known:
+                self._readers.clear()
         elif kind == ddl.CHANGES:
             self._statement(query, said)
         return self._commit(event) if self._standalone or not self._in_group else None

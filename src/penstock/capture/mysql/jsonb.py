@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import struct
+from decimal import Decimal
 from struct import Struct
 from typing import Final
 
@@ -61,10 +62,16 @@ def _value(kind: int, data: bytes, at: int, depth: int) -> str:
 
 
 def _double(value: float) -> str:
-    spelled = repr(value)
-    mantissa, _, exponent = spelled.partition("e")
-    # The server writes 1e20, not 1e+20.
-    return f"{mantissa}e{int(exponent)}" if exponent else spelled
+    """As the server writes it: with an exponent only beyond 15 digits before or after the point."""
+    negative, digits, exponent = Decimal(repr(value)).normalize().as_tuple()
+    assert isinstance(exponent, int)
+    point = len(digits) + exponent
+    sign, text = "-" * negative, "".join(map(str, digits))
+    if -15 < point <= 15 or not value:
+        fixed = f"{Decimal(repr(value)):f}"
+        return fixed if "." in fixed else f"{fixed}.0"
+    mantissa = f"{text[0]}.{text[1:]}" if len(text) > 1 else text
+    return f"{sign}{mantissa}e{point - 1}"
 
 
 def quoted(value: str) -> str:

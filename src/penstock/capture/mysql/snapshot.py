@@ -14,7 +14,7 @@ from __future__ import annotations
 import queue
 from collections.abc import Iterator, Sequence
 from time import time_ns
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import orjson
 import pymysql
@@ -52,8 +52,17 @@ _REPEATABLE: Final = "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ"
 _BEGIN: Final = "START TRANSACTION WITH CONSISTENT SNAPSHOT"
 
 
-def begin(connections: Sequence[Connection], server: Server) -> tuple[str, int, list[Connection]]:
-    """Begin snapshots at one position: its file and offset, and the connections that have it."""
+class Begun(NamedTuple):
+    """A snapshot's position, and the connections that have it."""
+
+    file: str
+    at: int
+    gtid: str
+    connections: list[Connection]
+
+
+def begin(connections: Sequence[Connection], server: Server) -> Begun:
+    """Begin snapshots at one position."""
     for connection in connections:
         query(connection, _REPEATABLE)
     if not server.is_mariadb:
@@ -68,7 +77,8 @@ def begin(connections: Sequence[Connection], server: Server) -> tuple[str, int, 
                 places[i] = _begin_one(connection)
     latest = max(places, key=lambda place: (file_number(place[0]), place[1]))
     same = [c for c, place in zip(connections, places, strict=True) if place == latest]
-    return *latest, same
+    found = query(same[0], "SELECT BINLOG_GTID_POS(%s, %s)", latest)
+    return Begun(*latest, str(found[0][0] or ""), same)
 
 
 def _begin_one(connection: Connection) -> tuple[str, int]:
@@ -81,33 +91,23 @@ def _begin_one(connection: Connection) -> tuple[str, int]:
     return file, int(known["binlog_snapshot_position"])
 
 
-def _begin_locked(
-    connections: Sequence[Connection], server: Server
-) -> tuple[str, int, list[Connection]]:
+def _begin_locked(connections: Sequence[Connection], server: Server) -> Begun:
     first = connections[0]
     query(first, f"SET SESSION lock_wait_timeout = {_LOCK_WAIT_S}")
     try:
         query(first, "FLUSH TABLES WITH READ LOCK")
         for connection in connections:
             query(connection, _BEGIN)
-        file, at, _ = binlog_end(first, server)
+        place = binlog_end(first, server)
     finally:
         query(first, "UNLOCK TABLES")
-    return file, at, list(connections)
+    return Begun(*place, list(connections))
 
 
 def file_number(name: str) -> int:
     """Binlog files are numbered; their names sort by number, not by letter."""
     digits = name.rpartition(".")[2]
     return int(digits) if digits.isdigit() else -1
-
-
-def gtid_at(connection: Connection, server: Server, file: str, at: int) -> str:
-    """The GTID position that a file and offset stand for; MySQL: what was executed."""
-    if server.is_mariadb:
-        found = query(connection, "SELECT BINLOG_GTID_POS(%s, %s)", (file, at))
-        return str(found[0][0] or "")
-    return binlog_end(connection, server)[2]
 
 
 def select_rows(
@@ -190,8 +190,7 @@ class MysqlSnapshot(Snapshot):
                     " cannot tell where they are in the binlog",
                     advice="Commit or roll them back (XA RECOVER lists them), then try again.",
                 )
-            file, at, usable = begin(self._connections, server)
-            gtid = gtid_at(usable[0], server, file, at)
+            file, at, gtid, usable = begin(self._connections, server)
             self._known = known_tables(usable[0], chooser, self._modes)
         for spare in set(self._connections) - set(usable):
             spare.close()

@@ -40,7 +40,7 @@ from penstock.capture.mysql.connection import (
 from penstock.capture.mysql.groups import HELD_MAX_BYTES, Assembler, Context
 from penstock.capture.mysql.replication import Dump, force_close
 from penstock.capture.mysql.schema import Chooser, disguised_columns, known_tables
-from penstock.capture.mysql.snapshot import MysqlSnapshot, file_number, gtid_at
+from penstock.capture.mysql.snapshot import MysqlSnapshot, file_number
 from penstock.capture.mysql.types import Modes
 from penstock.capture.source import (
     CaptureError,
@@ -282,11 +282,9 @@ class MysqlSource(Source):
                 f" ({start['server']})",
                 advice="Set the option gtid=auto to go on by GTID, or take a new snapshot.",
             )
-        if not gtid:
-            try:
-                start["gtid"] = gtid_at(side, server, start["file"], start["pos"])
-            except CaptureError:
-                start["gtid"] = ""
+        if not gtid and server.is_mariadb:
+            place = (start["file"], start["pos"])
+            start["gtid"] = query(side, "SELECT BINLOG_GTID_POS(%s, %s)", place)[0][0]
         return start, None
 
 

@@ -152,7 +152,9 @@ class _Facts:
         return self._charsets.name(collation)
 
     def texts(self, i: int) -> tuple[str, ...]:
-        decode = self._charsets.decoder(self.charset(i))
+        # MySQL before 8.0.14 does not tell it for enums and sets.
+        charset = self.charset(i) if i in self._charset else "utf8mb4"
+        decode = self._charsets.decoder(charset)
         return tuple(map(decode, self.values[i]))
 
 
