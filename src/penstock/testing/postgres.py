@@ -39,6 +39,8 @@ from penstock.errors import PenstockError
 FOR_TESTS: Final = {
     "wal_level": "logical",
     "fsync": "off",
+    "full_page_writes": "off",
+    "min_wal_size": "4MB",
     "max_connections": "60",
     "max_replication_slots": "30",
     "max_wal_senders": "30",
@@ -217,6 +219,8 @@ class PostgresServer:
                 "--encoding=UTF8",
                 "--no-locale",
                 "--no-sync",
+                # Small files: a test writes little, and leaves nothing.
+                "--wal-segsize=1",
             ],
             capture_output=True,
             check=False,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import orjson
 import psycopg
 import pytest
@@ -13,6 +15,7 @@ from penstock.capture.source import (
     TRUNCATE,
     UNAVAILABLE,
     UPDATE,
+    CaptureError,
     Idle,
     Part,
 )
@@ -28,6 +31,7 @@ from tests.capture.postgres.rebuilding import (
     start,
     values,
 )
+from tests.waiting import eventually
 
 
 def test_a_table_and_its_changes_on_every_release(any_postgres: PostgresServer) -> None:
@@ -345,3 +349,54 @@ def test_idle_comes_again_and_again(database: str, sql: Connection) -> None:
         assert all(isinstance(next(stream), Idle) for _ in range(3))
         source.close()
         assert list(stream) == []
+
+
+def test_estimates_and_ranges_of_pages(
+    database: str, sql: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.capture.postgres.snapshot.RANGE_PAGES", 3)
+    sql.execute("CREATE TABLE t (id int PRIMARY KEY, a text)")
+    sql.execute("INSERT INTO t SELECT g, repeat('x', 100) FROM generate_series(1, 3000) g")
+    sql.execute("DELETE FROM t WHERE id % 10 = 0")
+    sql.execute("VACUUM ANALYZE t")
+    with opened(database) as source, source.snapshot() as snapshot:
+        (table,) = snapshot.tables
+        assert snapshot.estimate(table) == pytest.approx(2700, rel=0.3)
+        batches = list(snapshot.rows(table))
+        assert len(batches) > 10
+        found = sorted(int(row[0]) for rows in batches for row in rows)
+        assert found == [number for number in range(1, 3001) if number % 10]
+        some = [row for rows in snapshot.rows(table, where="id < 5") for row in rows]
+        assert len(some) == 4
+
+
+def test_a_snapshot_that_is_broken_off(database: str, sql: Connection) -> None:
+    sql.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    sql.execute("INSERT INTO t SELECT generate_series(1, 9000)")
+    with opened(database) as source, source.snapshot() as snapshot:
+        rows = snapshot.rows(snapshot.tables[0])
+        next(rows)
+        rows.close()  # type: ignore[attr-defined]
+        with pytest.raises(CaptureError):
+            next(snapshot.rows(snapshot.tables[0]))
+
+
+def test_writes_and_a_waiting_truncate_do_not_stop_a_snapshot(
+    database: str, sql: Connection
+) -> None:
+    sql.execute("CREATE TABLE a (id int PRIMARY KEY)")
+    sql.execute("CREATE TABLE b (id int PRIMARY KEY)")
+    sql.execute("INSERT INTO a VALUES (1); INSERT INTO b VALUES (1)")
+    with opened(database) as source:
+        with source.snapshot() as snapshot, psycopg.connect(database, autocommit=True) as other:
+            sql.execute("UPDATE a SET id = 2")
+            thread = threading.Thread(target=other.execute, args=("TRUNCATE b",))
+            thread.start()
+            eventually(lambda: sql.execute("SELECT 1 FROM pg_locks WHERE NOT granted").fetchone())
+            told = {
+                table.name: [row for rows in snapshot.rows(table) for row in rows]
+                for table in snapshot.tables
+            }
+            snapshot.close()
+            thread.join()
+        assert told == {"a": [(b"1",)], "b": [(b"1",)]}

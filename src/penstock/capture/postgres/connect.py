@@ -99,6 +99,13 @@ class PostgresUrl:
         )
 
 
+class TableLockedError(CaptureError):
+    """Somebody holds a table for an ALTER or the like, longer than we wait."""
+
+    retriable = True
+    advice = "It is tried again; SELECT * FROM pg_locks WHERE NOT granted shows who waits for whom."
+
+
 @contextmanager
 def explained(doing: str) -> Iterator[None]:
     """Errors of the server as ours: lost connections are worth another try, the rest is not."""
@@ -109,6 +116,8 @@ def explained(doing: str) -> Iterator[None]:
             f"{doing}: {one_line(error)}",
             advice="penstock capture check URL shows what to grant.",
         ) from error
+    except psycopg.errors.LockNotAvailable as error:
+        raise TableLockedError(f"{doing}: {one_line(error)}") from error
     except (psycopg.OperationalError, psycopg.InterfaceError) as error:
         raise DatabaseUnreachableError(f"{doing}: {one_line(error)}") from error
     except psycopg.Error as error:

@@ -122,7 +122,9 @@ def create_publication(
 
 
 def add_tables(connection: Connection, publication: str, tables: Collection[TableInfo]) -> None:
-    with explained(f"cannot add tables to the publication {publication}"):
+    with explained(f"cannot add tables to the publication {publication}"), connection.transaction():
+        # The stream waits for this; a table that is being altered can join a little later.
+        connection.execute("SET LOCAL lock_timeout = '2s'")
         connection.execute(
             sql.SQL("ALTER PUBLICATION {} ADD TABLE {}").format(
                 sql.Identifier(publication), sql.SQL(", ").join(map(qualified, tables))

@@ -5,10 +5,11 @@ before the slot's consistent point, and the capture's own slot streams exactly w
 from there on. So a snapshot can be taken at any time, for the first time or again.
 
 Tables are read by COPY in transactions that take over the exported snapshot, in parallel, a large
-table in ranges of its pages. The transaction that stays open holds an ACCESS SHARE lock on each
-table, which stops no write; only ALTER and DROP wait for the end of it. A table that was rewritten
-in the instant before the lock would look empty under the older snapshot: that is found, and the
-snapshot refused, to be taken again.
+table in ranges of its pages. Each of them holds an ACCESS SHARE lock on all tables from the start,
+which stops no write; only ALTER, DROP and TRUNCATE wait for the end of it. Later than that none may
+ask for a lock: it would wait behind a TRUNCATE that waits for another of them, for ever. A table
+that was rewritten in the instant before the locks would look empty under the older snapshot: that
+is found, and the snapshot refused, to be taken again.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
+from queue import SimpleQueue
 from time import time_ns
 from typing import Any, Final
 from uuid import uuid4
@@ -28,6 +30,7 @@ from penstock.capture.postgres.catalog import Catalog, TableInfo
 from penstock.capture.postgres.connect import (
     Connection,
     PostgresUrl,
+    TableLockedError,
     as_bytes,
     cancelled_after,
     explained,
@@ -73,8 +76,12 @@ class PostgresSnapshot(Snapshot):
         self._blocks = blocks
         self._ts_us = time_ns() // 1000
         self._exporter: Connection = url.connect(application=application, replication=True)
-        self._keeper: Connection | None = None
-        self._places = threading.BoundedSemaphore(max(1, workers))
+        self._workers = max(1, workers)
+        # Connections that are not reading now, and how many there are.
+        self._readers: SimpleQueue[Connection | None] = SimpleQueue()
+        self._open: set[Connection] = set()
+        self._lock = threading.Lock()
+        self._estimates: dict[int, int | None] = {}
         self._relations: dict[Table, tuple[Relation, TableInfo]] = {}
         self._closed = False
         try:
@@ -108,27 +115,41 @@ class PostgresSnapshot(Snapshot):
         columns: Mapping[str, Collection[str] | None],
     ) -> None:
         """Lock the tables, and learn what they look like at the position."""
-        self._keeper = self._join()
+        first = self._join()
+        self._add(first)
         with explained("cannot take a snapshot"):
-            catalog: Catalog = catalog_of(self._keeper)
+            catalog: Catalog = catalog_of(first)
             infos = [info for info in catalog.tables() if wanted(info)]
             if infos:
-                self._keeper.execute(
-                    sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(
-                        sql.SQL(", ").join(map(qualified, infos))
-                    )
-                )
-                self._check_rewritten(infos)
+                first.execute(_lock_tables(infos))
+                self._check_rewritten(first, infos)
             for info in infos:
                 relation = catalog.relation(info, columns.get(info.full_name))
                 self._relations[relation.table] = (relation, info)
+                self._estimates[info.oid] = _estimate(first, info)
         self.tables: Sequence[Table] = list(self._relations)
+        self._add_readers(infos)
 
-    def _check_rewritten(self, infos: Sequence[TableInfo]) -> None:
+    def _add(self, connection: Connection) -> None:
+        self._open.add(connection)
+        self._readers.put(connection)
+
+    def _add_readers(self, infos: Sequence[TableInfo]) -> None:
+        """More of them, as long as the locks can be had without waiting."""
+        for _ in range(min(self._workers, len(infos)) - 1):
+            connection = self._join()
+            try:
+                with explained("cannot take a snapshot"):
+                    connection.execute(_lock_tables(infos) + sql.SQL(" NOWAIT"))
+            except TableLockedError:
+                connection.close()
+                return
+            self._add(connection)
+
+    def _check_rewritten(self, connection: Connection, infos: Sequence[TableInfo]) -> None:
         """The snapshot's file of each table is its present one."""
-        assert self._keeper is not None
         oids = [info.oid for info in infos]
-        rows = self._keeper.execute(
+        rows = connection.execute(
             """SELECT c.oid::regclass::text
                FROM pg_catalog.pg_class c
                WHERE (c.oid = ANY(%s::oid[])
@@ -159,42 +180,71 @@ class PostgresSnapshot(Snapshot):
 
     def rows(self, table: Table, *, where: str = "") -> Iterator[list[Row]]:
         relation, info = self._relations[table]
-        with self._places:
-            connection = self._join()
-            try:
-                for condition in _ranges(connection, info):
-                    clauses = [f"({clause})" for clause in (condition, where) if clause]
-                    query = select(relation.table, info, " AND ".join(clauses))
-                    for lines in copy_lines(connection, query, table.full_name):
-                        yield decode_lines(relation, lines, table.full_name)
-            finally:
-                connection.close()
+        connection = self._readers.get()
+        if connection is None:
+            # For the next who asks.
+            self._readers.put(None)
+            raise CaptureError("the snapshot is closed, or was broken off")
+        try:
+            for condition in _ranges(connection, info):
+                clauses = [f"({clause})" for clause in (condition, where) if clause]
+                query = select(relation.table, info, " AND ".join(clauses))
+                for lines in copy_lines(connection, query, table.full_name):
+                    yield decode_lines(relation, lines, table.full_name)
+        except BaseException:
+            # In the middle of a COPY it is of no use any more.
+            self._drop(connection)
+            raise
+        self._readers.put(connection)
+
+    def _drop(self, connection: Connection) -> None:
+        with self._lock:
+            self._open.discard(connection)
+            is_last = not self._open
+        with suppress(psycopg.Error):
+            connection.close()
+        if is_last:
+            self._readers.put(None)
 
     def source(self, table: Table) -> bytes:
         return self._blocks.whole(table, self._lsn, ts_us=self._ts_us, snapshot="true")
 
     def estimate(self, table: Table) -> int | None:
         _, info = self._relations[table]
-        if self._keeper is None or info.rows_estimate < 0 or info.pages == 0:
-            return None
-        with explained("cannot estimate the size of a table"):
-            row = self._keeper.execute(
-                """SELECT sum(pg_catalog.pg_relation_size(t.relid))
-                          / current_setting('block_size')::bigint
-                   FROM pg_catalog.pg_partition_tree(%s::oid::regclass) t""",
-                (info.oid,),
-            ).fetchone()
-        pages = row[0] if row is not None and row[0] is not None else info.pages
-        return round(info.rows_estimate / info.pages * float(pages))
+        return self._estimates.get(info.oid)
 
     def close(self) -> None:
         if self._closed:
             return
         self._closed = True
-        for connection in (self._keeper, self._exporter):
-            if connection is not None:
-                with suppress(psycopg.Error):
-                    connection.close()
+        self._readers.put(None)
+        with self._lock:
+            connections = [*self._open, self._exporter]
+            self._open.clear()
+        for connection in connections:
+            with suppress(psycopg.Error):
+                connection.close()
+
+
+def _lock_tables(infos: Sequence[TableInfo]) -> sql.Composed:
+    return sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(
+        sql.SQL(", ").join(map(qualified, infos))
+    )
+
+
+def _estimate(connection: Connection, info: TableInfo) -> int | None:
+    """Rows per page when it was last counted, times the pages of now."""
+    if info.rows_estimate < 0 or info.pages == 0:
+        return None
+    row = connection.execute(
+        """SELECT coalesce((SELECT sum(pg_catalog.pg_relation_size(t.relid))
+                            FROM pg_catalog.pg_partition_tree(%s::oid::regclass) t),
+                           pg_catalog.pg_relation_size(%s::oid::regclass))
+                  / current_setting('block_size')::bigint""",
+        (info.oid, info.oid),
+    ).fetchone()
+    pages = row[0] if row is not None and row[0] is not None else info.pages
+    return round(info.rows_estimate / info.pages * float(pages))
 
 
 def select(table: Table, info: TableInfo, where: str = "", tail: str = "") -> sql.Composed:
