@@ -30,7 +30,8 @@ def main(bootstrap: str, source: str, target: str, dead: str, folder: str, way: 
     os.environ.setdefault(MODE_VARIABLE, "use")
     spark = session(
         name="kills",
-        master="local[2]",
+        # A task that fails is run again by Spark, as on a cluster.
+        master="local[2,3]",
         **{
             "spark.driver.memory": "768m",
             "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",

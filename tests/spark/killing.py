@@ -161,7 +161,7 @@ class KillRun:
 
     def _until(self, check: Callable[[], T]) -> T:
         try:
-            return eventually(check, PATIENCE_S, 0.05)
+            return eventually(check, PATIENCE_S, 0.2)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.log_text()[-4000:]}") from error
 

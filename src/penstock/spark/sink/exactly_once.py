@@ -80,6 +80,7 @@ DRIVER_BYTES: Final = 8 << 20
 # The least that a task may give to the driver, and how many tasks there are if nobody knows.
 _TASK_BYTES: Final = 128 << 10
 _UNKNOWN_TASKS: Final = 16
+_EXPIRED: Final = "INVALID_PRODUCER_ID_MAPPING"
 # What Spark calls the rows that it hands to `foreachBatch`.
 _MICRO_BATCH: Final = "LogicalRDD"
 
@@ -343,6 +344,9 @@ class ExactlyOnce:
             log.warning("%s: not aborted, the next start will: %s", self.name, error)
 
     def _fenced(self, error: Exception, took_s: float) -> SinkError:
+        if _EXPIRED in str(error):
+            # Nobody has taken over: brokers forget ids that were not used for days.
+            return RepeatedTaskError(f"the broker has forgotten {self.transactional_id!r}")
         limit_s = self.target.transaction_timeout_ms / 1000
         if took_s >= limit_s:
             return TimedOutTransactionError(

@@ -6,6 +6,7 @@ that a micro-batch begins with the first record and not with a handshake.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -30,6 +31,7 @@ TRANSACTION_TIMEOUT_MS: Final = 900_000
 DELIVERY_TIMEOUT_S: Final = 120.0
 # How many sinks a worker keeps connections for.
 _KEPT: Final = 8
+_IDLE_S: Final = 300.0
 
 _SECURITY: Final = ("security.", "sasl.", "ssl.")
 _NUMBERS: Final = ("batch.size", "transaction.timeout.ms", "delivery.timeout.ms")
@@ -158,13 +160,19 @@ class Link:
         )
         # Without transactions: our own idempotent producer, and where it stands.
         self._own: Ids | None = None
+        self._own_used = 0.0
         self.sequences: dict[tuple[str, int], int] = {}
 
-    @property
     def own_ids(self) -> Ids:
-        """An idempotent producer of this process's own."""
-        if self._own is None:
+        """An idempotent producer of this process's own; a new one after a pause.
+
+        Brokers forget producers that are idle for long, and then refuse their next number.
+        """
+        now = time.monotonic()
+        if self._own is None or now - self._own_used > _IDLE_S:
             self._own = init_producer(self.cluster)
+            self.sequences.clear()
+        self._own_used = now
         return self._own
 
     def close(self) -> None:

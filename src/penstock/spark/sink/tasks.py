@@ -175,8 +175,8 @@ class Send:
         job = self._job
         with _told(job):
             to = link(job.target)
-            writer = _Writer(to, to.own_ids, to.sequences)
-            packer = job.packer(to, to.own_ids)
+            ids = to.own_ids()
+            writer, packer = _Writer(to, ids, to.sequences), job.packer(to, ids)
             for pieces in _pieces(packer, rows):
                 for piece in pieces:
                     packed = piece.packed
