@@ -130,7 +130,7 @@ def run(
     """
     need_spark()
     from penstock.spark.flows.folder import Folder
-    from penstock.spark.flows.load import load
+    from penstock.spark.flows.load import NeedsSparkError, load
     from penstock.spark.flows.manager import Manager, Settings
     from penstock.spark.flows.supervisor import Policy
 
@@ -148,12 +148,19 @@ def run(
     )
     every_s = seconds(report, "--report")
     address = parse_address(metrics, default_host=LOOPBACK) if metrics is not None else None
-    known = load(file)
-    flows = chosen(known, only)
+    try:
+        known = load(file)
+        flows = chosen(known, only)
+    except NeedsSparkError:
+        # Read again when there is a session; most files, and most mistakes, are known before.
+        known = None
     connect(bootstrap, client)
     folder = Folder(data, checkpoints)
     with folder.locked():
         spark = _session(file, master, parse_pairs(conf))
+        if known is None:
+            known = load(file)
+            flows = chosen(known, only)
         manager = Manager(spark, flows, folder, settings, known=known)
         ok = _run(manager, folder, address, plain=plain, every_s=every_s)
     if not ok:
@@ -200,8 +207,14 @@ def _session(file: Path, master: str, conf: dict[str, str]) -> SparkSession:
     paths = [beside, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
     output.say(f"starting Spark on {master}")
-    # Two flows share the machine instead of waiting for each other.
-    return session("penstock run", master, **{"spark.scheduler.mode": "FAIR", **conf})
+    # Java keeps ignoring what it finds ignored. Whoever stops a service tells all of its processes,
+    # and Java would be gone before the micro-batches are finished.
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        # Two flows share the machine instead of waiting for each other.
+        return session("penstock run", master, **{"spark.scheduler.mode": "FAIR", **conf})
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _run(

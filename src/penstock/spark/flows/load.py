@@ -18,6 +18,10 @@ from penstock.spark.flows.declare import Collected, Flow, collecting
 from penstock.spark.flows.errors import FlowFileError
 
 
+class NeedsSparkError(FlowFileError):
+    """The file can be read only where a Spark session is: it makes columns as it is read."""
+
+
 def load(file: Path) -> Collected:
     """The flows of a file, in the order in which it declares them."""
     path = _checked(file)
@@ -68,10 +72,21 @@ def _run(path: Path) -> ModuleType:
         raise FlowFileError(f"{place}: {error.msg}", advice="Mend the file.") from error
     except (Exception, SystemExit) as error:
         place = user_line(error, path)
+        if _wants_spark(error):
+            raise NeedsSparkError(f"{place}: {error}", advice="Start Spark first.") from error
         what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         raise FlowFileError(f"{place}: {what}", advice=_advice(error)) from error
-    _send_by_value(module)
+    _send_by_value(module, path.parent)
     return module
+
+
+def _wants_spark(error: BaseException) -> bool:
+    """Whether code asked Java for something, such as a column, before there was a session."""
+    if "SESSION_OR_CONTEXT_NOT_EXISTS" in str(error):
+        return True
+    frames = traceback.extract_tb(error.__traceback__)
+    in_spark = bool(frames) and "pyspark" in Path(frames[-1].filename).parts
+    return isinstance(error, AssertionError) and in_spark
 
 
 def user_line(error: BaseException, path: Path) -> str:
@@ -90,8 +105,23 @@ def _advice(error: BaseException) -> str:
     return "Mend the file."
 
 
-def _send_by_value(module: ModuleType) -> None:
-    """Spark's Python workers cannot import the module by its name: they get its functions whole."""
+def _send_by_value(module: ModuleType, folder: Path) -> None:
+    """Spark's Python workers get functions of the file, and of modules beside it, whole.
+
+    They could not import the file by the name it has here, on other machines not the modules
+    either, and many cannot be imported in a worker, for they make columns as they are read.
+    """
     from pyspark import cloudpickle
 
-    cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
+    beside = [other for other in list(sys.modules.values()) if _is_beside(other, folder)]
+    for each in (module, *beside):
+        cloudpickle.register_pickle_by_value(each)  # type: ignore[no-untyped-call]
+
+
+def _is_beside(module: ModuleType, folder: Path) -> bool:
+    file = getattr(module, "__file__", None)
+    if file is None or module.__name__ == "__main__":
+        return False
+    inside = Path(file).is_relative_to(folder)
+    # A virtual environment may lie in the same folder.
+    return inside and "site-packages" not in Path(file).relative_to(folder).parts
