@@ -144,20 +144,22 @@ def test_a_cache_that_cannot_be_written_is_done_without(
     assert java_options(JAVA) == ""
 
 
-def test_workers_keep_what_they_know_of_sparks_zip(tmp_path: Path) -> None:
-    """In a process of its own, for it changes how Python imports."""
+def test_workers_do_not_look_again_at_what_stays(tmp_path: Path) -> None:
+    """In a process of its own, for it changes how Python imports and collects."""
     for name in ("pyspark.zip", "other.zip"):
         with zipfile.ZipFile(tmp_path / name, "w") as file:
             file.writestr(f"from_{name.partition('.')[0]}.py", "")
     code = (
         "import sys, importlib, from_pyspark, from_other\n"
-        "from penstock.spark.source.workers import keep_imports_of_spark\n"
-        "keep_imports_of_spark()\n"
+        "from penstock.spark.source.workers import settle\n"
+        "settle()\n"
         "importlib.invalidate_caches()\n"
         "kept = [type(f.__dict__.get('invalidate_caches')).__name__\n"
         "        for p, f in sys.path_importer_cache.items() if p.endswith('.zip')\n"
         "        and ('pyspark' in p or 'other' in p)]\n"
         "assert sorted(kept) == ['NoneType', 'function'], kept\n"
+        "import gc\n"
+        "assert gc.get_freeze_count()\n"
     )
     source = Path(archives.__file__).resolve().parents[2]
     paths = [str(tmp_path / "pyspark.zip"), str(tmp_path / "other.zip"), str(source)]

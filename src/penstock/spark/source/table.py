@@ -69,9 +69,9 @@ def read_task(options: Options, partition: InputPartition, schema: StructType) -
     from pyspark.sql.pandas.types import to_arrow_schema
 
     from penstock.spark.source.reading import Manner, Task, read
-    from penstock.spark.source.workers import keep_imports_of_spark
+    from penstock.spark.source.workers import settle
 
-    keep_imports_of_spark()
+    settle()
     if not isinstance(partition, Task):
         raise SourceError(f"{partition!r} is not a task of this source")
     manner = Manner(
