@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import penstock
 from penstock.records.columns.compiled import private_folder
 
@@ -45,7 +47,7 @@ def run(package: Path, **environment: str) -> tuple[str, int]:
         cwd=package,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=200,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -54,6 +56,8 @@ def run(package: Path, **environment: str) -> tuple[str, int]:
     return path or "", hits
 
 
+# Everything is compiled, by a program of its own: that takes a while on a busy machine.
+@pytest.mark.timeout(420)
 def test_a_package_that_cannot_be_written_to(tmp_path: Path) -> None:
     package = copy_of_the_package(tmp_path / "site")
     home = tmp_path / "home"
@@ -65,6 +69,7 @@ def test_a_package_that_cannot_be_written_to(tmp_path: Path) -> None:
     assert run(package, **variables) == (path, 1)
 
 
+@pytest.mark.timeout(420)
 def test_no_home_either(tmp_path: Path) -> None:
     package = copy_of_the_package(tmp_path / "site")
     no_home, temporary = tmp_path / "file", tmp_path / "tmp"

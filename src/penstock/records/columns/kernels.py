@@ -68,6 +68,52 @@ def _number(at: int, end: int) -> tuple[Any, int]:
 
 
 @helper
+def _microseconds(ms: int) -> int:
+    """The nearest that 64 bits can hold."""
+    if ms > _TIME_MAX_MS:
+        return _TIME_MAX_US
+    return -_TIME_MAX_US if ms < -_TIME_MAX_MS else ms * 1000
+
+
+@helper
+def _bytes(at: int, end: int) -> tuple[int, Any, Any, int]:
+    """A nullable field: how it went, where it is (0: null), its length, the address behind it."""
+    length, at = _number(at, end)
+    if at == 0:
+        return BAD_NUMBER, 0, 0, 0
+    if length < 0:
+        return OK, 0, 0, at
+    if length > end - at:
+        return BAD_FIELD, 0, 0, 0
+    return OK, at, length, at + length
+
+
+@helper
+def _fields(at: int, stop: int) -> tuple[Any, ...]:
+    """A record as far as its headers: how it went, its end, the deltas of time and offset, where
+    key and value are and how long, where the headers are."""
+    length, at = _number(at, stop)
+    if at == 0:
+        return BAD_NUMBER, 0, 0, 0, 0, 0, 0, 0, 0
+    if length < 1 or length > stop - at:
+        return BAD_RECORD, 0, 0, 0, 0, 0, 0, 0, 0
+    end = at + length
+    time_delta, at = _number(at + 1, end)
+    if at == 0:
+        return BAD_NUMBER, 0, 0, 0, 0, 0, 0, 0, 0
+    offset_delta, at = _number(at, end)
+    if at == 0:
+        return BAD_NUMBER, 0, 0, 0, 0, 0, 0, 0, 0
+    error, key_at, key_length, at = _bytes(at, end)
+    if error != OK:
+        return error, 0, 0, 0, 0, 0, 0, 0, 0
+    error, value_at, value_length, at = _bytes(at, end)
+    if error != OK:
+        return error, 0, 0, 0, 0, 0, 0, 0, 0
+    return OK, end, time_delta, offset_delta, key_at, key_length, value_at, value_length, at
+
+
+@helper
 def _walk_headers(at: int, end: int, told: Any) -> bool:
     """Check and count a record's headers; whether they end where the record does."""
     count, at = _number(at, end)
@@ -131,44 +177,11 @@ def measure(
         base_time = segments[segment, SEG_TIME]
         kind = segments[segment, SEG_KIND]
         for _ in range(segments[segment, SEG_COUNT]):
-            length, at = _number(at, stop)
-            if at == 0:
-                error = BAD_NUMBER
+            error, end, time_delta, offset_delta, key_at, key_length, value_at, value_length, at = (
+                _fields(at, stop)
+            )
+            if error != OK:
                 break
-            if length < 1 or length > stop - at:
-                error = BAD_RECORD
-                break
-            end = at + length
-            time_delta, at = _number(at + 1, end)
-            if at == 0:
-                error = BAD_NUMBER
-                break
-            offset_delta, at = _number(at, end)
-            if at == 0:
-                error = BAD_NUMBER
-                break
-            key_length, at = _number(at, end)
-            if at == 0:
-                error = BAD_NUMBER
-                break
-            key_at = 0
-            if key_length >= 0:
-                if key_length > end - at:
-                    error = BAD_FIELD
-                    break
-                key_at = at
-                at += key_length
-            value_length, at = _number(at, end)
-            if at == 0:
-                error = BAD_NUMBER
-                break
-            value_at = 0
-            if value_length >= 0:
-                if value_length > end - at:
-                    error = BAD_FIELD
-                    break
-                value_at = at
-                at += value_length
             time = base_time
             if kind == 0:
                 time = base_time + time_delta
@@ -187,12 +200,7 @@ def measure(
                         error = BAD_HEADERS
                         break
                 offsets[found] = offset
-                if time > _TIME_MAX_MS:
-                    times[found] = _TIME_MAX_US
-                elif time < -_TIME_MAX_MS:
-                    times[found] = -_TIME_MAX_US
-                else:
-                    times[found] = time * 1000
+                times[found] = _microseconds(time)
                 kinds[found] = kind
                 keys_at[found] = key_at
                 values_at[found] = value_at
