@@ -13,6 +13,8 @@ from penstock.client.connection import Cluster
 from penstock.testing.broker import Broker
 
 _KAFKA_MARKS = [pytest.mark.kafka_jars, pytest.mark.xdist_group("apache-kafka")]
+# Records of tests may carry times of long ago.
+KEEP = {"retention.ms": "-1"}
 MakeTopic = Callable[..., str]
 _numbers = count()
 
@@ -47,7 +49,7 @@ def make_topic(cluster: Cluster) -> MakeTopic:
 
     def make(partitions: int = 1, **config: str) -> str:
         name = unique("topic")
-        settings = {key.replace("_", "."): value for key, value in config.items()}
+        settings = KEEP | {key.replace("_", "."): value for key, value in config.items()}
         topics.create(cluster, name, partitions=partitions, config=settings)
         return name
 

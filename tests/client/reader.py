@@ -14,8 +14,8 @@ from penstock.testing.tcp_proxy import TcpProxy
 class Through(Cluster):
     """A cluster of one, reached through a proxy only, wherever the broker says that it is."""
 
-    def __init__(self, proxy: TcpProxy, *, timeout_s: float = 15.0) -> None:
-        super().__init__(proxy.address, timeout_s=timeout_s)
+    def __init__(self, proxy: TcpProxy) -> None:
+        super().__init__(proxy.address)
         (self._proxy,) = parse_bootstrap(proxy.address)
 
     def connect(self, address: Address, *, timeout_s: float | None = None) -> Connection:

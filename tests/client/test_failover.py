@@ -13,6 +13,7 @@ from penstock.client.fetching import Fetcher
 from penstock.client.metadata import Metadata, Place
 from penstock.client.writer import LogWriter
 from penstock.testing.apache_kafka import ApacheKafkaCluster
+from tests.client.conftest import KEEP
 from tests.client.reader import read_topic, take
 from tests.waiting import eventually
 
@@ -90,7 +91,7 @@ def test_a_node_of_three_dies_and_comes_back() -> None:
     quick = {"transaction.state.log.num.partitions": "3"}
     with ApacheKafkaCluster(quick) as kafka, Cluster(kafka.bootstrap) as cluster:
         for name in ("plain", "exact"):
-            topics.create(cluster, name, partitions=PARTITIONS, replication=3)
+            topics.create(cluster, name, partitions=PARTITIONS, replication=3, config=KEEP)
         works = [Work(kafka.bootstrap, "plain", None), Work(kafka.bootstrap, "exact", "id")]
         readings = [Reading(kafka.bootstrap, work.topic) for work in works]
         parts: list[Work | Reading] = [*works, *readings]

@@ -50,9 +50,9 @@ def test_topics_are_found_by_name_and_pattern(cluster: Cluster) -> None:
 
 def test_leaders_are_found(cluster: Cluster, bootstrap: str, make_topic: MakeTopic) -> None:
     name = make_topic(2)
-    metadata = Metadata(cluster, timeout_s=0.2)
-    host, port = metadata.leader(name, 1)
+    host, port = Metadata(cluster).leader(name, 1)
     assert f"{host}:{port}" == bootstrap
+    metadata = Metadata(cluster, timeout_s=0.2)
     with pytest.raises(RefusedError, match="no such partition"):
         metadata.leader(name, 2)
     with pytest.raises(RefusedError, match="UNKNOWN_TOPIC"):

@@ -24,7 +24,7 @@ from penstock.records.record import BatchOptions, simple_batch
 from penstock.testing.broker import Broker
 from penstock.testing.tcp_proxy import TcpProxy
 from penstock.wire.errors import ErrorCode
-from tests.client.conftest import MakeTopic, unique
+from tests.client.conftest import KEEP, MakeTopic, unique
 from tests.client.reader import Through, read_topic, values
 
 
@@ -153,7 +153,7 @@ def test_connections_that_are_cut_lose_and_repeat_nothing(
 ) -> None:
     with TcpProxy(embedded.bootstrap) as proxy, Through(proxy) as cluster:
         name = unique("cut")
-        topics.create(cluster, name, partitions=2)
+        topics.create(cluster, name, partitions=2, config=KEEP)
         batches = Batches(init_producer(cluster))
         places: list[Place] = [(name, 0), (name, 1)]
         for at in (300, 2_000, 4_001, 8_002, 10_003, 700, 705, 10_100):
@@ -170,7 +170,7 @@ def test_connections_that_are_cut_lose_and_repeat_nothing(
 
 def test_a_broker_that_dies_and_comes_back() -> None:
     with Broker() as broker, Cluster(broker.bootstrap) as cluster:
-        topics.create(cluster, "t", partitions=2)
+        topics.create(cluster, "t", partitions=2, config=KEEP)
         batches = Batches(init_producer(cluster))
         places: list[Place] = [("t", 0), ("t", 1)]
         sent = threading.Semaphore(0)
@@ -196,11 +196,9 @@ def test_a_broker_that_dies_and_comes_back() -> None:
 
 
 def test_a_broker_that_stays_away() -> None:
-    with Broker() as broker, Cluster(broker.bootstrap, timeout_s=1) as cluster:
-        topics.create(cluster, "t")
+    with Broker() as broker, Cluster(broker.bootstrap) as cluster:
+        topics.create(cluster, "t", config=KEEP)
         sender = Sender(cluster, timeout_s=0.5)
-        sender.send("t", 0, simple_batch([b"a"]))
-        sender.flush()
         broker.crash()
         with pytest.raises(GaveUpError, match="writing to t-0") as caught:
             send_all(sender, ("t", 0), [simple_batch([b"b"])])

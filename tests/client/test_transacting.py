@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from penstock.client import topics
-from penstock.client.connection import Cluster
+from penstock.client.connection import TRANSACTION, Cluster
 from penstock.client.errors import (
     ClientError,
     FencedError,
@@ -23,7 +23,7 @@ from penstock.client.transacting import Ids, Transaction
 from penstock.records.record import BatchOptions, simple_batch
 from penstock.testing.broker import Broker
 from penstock.testing.tcp_proxy import TcpProxy
-from tests.client.conftest import MakeTopic, unique
+from tests.client.conftest import KEEP, MakeTopic, unique
 from tests.client.reader import Through, read_topic, values
 
 
@@ -143,7 +143,7 @@ def test_offsets_are_committed_with_it(cluster: Cluster, make_topic: MakeTopic) 
 def test_a_lost_answer_to_a_commit_is_asked_for_again(embedded: Broker) -> None:
     with TcpProxy(embedded.bootstrap) as proxy, Through(proxy) as cluster:
         topic = unique("lost")
-        topics.create(cluster, topic)
+        topics.create(cluster, topic, config=KEEP)
         transaction = Transaction(cluster, unique("txn"))
         transaction.init()
         for step in range(5):
@@ -166,14 +166,15 @@ def cut_soon(proxy: TcpProxy) -> None:
 
 def test_a_commit_of_which_nobody_hears_is_unknown() -> None:
     with Broker() as broker, TcpProxy(broker.bootstrap) as proxy:
-        with Through(proxy, timeout_s=0.3) as cluster:
-            topics.create(cluster, "t")
-            transaction = Transaction(cluster, "txn", retry_s=0.5)
+        with Through(proxy) as cluster:
+            topics.create(cluster, "t", config=KEEP)
+            transaction = Transaction(cluster, "txn")
             transaction.init()
             transaction.put("t", 0, None, b"a")
+            cluster.coordinator(TRANSACTION, "txn").set_timeout(0.3)
             proxy.swallow = True
             with pytest.raises(OutcomeUnknownError, match="not known"):
-                transaction.end(commit=True)
+                transaction.end(commit=True, retry_s=0.0)
             proxy.swallow = False
             proxy.cut()
             with pytest.raises(ClientError, match="not ours yet"):
@@ -186,20 +187,20 @@ def test_a_commit_of_which_nobody_hears_is_unknown() -> None:
 
 def test_a_broker_that_is_gone_before_the_commit() -> None:
     with Broker() as broker, Cluster(broker.bootstrap) as cluster:
-        topics.create(cluster, "t")
-        transaction = Transaction(cluster, "txn", retry_s=0.3)
+        topics.create(cluster, "t", config=KEEP)
+        transaction = Transaction(cluster, "txn")
         transaction.init()
         transaction.put("t", 0, None, b"a")
         cluster.close()
         broker.crash()
         with pytest.raises(GaveUpError, match="committing"):
-            transaction.end(commit=True)
+            transaction.end(commit=True, retry_s=0.3)
         broker.start()
 
 
 def test_a_broker_that_dies_in_the_middle() -> None:
     with Broker() as broker, Cluster(broker.bootstrap) as cluster:
-        topics.create(cluster, "t")
+        topics.create(cluster, "t", config=KEEP)
         transaction = Transaction(cluster, "txn")
         transaction.init()
         for step in range(6):

@@ -17,7 +17,7 @@ from penstock.client.reading import last_values, read_all, read_batches
 from penstock.client.writer import LogWriter
 from penstock.testing.broker import Broker
 from penstock.testing.tcp_proxy import TcpProxy
-from tests.client.conftest import MakeTopic, unique
+from tests.client.conftest import KEEP, MakeTopic, unique
 from tests.client.reader import Through, read_topic
 
 CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
@@ -112,7 +112,7 @@ def test_what_cannot_be_written(cluster: Cluster, make_topic: MakeTopic) -> None
     topic, nowhere = make_topic(), unique("nowhere")
     with pytest.raises(ClientError, match="unknown codec 'zip'"):
         LogWriter(cluster, codec="zip")
-    with LogWriter(cluster, timeout_s=0.3) as writer:
+    with LogWriter(cluster) as writer:
         with pytest.raises(ClientError, match="different lengths"):
             writer.write(topic, [b"a"], [b"b", b"c"])
         with pytest.raises(ClientError, match="neither"):
@@ -127,10 +127,11 @@ def test_what_cannot_be_written(cluster: Cluster, make_topic: MakeTopic) -> None
         with pytest.raises(ClientError, match="failed before"):
             writer.write(topic, [b"b"], [b"b"])
         writer.abort()
-        writer.write(nowhere, [b"a"], [b"a"])
+        hasty = LogWriter(cluster, timeout_s=0.3)
+        hasty.write(nowhere, [b"a"], [b"a"])
         with pytest.raises((RefusedError, GaveUpError), match=nowhere):
-            writer.flush()
-        writer.abort()
+            hasty.flush()
+        hasty.close()
         writer.write(topic, [b"again"], [b"again"])
         writer.flush()
     with pytest.raises(ClientError, match="closed"):
@@ -204,7 +205,7 @@ def test_a_newer_writer_fences_the_old_one(cluster: Cluster, make_topic: MakeTop
 def test_memory_is_bounded(embedded: Broker) -> None:
     with TcpProxy(embedded.bootstrap) as proxy, Through(proxy) as cluster:
         topic = unique("bounded")
-        topics.create(cluster, topic, partitions=8)
+        topics.create(cluster, topic, partitions=8, config=KEEP)
         proxy.rate_bytes_per_s = 20_000_000
         with LogWriter(cluster, codec="none", buffer_bytes=200_000) as writer:
             value = b"x" * 1_000
@@ -217,7 +218,7 @@ def test_memory_is_bounded(embedded: Broker) -> None:
 @pytest.mark.parametrize("id_", [None, "txn"])
 def test_a_broker_that_dies_and_comes_back(id_: str | None) -> None:
     with Broker() as broker, Cluster(broker.bootstrap) as cluster:
-        topics.create(cluster, "t", partitions=3)
+        topics.create(cluster, "t", partitions=3, config=KEEP)
         written = threading.Semaphore(0)
 
         def fail_often() -> None:
@@ -245,7 +246,7 @@ def test_a_broker_that_dies_and_comes_back(id_: str | None) -> None:
 def test_connections_that_are_cut(embedded: Broker, id_: str | None) -> None:
     with TcpProxy(embedded.bootstrap) as proxy, Through(proxy) as cluster:
         topic = unique("cut")
-        topics.create(cluster, topic, partitions=3)
+        topics.create(cluster, topic, partitions=3, config=KEEP)
         for at in (400, 1_000, 3_000, 5_001, 9_002, 20_003, 700, 705, 30_100):
             proxy.cut_after(at, towards="client")
             proxy.cut_after(at * 10, towards="server")

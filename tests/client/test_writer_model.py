@@ -16,7 +16,7 @@ from penstock.client.reading import read_all
 from penstock.client.writer import LogWriter
 from penstock.testing.broker import Broker
 from penstock.testing.tcp_proxy import TcpProxy
-from tests.client.conftest import unique
+from tests.client.conftest import KEEP, unique
 from tests.client.reader import Through
 
 PARTITIONS = 3
@@ -67,7 +67,7 @@ def run(
 ) -> None:
     topic, model = unique("model"), Model()
     with Through(proxy) as cluster:
-        topics.create(cluster, topic, partitions=PARTITIONS)
+        topics.create(cluster, topic, partitions=PARTITIONS, config=KEEP)
         with LogWriter(
             cluster,
             transactional_id=transactional_id,
