@@ -57,6 +57,9 @@ Exclude = Annotated[
     list[str],
     typer.Option("--exclude", "-e", metavar="PATTERN", help="Tables to leave out."),
 ]
+Statement = Annotated[
+    str, typer.Argument(metavar="SQL", help="'ALTER TABLE orders DROP COLUMN note'")
+]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
@@ -343,6 +346,27 @@ def remove(
     if found.path is not None:
         drop_section(found.path, name)
         output.say(f"{found.path.name} has the capture {name} no more")
+
+
+@app.command()
+def alter(name: Name, statement: Statement, file: ProjectFile = None) -> None:
+    """Run an ALTER TABLE that SQLite refuses while triggers name the column: DROP COLUMN.
+
+    In one transaction the capture's triggers are taken away, the statement is run, and the
+    triggers are made anew; no change is missed, and the capture may run meanwhile. Other databases
+    need nothing of the kind.
+    """
+    from penstock.capture.sqlite.source import SqliteSource
+
+    config = _configured(project.load(file), name)
+    with _open(config) as source:
+        if not isinstance(source, SqliteSource):
+            raise ConfigError(
+                f"{name} captures {source.kind}, where ALTER TABLE needs no help",
+                advice="Run the statement in the database itself.",
+            )
+        source.alter(statement)
+    output.say(f"{name} goes on with the table as it is now")
 
 
 # ---- parts -----------------------------------------------------------------------------------

@@ -27,8 +27,9 @@ What users should know:
   the triggers were made anew are read again and told as updates without a `before`. A table that
   is dropped and made anew (as migration tools do) is told again, after a truncate event.
   `DROP COLUMN` of a captured table is refused by SQLite as long as triggers name the column:
-  `SqliteSource.alter("ALTER TABLE ... DROP COLUMN ...")` does it in one transaction with the
-  triggers; or drop the triggers by hand in the same transaction: they come back by themselves.
+  `penstock capture alter NAME "ALTER TABLE ... DROP COLUMN ..."` (`SqliteSource.alter`) does it in
+  one transaction with the triggers; or drop the triggers by hand in the same transaction: they
+  come back by themselves, and the table is told again.
 - *Values.* SQLite lets any column hold any value; each value is told as what it is. Integers and
   reals are numbers (reals with all their digits; infinities are the strings "Infinity" and
   "-Infinity"), text is a string (bytes in it that are not UTF-8 become U+FFFD), a BLOB is base64.

@@ -55,7 +55,7 @@ class SqliteSnapshot(Snapshot):
                 if not catalog.is_installed(writer):
                     raise CaptureError(
                         f"{self._path}: capture {catalog.settings.name} is not set up",
-                        advice="Set it up first: penstock capture setup",
+                        advice=f"Run it: penstock capture run {catalog.settings.name}",
                     )
                 followed = catalog.follow(writer)
                 (mode,) = writer.execute("PRAGMA main.journal_mode").fetchone()

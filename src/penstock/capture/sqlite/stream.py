@@ -203,7 +203,7 @@ class Stream:
             if not catalog.is_installed(writer):
                 raise PositionLostError(
                     f"{self._path}: the changelog of capture {catalog.settings.name} is not there",
-                    advice="Set the capture up again, and take a new snapshot: "
+                    advice="Run the capture again and take a new snapshot: "
                     f"penstock capture snapshot {catalog.settings.name} --all",
                 )
             self._schema = catalog.follow(writer)
