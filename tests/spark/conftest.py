@@ -9,27 +9,17 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
-from penstock.spark import session
 from penstock.spark.archive import MODE_VARIABLE
 from penstock.testing import Broker
 
+# An archive is used where there is one; to make one would take time from the tests.
+os.environ.setdefault(MODE_VARIABLE, "use")
+
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
-    # An archive is used where there is one; to make one would take time from the tests.
-    os.environ.setdefault(MODE_VARIABLE, "use")
-    made = session(
-        name="tests",
-        master="local[2]",
-        **{
-            "spark.driver.memory": "1g",
-            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-            "spark.sql.shuffle.partitions": 2,
-            "spark.ui.enabled": False,
-        },
-    )
-    yield made
-    made.stop()
+def spark(penstock_spark: SparkSession) -> SparkSession:
+    """The one of the plugin: there can be only one session in a process."""
+    return penstock_spark
 
 
 @pytest.fixture(scope="session")

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from penstock.testing import Broker
-
-PATIENCE_S = 60.0
+# Two slow cores may run two Sparks at once.
+PATIENCE_S = 120.0
 # librdkafka tells of every connection that a stopped broker closes.
 _QUIET = {"log_level": 0}
+
+
+class Served(Protocol):
+    """A broker of either kind: ours, or Apache Kafka."""
+
+    @property
+    def bootstrap(self) -> str: ...
 
 
 class Record(NamedTuple):
@@ -29,28 +35,28 @@ class Record(NamedTuple):
     headers: tuple[tuple[str, bytes | None], ...] = ()
 
 
-def client(broker: Broker, **settings: Any) -> dict[str, Any]:
+def client(broker: Served, **settings: Any) -> dict[str, Any]:
     return {"bootstrap.servers": broker.bootstrap, **_QUIET, **settings}
 
 
-def create(broker: Broker, topic: str, partitions: int = 1, **config: str) -> None:
+def create(broker: Served, topic: str, partitions: int = 1, **config: str) -> None:
     settings = {name.replace("_", "."): value for name, value in config.items()}
     admin = AdminClient(client(broker))
     made = admin.create_topics([NewTopic(topic, partitions, 1, config=settings)])
     made[topic].result(PATIENCE_S)
 
 
-def add_partitions(broker: Broker, topic: str, total: int) -> None:
+def add_partitions(broker: Served, topic: str, total: int) -> None:
     admin = AdminClient(client(broker))
     admin.create_partitions([NewPartitions(topic, total)])[topic].result(PATIENCE_S)
 
 
-def delete(broker: Broker, topic: str) -> None:
+def delete(broker: Served, topic: str) -> None:
     admin = AdminClient(client(broker))
     admin.delete_topics([topic])[topic].result(PATIENCE_S)
 
 
-def delete_records(broker: Broker, topic: str, partition: int, before: int) -> None:
+def delete_records(broker: Served, topic: str, partition: int, before: int) -> None:
     """As retention does: the log starts at `before` then."""
     place = TopicPartition(topic, partition, before)
     admin = AdminClient(client(broker))
@@ -58,7 +64,7 @@ def delete_records(broker: Broker, topic: str, partition: int, before: int) -> N
 
 
 def feed(
-    broker: Broker,
+    broker: Served,
     topic: str,
     records: Sequence[tuple[bytes | None, bytes | None]],
     *,
@@ -90,7 +96,7 @@ def feed(
 
 
 def feed_transaction(
-    broker: Broker, topic: str, values: Sequence[bytes], *, commit: bool, name: str
+    broker: Served, topic: str, values: Sequence[bytes], *, commit: bool, name: str
 ) -> None:
     producer = Producer(client(broker, **{"transactional.id": name}))
     producer.init_transactions(PATIENCE_S)
@@ -104,7 +110,7 @@ def feed_transaction(
         producer.abort_transaction(PATIENCE_S)
 
 
-def consumed(broker: Broker, topic: str, isolation: str = "read_committed") -> list[Record]:
+def consumed(broker: Served, topic: str, isolation: str = "read_committed") -> list[Record]:
     """All records, as confluent-kafka reads them."""
     consumer = Consumer(
         client(
@@ -165,7 +171,7 @@ def in_order(rows: Sequence[Row]) -> list[Record]:
     return sorted(map(as_record, rows), key=lambda record: record[:2])
 
 
-def table(spark: SparkSession, broker: Broker, topic: str, **options: Any) -> DataFrame:
+def table(spark: SparkSession, broker: Served, topic: str, **options: Any) -> DataFrame:
     return (
         spark.read.format("penstock")
         .option("kafka.bootstrap.servers", broker.bootstrap)
@@ -174,7 +180,7 @@ def table(spark: SparkSession, broker: Broker, topic: str, **options: Any) -> Da
     )
 
 
-def stream(spark: SparkSession, broker: Broker, topic: str | None, **options: Any) -> DataFrame:
+def stream(spark: SparkSession, broker: Served, topic: str | None, **options: Any) -> DataFrame:
     chosen = {} if topic is None else {"subscribe": topic}
     return (
         spark.readStream.format("penstock")

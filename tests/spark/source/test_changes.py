@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 from penstock.log.partition import PartitionId
 from penstock.testing import Broker
 from tests.spark.feeding import (
+    PATIENCE_S,
     Collected,
     add_partitions,
     consumed,
@@ -25,6 +26,8 @@ from tests.spark.feeding import (
 )
 from tests.waiting import eventually
 
+pytestmark = pytest.mark.timeout(300)
+
 
 def numbered(first: int, count: int) -> list[tuple[bytes, bytes]]:
     return [(b"k%d" % at, b"v%d" % at) for at in range(first, first + count)]
@@ -37,11 +40,11 @@ def test_new_partitions_are_read_from_their_beginning(
     feed(log_broker, topic, numbered(0, 20))
     run = Collected(stream(spark, log_broker, topic), tmp_path / "c", processingTime="0 seconds")
     try:
-        eventually(lambda: len(run.records()) == 20)
+        eventually(lambda: len(run.records()) == 20, PATIENCE_S)
         add_partitions(log_broker, topic, 3)
         for part in (1, 2):
             feed(log_broker, topic, numbered(part * 100, 10), partition=part)
-        eventually(lambda: len(run.records()) == 40)
+        eventually(lambda: len(run.records()) == 40, PATIENCE_S)
         assert run.records() == consumed(log_broker, topic)
     finally:
         run.stop()
@@ -104,12 +107,12 @@ def test_a_topic_made_anew_is_noticed(
     frame = stream(spark, log_broker, topic, **{"partition.metadata.cache.ttl.ms": -1})
     run = Collected(frame, tmp_path / "c", processingTime="0 seconds")
     try:
-        eventually(lambda: len(run.records()) == 20)
+        eventually(lambda: len(run.records()) == 20, PATIENCE_S)
         delete(log_broker, topic)
         create(log_broker, topic)
         feed(log_broker, topic, numbered(500, records))
         with pytest.raises(StreamingQueryException) as caught:
-            run.query.awaitTermination(60)
+            run.query.awaitTermination(int(PATIENCE_S))
     finally:
         run.stop()
     said = str(caught.value)
@@ -130,7 +133,7 @@ def test_a_topic_made_anew_is_read_from_its_start_if_loss_is_allowed(
     feed(log_broker, topic, numbered(500, 3))
     run = Collected(frame, tmp_path / "c", processingTime="0 seconds")
     try:
-        eventually(lambda: len(run.records()) == 3)
+        eventually(lambda: len(run.records()) == 3, PATIENCE_S)
         assert run.records() == consumed(log_broker, topic)
     finally:
         run.stop()
@@ -143,10 +146,10 @@ def test_a_deleted_topic_is_named(
     feed(log_broker, topic, numbered(0, 20))
     run = Collected(stream(spark, log_broker, topic), tmp_path / "c", processingTime="0 seconds")
     try:
-        eventually(lambda: len(run.records()) == 20)
+        eventually(lambda: len(run.records()) == 20, PATIENCE_S)
         delete(log_broker, topic)
         with pytest.raises(StreamingQueryException) as caught:
-            run.query.awaitTermination(60)
+            run.query.awaitTermination(int(PATIENCE_S))
     finally:
         run.stop()
     said = str(caught.value)
@@ -224,7 +227,7 @@ def test_records_written_while_it_runs_all_arrive_once(
     writer = threading.Thread(target=write)
     writer.start()
     try:
-        eventually(lambda: len(run.records()) >= 1000)
+        eventually(lambda: len(run.records()) >= 1000, PATIENCE_S)
     finally:
         writer.join()
         run.stop()
@@ -238,13 +241,13 @@ def test_a_query_outlives_restarts_of_the_broker(spark: SparkSession, tmp_path: 
         run = Collected(stream(spark, broker, "events"), tmp_path / "c", processingTime="0 seconds")
         try:
             feed(broker, "events", numbered(0, 20))
-            eventually(lambda: len(run.records()) == 20)
+            eventually(lambda: len(run.records()) == 20, PATIENCE_S)
             broker.restart()
             feed(broker, "events", numbered(20, 20))
-            eventually(lambda: len(run.records()) == 40)
+            eventually(lambda: len(run.records()) == 40, PATIENCE_S)
             broker.restart()
             feed(broker, "events", numbered(40, 20))
-            eventually(lambda: len(run.records()) == 60)
+            eventually(lambda: len(run.records()) == 60, PATIENCE_S)
             assert run.records() == consumed(broker, "events")
         finally:
             run.stop()

@@ -20,6 +20,7 @@ from tests.spark.feeding import (
     table,
 )
 
+pytestmark = pytest.mark.timeout(300)
 HEADERS = (("trace", b"\x00\xff"), ("empty", b""), ("none", None), ("trace", b"again"))
 
 
