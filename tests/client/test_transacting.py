@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from penstock.client import topics
-from penstock.client.connection import TRANSACTION, Cluster
+from penstock.client.connection import TRANSACTION, Address, Cluster, Connection
 from penstock.client.errors import (
     ClientError,
     FencedError,
@@ -20,11 +20,14 @@ from penstock.client.errors import (
 from penstock.client.metadata import Place
 from penstock.client.producing import Sender
 from penstock.client.transacting import Ids, Transaction
+from penstock.client.transactions import described
 from penstock.records.record import BatchOptions, simple_batch
 from penstock.testing.broker import Broker
 from penstock.testing.tcp_proxy import TcpProxy
+from penstock.wire.messages.end_txn import EndTxnRequest
 from tests.client.conftest import KEEP, MakeTopic, unique
 from tests.client.reader import Through, read_topic, values
+from tests.waiting import eventually
 
 
 def write(bootstrap: str, name: str, ids: Ids, place: Place, *contents: bytes) -> None:
@@ -122,6 +125,47 @@ def test_what_a_predecessor_left_open_is_aborted(cluster: Cluster, make_topic: M
     assert values(cluster, topic) == [b"kept"]
     with pytest.raises(FencedError):
         first.put(topic, 0, None, b"zombie")
+
+
+def test_a_transaction_that_took_too_long(cluster: Cluster, make_topic: MakeTopic) -> None:
+    topic, name = make_topic(), unique("txn")
+    transaction = Transaction(cluster, name, timeout_ms=1_000)
+    transaction.init()
+    transaction.put(topic, 0, None, b"late")
+    eventually(lambda: not described(cluster, name).is_open)
+    with pytest.raises(FencedError, match="committing"):
+        transaction.end(commit=True)
+    assert not transaction.is_ours
+    transaction = Transaction(cluster, name)
+    transaction.init()
+    transaction.put(topic, 0, None, b"in time")
+    transaction.end(commit=True)
+    assert values(cluster, topic) == [b"in time"]
+
+
+class Older(Cluster):
+    """Brokers that do not raise the epoch with the end of a transaction."""
+
+    def connect(self, address: Address, *, timeout_s: float | None = None) -> Connection:
+        made = super().connect(address, timeout_s=timeout_s)
+        made.versions[EndTxnRequest.API_KEY] = (0, 4)
+        return made
+
+
+def test_brokers_that_do_not_raise_the_epoch(bootstrap: str, make_topic: MakeTopic) -> None:
+    topic = make_topic()
+    with Older(bootstrap) as cluster:
+        transaction = Transaction(cluster, unique("txn"))
+        seen = [transaction.init()]
+        for step in range(4):
+            transaction.put(topic, 0, None, b"%d" % step)
+            transaction.put(topic, 0, None, b"more")
+            seen.append(transaction.end(commit=step != 1))
+            assert transaction.ids == seen[-1]
+        assert seen == sorted(set(seen))
+        with pytest.raises(FencedError):
+            write(bootstrap, transaction.transactional_id, seen[-2], (topic, 0), b"late")
+        assert values(cluster, topic)[::2] == [b"0", b"2", b"3"]
 
 
 def test_offsets_are_committed_with_it(cluster: Cluster, make_topic: MakeTopic) -> None:

@@ -12,7 +12,13 @@ from confluent_kafka import Producer
 
 from penstock.client import topics
 from penstock.client.connection import Cluster
-from penstock.client.errors import ClientError, FencedError, GaveUpError, RefusedError
+from penstock.client.errors import (
+    ClientError,
+    FencedError,
+    GaveUpError,
+    OffsetGoneError,
+    RefusedError,
+)
 from penstock.client.reading import last_values, read_all, read_batches
 from penstock.client.writer import LogWriter
 from penstock.testing.broker import Broker
@@ -292,6 +298,8 @@ def test_reading_from_somewhere(cluster: Cluster, make_topic: MakeTopic) -> None
         *((1, n) for n in range(7, 10)),
     ]
     assert [row.offset for row in read_all(cluster, topic, partitions=[1], start={1: 9})] == [9]
+    with pytest.raises(OffsetGoneError, match="no offset 11"):
+        read_all(cluster, topic, start={0: 11, 1: 11}, partitions=[0, 1])
     batches = list(read_batches(cluster, topic, partitions=[0]))
     assert sum(batch.num_rows for _, batch in batches) == 10
     assert {number for number, _ in batches} == {0}

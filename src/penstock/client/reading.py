@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 
 from penstock.client.connection import Cluster
-from penstock.client.errors import GaveUpError
+from penstock.client.errors import GaveUpError, OffsetGoneError
 from penstock.client.fetching import Fetcher
 from penstock.client.metadata import EARLIEST, LATEST, Isolation, Metadata, Place, offsets
 from penstock.records.columns.decode import decode
@@ -49,8 +49,9 @@ def read_batches(
     """Partitions' numbers and their records as columns (`records.columns.decode`), to the end.
 
     From the log's start, or from the offsets in `start`, which names partitions; each partition's
-    records come in order. With `settled` it goes on to the records that are not decided yet, and
-    waits until they are. GaveUpError if nothing more comes for the time limit.
+    records come in order. What is deleted while we read is passed over, but OffsetGoneError if an
+    offset in `start` is gone. With `settled` it goes on to the records that are not decided yet,
+    and waits until they are. GaveUpError if nothing more comes for the time limit.
     """
     metadata = Metadata(cluster, timeout_s=timeout_s)
     numbers = metadata.partitions(topic) if partitions is None else partitions
@@ -69,12 +70,19 @@ def read_batches(
         )
         for which, kind in wanted.items()
     )
-    positions |= {(topic, number): offset for number, offset in (start or {}).items()}
+    given = {(topic, number): offset for number, offset in (start or {}).items()}
+    _check_start(cluster, metadata, given, ends, positions)
+    positions |= given
     left = {place: positions[place] for place in places if positions[place] < ends[place]}
     progress = time.monotonic()
     with Fetcher(cluster, isolation=isolation, metadata=metadata, timeout_s=timeout_s) as fetcher:
         while left:
-            for place, fetched in fetcher.fetch(left, _WAIT_MS).items():
+            try:
+                answers = fetcher.fetch(left, _WAIT_MS)
+            except OffsetGoneError as error:
+                _skip(error, left, ends, start or {})
+                continue
+            for place, fetched in answers.items():
                 decoded = decode(
                     fetched.data,
                     first_offset=left[place],
@@ -95,6 +103,41 @@ def read_batches(
                 raise GaveUpError(
                     f"reading {topic}-{number}: nothing after offset {offset} for {timeout_s:.0f} s"
                 )
+
+
+def _check_start(
+    cluster: Cluster,
+    metadata: Metadata,
+    given: Mapping[Place, int],
+    ends: Mapping[Place, int],
+    starts: Mapping[Place, int],
+) -> None:
+    """OffsetGoneError where we are to start beyond the end: of what is not decided, too."""
+    beyond = [place for place, offset in given.items() if offset > ends.get(place, offset)]
+    last = offsets(
+        cluster,
+        dict.fromkeys(beyond, LATEST),
+        isolation="read_uncommitted",
+        metadata=metadata,
+    )
+    for place in beyond:
+        if given[place] > last[place]:
+            raise OffsetGoneError(*place, given[place], starts[place], last[place])
+
+
+def _skip(
+    error: OffsetGoneError,
+    left: dict[Place, int],
+    ends: Mapping[Place, int],
+    start: Mapping[int, int],
+) -> None:
+    """Go on where the log starts now, if nobody asked for what is gone."""
+    place = (error.topic, error.partition)
+    if start.get(error.partition) == error.offset or error.offset >= error.log_start:
+        raise error
+    left[place] = error.log_start
+    if left[place] >= ends[place]:
+        del left[place]
 
 
 def read_all(

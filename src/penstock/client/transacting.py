@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -118,6 +119,8 @@ class Transaction:
         self._retry_s = retry_s
         self._metadata = metadata or Metadata(cluster, timeout_s=retry_s)
         self._ids: Ids | None = None
+        # Those of the last transaction, where the epoch is still to be raised.
+        self._ended: Ids | None = None
         self._coordinators: dict[int, Connection] = {}
         self._added: set[Place] = set()
         self._groups: set[str] = set()
@@ -126,6 +129,9 @@ class Transaction:
     @property
     def ids(self) -> Ids:
         """What the records of the transaction carry; new ones after each end."""
+        if self._ids is None and self._ended is not None:
+            self._ids = self._init(self._ended)
+            self._ended = None
         if self._ids is None:
             raise ClientError(
                 f"the transactional id {self.transactional_id!r} is not ours yet",
@@ -136,7 +142,7 @@ class Transaction:
     @property
     def is_ours(self) -> bool:
         """Whether there are ids: `init` has been called, and no end has failed since."""
-        return self._ids is not None
+        return self._ids is not None or self._ended is not None
 
     @property
     def is_open(self) -> bool:
@@ -175,6 +181,7 @@ class Transaction:
 
     def _reset(self, ids: Ids | None) -> None:
         self._ids = ids
+        self._ended = None
         self._added.clear()
         self._groups.clear()
         self._sequences.clear()
@@ -320,10 +327,13 @@ class Transaction:
             raise
         if version >= _BUMPS_FROM:
             self._reset(Ids(told.producer_id, told.producer_epoch))
-        else:
-            self._reset(None)
-            self._ids = self._init(ids)
-        return self.ids
+            return self.ids
+        self._reset(None)
+        self._ended = ids
+        # It is decided already: if this fails, whoever needs the ids next tries again.
+        with suppress(ClientError):
+            return self.ids
+        return ids
 
     def _end(
         self, request: EndTxnRequest, doing: str, limit_s: float, *, commit: bool
@@ -341,6 +351,10 @@ class Transaction:
                     may_have_happened = True
                     raise
                 may_have_happened |= told.error_code in _UNSETTLED
+                if commit and told.error_code == ErrorCode.INVALID_TXN_STATE:
+                    # A commit that had been written before would be confirmed.
+                    may_have_happened = False
+                    raise FencedError(doing, told.error_code, "it was aborted by its timeout")
                 check(told.error_code, doing)
                 return told, version
             except ClientError as error:
