@@ -136,10 +136,10 @@ def _sized(native: Native, charsets: Charsets, names: Names) -> str:
     if native.kind in _BY_BYTES:
         return f"{names.bind(_BY_BYTES[native.kind])}({raw})"
     if native.kind == types.STRING:
-        dumps = names.bind(values.dumps)
+        quoted = names.bind(values.quoted)
         if native.charset in UTF8:
-            return f'{dumps}({raw}.decode("utf-8", "replace"))'
-        return f"{dumps}({names.bind(charsets.decoder(native.charset))}({raw}))"
+            return f'{quoted}({raw}.decode("utf-8", "replace")).encode()'
+        return f"{quoted}({names.bind(charsets.decoder(native.charset))}({raw})).encode()"
     if native.padded:
         raw = f'{raw}.ljust({native.size}, b"\\0")'
     return f"b'\"%b\"' % {names.bind(b2a_base64)}({raw}, newline=False)"
@@ -186,7 +186,7 @@ def text_recipe(native: Native, modes: Modes, names: Names) -> str:
     elif kind == types.TIMESTAMP:
         read = values.timestamp_text(_zero(native, values.ZERO_TIMESTAMP))
     elif kind in (types.STRING, types.ENUM, types.SET, types.JSON):
-        return f'{names.bind(values.dumps)}({{x}}.decode("utf-8", "replace"))'
+        return f'{names.bind(values.quoted)}({{x}}.decode("utf-8", "replace")).encode()'
     return f"{names.bind(read)}({{x}})"
 
 

@@ -18,6 +18,7 @@ from base64 import b64encode
 from binascii import b2a_base64
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
+from json.encoder import encode_basestring
 from struct import pack
 from typing import Final
 
@@ -41,10 +42,11 @@ _dates: dict[bytes, int] = {}
 
 def text(value: bytes) -> bytes:
     """A string. In a database without an encoding (SQL_ASCII) bytes need not be UTF-8."""
+    # As orjson would write it, whose results are slow to make if they are kept.
     try:
-        return orjson.dumps(value.decode())
+        return encode_basestring(value.decode()).encode()
     except UnicodeDecodeError:
-        return orjson.dumps(value.decode(errors="replace"))
+        return encode_basestring(value.decode(errors="replace")).encode()
 
 
 def floating(value: bytes) -> bytes:
