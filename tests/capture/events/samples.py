@@ -66,7 +66,7 @@ def events(**settings: Any) -> Events:
 def records(batch: Batch) -> dict[str, list[Record]]:
     """What is in a batch, by topic, in order."""
     found: dict[str, list[Record]] = {}
-    for run in batch.runs:
+    for run in filter(lambda item: item.keys, batch.runs):
         headers = run.header_list() or [()] * len(run.keys)
         found.setdefault(run.topic, []).extend(zip(run.keys, run.values, headers, strict=True))
     return found

@@ -4,8 +4,8 @@ A record's key and value begin with a zero byte and the schema's id in four; wha
 Avro. Schemas are made as Confluent's converter makes them of Connect's: `connect.name`,
 `connect.version` and `connect.parameters` hold what Avro has no word for, decimals are Avro's own.
 
-An encoder is a list of functions, one for each column, made for the table: general Avro writers
-look types up for each value, which costs ten times as much.
+The writer of a row is generated for its table: general Avro writers look types up for each value,
+which costs several times as much.
 """
 
 from __future__ import annotations
@@ -24,7 +24,15 @@ from penstock.capture.events.registry import SchemaRegistry
 from penstock.capture.events.schema import TRANSACTION, Field, source_fields, source_name
 from penstock.capture.events.settings import EventSettings
 from penstock.capture.events.shape import Shape
-from penstock.capture.source import NULL, UNAVAILABLE, CaptureError, ColumnType, Fragment, Row
+from penstock.capture.source import (
+    NULL,
+    UNAVAILABLE,
+    CaptureError,
+    Column,
+    ColumnType,
+    Fragment,
+    Row,
+)
 
 Write = Callable[[Any], bytes]
 WriteFragment = Callable[[Fragment], bytes]
@@ -45,6 +53,7 @@ _PRIMITIVES: Final = {
     "string": "string",
     "bytes": "bytes",
 }
+_INTEGERS: Final = frozenset(("int8", "int16", "int32", "int64"))
 _FLOAT: Final = struct.Struct("<f").pack
 _DOUBLE: Final = struct.Struct("<d").pack
 
@@ -142,13 +151,7 @@ def envelope_schema(
 # ---- values ------------------------------------------------------------------------------
 
 
-def long(value: int) -> bytes:
-    """A whole number: zigzag, seven bits at a time."""
-    rest = (value << 1) ^ (value >> 63)
-    if not 0 <= rest < 1 << 64:
-        raise OverflowError(f"{value} does not fit 64 bits")
-    if rest < 0x80:
-        return _ONE_BYTE[rest]
+def _varint(rest: int) -> bytes:
     made = bytearray()
     while rest >= 0x80:
         made.append((rest & 0x7F) | 0x80)
@@ -157,7 +160,30 @@ def long(value: int) -> bytes:
     return bytes(made)
 
 
-_ONE_BYTE: Final = [bytes((number,)) for number in range(0x80)]
+# Fourteen bits at a time: as the end of a number, and with more to follow.
+_ENDS: Final = [_varint(number) for number in range(1 << 14)]
+_MORE: Final = [bytes(((n & 0x7F) | 0x80, (n >> 7) | 0x80)) for n in range(1 << 14)]
+
+
+def long(value: int) -> bytes:
+    """A whole number: zigzag, then seven bits in each byte."""
+    rest = (value << 1) ^ (value >> 63)
+    if rest < 0x4000:
+        if rest < 0:
+            raise OverflowError(f"{value} does not fit 64 bits")
+        return _ENDS[rest]
+    if rest < 0x10000000:
+        return _MORE[rest & 0x3FFF] + _ENDS[rest >> 14]
+    if rest < 0x40000000000:
+        return _MORE[rest & 0x3FFF] + _MORE[rest >> 14 & 0x3FFF] + _ENDS[rest >> 28]
+    if rest >= 1 << 64:
+        raise OverflowError(f"{value} does not fit 64 bits")
+    return _MORE[rest & 0x3FFF] + _MORE[rest >> 14 & 0x3FFF] + long_rest(rest >> 28)
+
+
+def long_rest(rest: int) -> bytes:
+    """The upper bits of a large number."""
+    return _varint(rest)
 
 
 def text(value: str) -> bytes:
@@ -178,7 +204,7 @@ def _number(value: Any) -> float:
 def writer(column: ColumnType) -> Write:
     """A function that writes a value as orjson reads it."""
     match column.name:
-        case "int8" | "int16" | "int32" | "int64":
+        case name if name in _INTEGERS:
             return long
         case "float":
             return lambda value: _FLOAT(_number(value))
@@ -211,33 +237,78 @@ def _struct(fields: list[tuple[str, Write]]) -> Write:
     return lambda value: b"".join([write(value.get(name)) for name, write in fields])
 
 
-def fragment_writer(column: ColumnType, *, optional: bool, what: str) -> WriteFragment:
-    """A function that writes a fragment, without a detour where there is a short way."""
-    if column.name in {"int8", "int16", "int32", "int64"}:
-        plain: WriteFragment = lambda part: long(int(part))  # noqa: E731
-    elif column.name == "string":
-        plain = _text_fragment
-    elif column.name == "bytes":
-        plain = lambda part: raw(orjson.loads(part))  # noqa: E731
-    elif column.name == "boolean":
-        plain = lambda part: b"\x01" if part == b"true" else b"\x00"  # noqa: E731
-    else:
-        write = writer(column)
-        plain = lambda part: write(orjson.loads(part))  # noqa: E731
+def fragment_writer(column: ColumnType) -> WriteFragment:
+    """A function that writes a fragment which is not null."""
+    if column.name in _INTEGERS:
+        return lambda part: long(int(part))
+    if column.name == "string":
+        return _text_fragment
+    if column.name == "bytes":
+        return lambda part: raw(orjson.loads(part))
+    if column.name == "boolean":
+        return lambda part: b"\x01" if part == b"true" else b"\x00"
+    write = writer(column)
+    return lambda part: write(orjson.loads(part))
 
-    def written(part: Fragment) -> bytes:
-        if part == NULL:
-            if not optional:
-                # Old rows that the database did not log in full.
-                return _nothing(column)
-            return _ABSENT
+
+def record_writer(columns: tuple[Column, ...], what: str) -> Callable[[Row], bytes]:
+    """A function that writes the fragments of a record's fields, generated for them.
+
+    Generated, so that the frequent cases (null, a number, a text without escapes) cost no call of a
+    function. Old rows that the database did not log in full have nulls where none are allowed:
+    these become the empty value of their type.
+    """
+    scope: dict[str, Any] = {
+        "NULL": NULL,
+        "long": long,
+        "lengths": _TEXT_LENGTHS,
+        "limit": len(_TEXT_LENGTHS),
+    }
+    terms = []
+    for at, column in enumerate(columns):
+        name = f"a{at}"
+        present = _PRESENT if column.optional else b""
+        scope[f"w{at}"] = fragment_writer(column.type)
+        scope[f"n{at}"] = _ABSENT if column.optional else _nothing(column.type)
+        scope[f"p{at}"] = present
+        plus = f"p{at} + " if present else ""
+        if column.type.name in _INTEGERS:
+            term = f"{plus}long(int({name}))"
+        elif column.type.name == "string":
+            quick = f"{plus}lengths[len({name})] + {name}[1:-1]"
+            is_quick = f"len({name}) < limit and {name}[:1] == b'\"' and b'\\\\' not in {name}"
+            term = f"({quick} if {is_quick} else {plus}w{at}({name}))"
+        else:
+            term = f"{plus}w{at}({name})"
+        terms.append(f"n{at} if {name} == NULL else {term}")
+    if not columns:
+        return lambda row: b""
+    names = ", ".join(f"a{at}" for at in range(len(columns)))
+    lines = [f"def write(row):\n    {names}, = row\n    return b''.join(("]
+    lines += [f"        {term}," for term in terms]
+    exec("\n".join([*lines, "    ))"]), scope)  # names and bytes above only, nothing of the user's
+    quick_write: Callable[[Row], bytes] = scope["write"]
+
+    def write(row: Row) -> bytes:
         try:
-            return _PRESENT + plain(part) if optional else plain(part)
+            return quick_write(row)
         except (ValueError, TypeError, AttributeError, OverflowError) as error:
-            shown = part[:80].decode(errors="replace")
-            raise CaptureError(f"{what}: {shown} is no {column.name}: {error}") from error
+            raise _misfit(columns, row, what, error) from error
 
-    return written
+    return write
+
+
+def _misfit(columns: tuple[Column, ...], row: Row, what: str, error: Exception) -> CaptureError:
+    """Which column's value is at fault."""
+    for column, part in zip(columns, row, strict=True):
+        try:
+            if part != NULL:
+                fragment_writer(column.type)(part)
+        except (ValueError, TypeError, AttributeError, OverflowError) as reason:
+            shown = part[:80].decode(errors="replace")
+            kind = column.type.name
+            return CaptureError(f"{what}.{column.name}: {shown} is no {kind}: {reason}")
+    return CaptureError(f"{what}: a row that does not fit its schema: {error}")
 
 
 def _text_fragment(part: Fragment) -> bytes:
@@ -247,6 +318,10 @@ def _text_fragment(part: Fragment) -> bytes:
     if not isinstance(value, str):
         raise TypeError("not a text")
     return text(value)
+
+
+# What stands before a text whose fragment, with its quotes, has a length: found by that length.
+_TEXT_LENGTHS: Final = [b"", b"", *(long(number) for number in range(4_096))]
 
 
 def _nothing(column: ColumnType) -> bytes:
@@ -259,6 +334,9 @@ def _nothing(column: ColumnType) -> bytes:
         case "struct":
             return b"\x00" * len(column.fields)
     return b"\x00"
+
+
+_OPS: Final = {op: text(op) for op in "cudrtm"}
 
 
 class AvroEncoder:
@@ -274,16 +352,11 @@ class AvroEncoder:
         registry: SchemaRegistry,
     ) -> None:
         self._moment = moment
+        self._stamped, self._stamp = -1, b""
         name, prefix = shape.table.full_name, settings.prefix
         self._pick_key = picker(shape.key)
-        self._key_parts = [
-            fragment_writer(column.type, optional=column.optional, what=f"{name}.{column.name}")
-            for column in shape.key_columns
-        ]
-        self._row_parts = [
-            fragment_writer(column.type, optional=column.optional, what=f"{name}.{column.name}")
-            for column in shape.columns
-        ]
+        self._key_parts = record_writer(shape.key_columns, name)
+        self.row: Callable[[Row], bytes] = record_writer(shape.columns, name)
         self._columns = shape.columns
         self._source_fields = source_fields(kind, source)
         self._source_parts: Mapping[str, Write] = {
@@ -300,11 +373,7 @@ class AvroEncoder:
         self.whole_key = registry.head(f"{shape.topic}-truncate", "null") if shape.key else b""
 
     def key(self, row: Row) -> bytes:
-        parts = zip(self._key_parts, self._pick_key(row), strict=True)
-        return self._key_head + b"".join([write(part) for write, part in parts])
-
-    def row(self, shown: Row) -> bytes:
-        return b"".join([write(part) for write, part in zip(self._row_parts, shown, strict=True)])
+        return self._key_head + self._key_parts(self._pick_key(row))
 
     def value(
         self,
@@ -314,19 +383,25 @@ class AvroEncoder:
         source: Fragment,
         order: Order | None,
     ) -> bytes:
-        ns = self._moment.ns
+        moment = self._moment
+        if order is None:
+            place = _ABSENT
+        else:
+            place = _PRESENT + text(order.id) + long(order.total) + long(order.in_table)
+        if moment.ns != self._stamped:
+            self._stamped = moment.ns
+            self._stamp = b"".join(
+                [_PRESENT + long(moment.ns // unit) for unit in (1_000_000, 1_000, 1)]
+            )
         return b"".join(
             (
                 self._value_head,
                 _ABSENT if before is None else _PRESENT + before,
                 _ABSENT if after is None else _PRESENT + after,
                 self._source_block(source),
-                _ABSENT if order is None else _PRESENT + text(order.id) + long(order.total),
-                b"" if order is None else long(order.in_table),
-                text(op),
-                _PRESENT + long(ns // 1_000_000),
-                _PRESENT + long(ns // 1_000),
-                _PRESENT + long(ns),
+                place,
+                _OPS[op],
+                self._stamp,
             )
         )
 

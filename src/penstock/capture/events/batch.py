@@ -36,7 +36,7 @@ class Run:
 
     @property
     def size_bytes(self) -> int:
-        return sum(len(item) for part in (self.keys, self.values) for item in part if item)
+        return sum(map(len, filter(None, self.keys))) + sum(map(len, filter(None, self.values)))
 
 
 class Batch:

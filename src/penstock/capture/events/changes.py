@@ -8,7 +8,7 @@ object is another one), and keeps count. One belongs to one session of a capture
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -78,9 +78,10 @@ class Events:
             return self._told_part(part, batch, self._metadata)
         composers = self._composers
         count = 0
-        for change in part.changes:
-            composer = composers.get(change.table) or self.composer(change.table, change.source)
-            count += composer.add(change, batch)
+        for changes in _by_table(part.changes):
+            table, _, _, _, source, _ = changes[0]
+            composer = composers.get(table) or self.composer(table, source)
+            count += composer.add_all(changes, batch)
         if part.messages:
             count += self._add_messages(part, batch, None)
         self._add_schemas(batch)
@@ -172,3 +173,15 @@ class Events:
             run = batch.run(SCHEMAS_TOPIC)
             for key, value in self.registry.take_pending():
                 run.add(key, value)
+
+
+def _by_table(changes: list[Change]) -> Iterator[list[Change]]:
+    """Changes in their order, in runs of the same table."""
+    if not changes:
+        return
+    start, table = 0, changes[0].table
+    for at, change in enumerate(changes):
+        if change.table is not table:
+            yield changes[start:at]
+            start, table = at, change.table
+    yield changes[start:] if start else changes

@@ -19,7 +19,8 @@ from typing import Protocol
 
 from penstock.capture.events.batch import Batch, Run
 from penstock.capture.events.encoding import Encoder, Order
-from penstock.capture.events.json import picker
+from penstock.capture.events.json import JsonEncoder, picker
+from penstock.capture.events.quick import AddAll, Rows, quick_changes, quick_rows
 from penstock.capture.events.settings import EventSettings
 from penstock.capture.events.shape import Shape
 from penstock.capture.source import (
@@ -86,6 +87,33 @@ class Composer:
         self._filler = filler if self.is_keyed else None
         # Nothing is looked at but the fragments themselves: the common case, made quick.
         self._plain = shape.is_plain and filler is None
+        self._quick: AddAll | None = None
+        self._quick_rows: Rows | None = None
+        if self._plain and isinstance(encoder, JsonEncoder) and shape.passes is None:
+            self._make_quick(encoder)
+
+    def _make_quick(self, encoder: JsonEncoder) -> None:
+        head, row, tail = encoder.templates()
+        if READ not in self._skip:
+            self._quick_rows = quick_rows(head, row, tail, b"r", encoder.moment)
+        if self.is_keyed and not self.shape.own_key and not self._skip & {CREATE, UPDATE, DELETE}:
+            self._quick = quick_changes(
+                self.topic,
+                head,
+                row,
+                tail,
+                encoder.key,
+                self._key_of,
+                encoder.moment,
+                self.add,
+                tombstones=self._tombstones,
+            )
+
+    def add_all(self, changes: Sequence[Change], batch: Batch) -> int:
+        """Put the events of several changes into the batch, in order; how many envelopes."""
+        if self._quick is not None:
+            return self._quick(changes, batch)
+        return sum([self.add(change, batch) for change in changes])
 
     def add(self, change: Change, batch: Batch, orders: Orders | None = None) -> int:
         """Put a change's events into the batch; how many envelopes it became."""
@@ -117,10 +145,10 @@ class Composer:
             passes = self._passes
             rows = [row for row in rows if passes(op, None, row)]
         run = batch.run(self.topic, compacted=self.is_keyed)
-        if self._plain:
-            key, encode, value = self._key, self._encoder.row, self._encoder.value
+        if self._quick_rows is not None and op == READ:
+            key = self._key
             run.keys += [key(row) for row in rows]
-            run.values += [value(op, None, encode(row), source, None) for row in rows]
+            run.values += self._quick_rows(rows, source)
         else:
             for row in rows:
                 self._write(run, op, None, row, source, None)

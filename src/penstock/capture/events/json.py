@@ -64,7 +64,7 @@ class JsonEncoder:
     def __init__(
         self, shape: Shape, settings: EventSettings, kind: str, source: Fragment, moment: Moment
     ) -> None:
-        self._moment = moment
+        self.moment = moment
         self._pick_key = picker(shape.key)
         self._key = template(shape.key_columns)
         self._row = template(shape.columns)
@@ -98,12 +98,16 @@ class JsonEncoder:
             source,
             NULL if order is None else order_json(order),
             _OPS[op],
-            self._moment.json,
+            self.moment.json,
         )
         return self._head + made + self._tail if self._head else made
 
     def unavailable(self, place: int) -> Fragment:
         return self._markers[place]
+
+    def templates(self) -> tuple[bytes, bytes, bytes]:
+        """What stands before a value, the row, and what stands behind, to be formatted."""
+        return self._head.replace(b"%", b"%%"), self._row, self._tail
 
     def row_of_key(self, key: bytes) -> bytes | None:
         known = orjson.loads(key)

@@ -61,6 +61,9 @@ class OutboxComposer:
         ]
         self._topics: dict[bytes, str] = {}
 
+    def add_all(self, changes: Sequence[Change], batch: Batch) -> int:
+        return sum([self.add(change, batch) for change in changes])
+
     def add(self, change: Change, batch: Batch, orders: Orders | None = None) -> int:
         if change.op == UPDATE:
             text = f"a row of the outbox table {self.table.full_name} was updated"
