@@ -158,6 +158,9 @@ def run(
     folder = Folder(data, checkpoints)
     with folder.locked():
         spark = _session(file, master, parse_pairs(conf))
+        if log_level in {LogLevel.WARNING, LogLevel.ERROR}:
+            # What a person needs of Spark's reports is in our errors, without the stacks.
+            spark.sparkContext.setLogLevel("FATAL")
         if known is None:
             known = load(file)
             flows = chosen(known, only)

@@ -11,6 +11,9 @@ from pyspark.sql import functions as F  # noqa: N812
 from penstock.spark.flows.declare import flow, stream, table, topic
 from penstock.testing.flows import FlowFailedError, FlowTester
 
+# The first job of a session starts Python workers and compiles kernels.
+pytestmark = pytest.mark.timeout(600)
+
 CLICKS = stream("clicks", json="user string not null, page string, ms long")
 
 
@@ -33,10 +36,17 @@ def test_rows_go_through_and_bad_ones_aside(tester: FlowTester) -> None:
     assert letter.headers["penstock.error.offset"] == b"2"
     assert (status.progress.rows_in, status.progress.rows_out) == (4, 2)
     assert status.progress.dead_letters == 1
-    # The next run goes on where this one ended.
-    tester.feed("clicks", [click("joe")])
-    assert tester.run()["visits"].progress.rows_in == 1
-    assert [each.key for each in tester.records("visits")] == [b"ann", b"eve", b"joe"]
+    # The next run goes on where this one ended. Nothing to write is no reason to wait.
+    tester.feed("clicks", [click("joe"), "more nonsense"])
+
+    @flow(inputs=CLICKS, output=topic("visits", key="user"), name="visits")
+    def none_at_all(clicks: DataFrame) -> DataFrame:
+        return clicks.where("false")
+
+    tester.use(none_at_all)
+    assert tester.run()["visits"].progress.rows_in in {0, 2}
+    assert len(tester.records("visits")) == 2
+    assert len(tester.records("clicks.dead")) == 2
 
 
 def test_many_outputs_from_one_reading(tester: FlowTester) -> None:
@@ -65,24 +75,37 @@ def test_many_outputs_from_one_reading(tester: FlowTester) -> None:
 
 def test_a_table_is_what_it_is_when_the_batch_runs(tester: FlowTester) -> None:
     people = table("people", json="name string, city string", key="user")
+    pages = table("shop.pages", debezium="page string, title string")
 
-    @flow(inputs=[CLICKS, people], output=topic("enriched", key="user"))
-    def enriched(clicks: DataFrame, people: DataFrame) -> DataFrame:
-        return clicks.join(people, "user", "left").select("user", "name", "city")
+    @flow(inputs=[people, CLICKS, pages], output=topic("enriched", key="user"))
+    def enriched(people: DataFrame, clicks: DataFrame, pages: DataFrame) -> DataFrame:
+        joined = clicks.join(people, "user", "left").join(pages, "page", "left")
+        return joined.select("user", "name", "city", "title")
 
     tester.use(enriched)
     tester.feed("people", [{"name": "Ann", "city": "Bonn"}, {"name": "Bob"}], key=["ann", "bob"])
     tester.feed("people", [{"name": "Ann", "city": "Ulm"}, None], key=["ann", "bob"])
-    tester.feed("clicks", [click("ann"), click("bob")])
+    # As capture writes changes, with and without the schema around them.
+    tester.feed(
+        "shop.pages",
+        [
+            {"op": "c", "before": None, "after": {"page": "/", "title": "Home"}},
+            {"schema": {}, "payload": {"op": "c", "after": {"page": "/x", "title": "X"}}},
+            {"payload": {"op": "d", "before": {"page": "/x", "title": "X"}, "after": None}},
+        ],
+        key=["1", "2", "2"],
+    )
+    tester.feed("clicks", [click("ann"), click("bob", "/x")])
     tester.run()
     assert tester.table("enriched") == {
-        "ann": {"user": "ann", "name": "Ann", "city": "Ulm"},
-        "bob": {"user": "bob", "name": None, "city": None},
+        "ann": {"user": "ann", "name": "Ann", "city": "Ulm", "title": "Home"},
+        "bob": {"user": "bob", "name": None, "city": None, "title": None},
     }
     tester.feed("people", [{"name": "Bert", "city": "Rom"}], key=["bob"])
     tester.feed("clicks", [click("bob")])
     tester.run()
-    assert tester.table("enriched")["bob"] == {"user": "bob", "name": "Bert", "city": "Rom"}
+    bob = {"user": "bob", "name": "Bert", "city": "Rom", "title": "Home"}
+    assert tester.table("enriched")["bob"] == bob
 
 
 def test_windows_keep_their_state_from_run_to_run(tester: FlowTester) -> None:
@@ -164,12 +187,17 @@ def test_what_the_function_does_wrong_is_said_with_its_line(tester: FlowTester) 
     def nothing(clicks: DataFrame) -> None:
         clicks.select("user")
 
+    @flow(inputs=[CLICKS, table("people", json="a int")], output=topic("out5"))
+    def still(clicks: DataFrame, people: DataFrame) -> DataFrame:
+        return people
+
     tester.feed("clicks", [click("ann")])
     expected = {
         column: f"{__file__}:[0-9]+: .*`colour`",
         worker: f"{__file__}:[0-9]+: ZeroDivisionError: division by zero",
         key: "no column 'nothing', which is to be its key",
         nothing: "returns NoneType, not a DataFrame",
+        still: "returns rows that come from no stream",
     }
     for each, pattern in expected.items():
         tester.use(each)

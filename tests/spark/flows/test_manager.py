@@ -15,14 +15,17 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from penstock.errors import PenstockError
-from penstock.spark.flows.declare import Batch, Collected, Flow, flow, stream, topic
+from penstock.spark.flows.declare import Batch, Collected, Flow, flow, stream, table, topic
 from penstock.spark.flows.folder import Folder
 from penstock.spark.flows.manager import Manager, Settings, Status
 from penstock.spark.flows.supervisor import Policy
 from penstock.testing.flows import FlowFailedError, FlowTester
 from tests.waiting import eventually
 
-WAIT_S = 100.0
+# The first job of a session starts Python workers and compiles kernels.
+pytestmark = pytest.mark.timeout(600)
+
+WAIT_S = 200.0
 NUMBERS = stream("numbers", json="n long")
 
 
@@ -96,7 +99,6 @@ class Flaky:
         return len(numbers)
 
 
-@pytest.mark.timeout(300)
 def test_what_may_pass_is_tried_again_and_what_cannot_stops_alone(tester: FlowTester) -> None:
     flaky = Flaky()
 
@@ -130,7 +132,6 @@ def test_what_may_pass_is_tried_again_and_what_cannot_stops_alone(tester: FlowTe
     assert Folder(tester.data).record("inverse").error == bad.error
 
 
-@pytest.mark.timeout(300)
 def test_a_rebuild_takes_over_and_tells_who_read_the_old_one(tester: FlowTester) -> None:
     @flow(inputs=stream("doubled", json="n long"), output=topic("sums"))
     def sums(doubled: DataFrame) -> DataFrame:
@@ -163,7 +164,6 @@ def test_a_rebuild_takes_over_and_tells_who_read_the_old_one(tester: FlowTester)
     assert not Path(Folder(tester.data).checkpoint("doubled", 1)).exists()
 
 
-@pytest.mark.timeout(300)
 def test_stop_finishes_the_batch_and_restart_goes_on(tester: FlowTester) -> None:
     began, go_on = threading.Event(), threading.Event()
 
@@ -189,6 +189,23 @@ def test_stop_finishes_the_batch_and_restart_goes_on(tester: FlowTester) -> None
         manager.answer({"do": "restart", "flow": "slow"})
         eventually(lambda: tester.rows("slow") == rows(1, 2), WAIT_S)
     assert manager.failed == []
+
+
+def test_a_flow_with_state_sees_the_table_of_the_moment(tester: FlowTester) -> None:
+    @flow(
+        inputs=[NUMBERS, table("names", json="name string", key="id")],
+        output=topic("named"),
+    )
+    def named(numbers: DataFrame, names: DataFrame) -> DataFrame:
+        return numbers.dropDuplicates(["n"]).join(names, F.col("n") == F.col("id")).select("name")
+
+    tester.feed("names", [{"name": "one"}, {"name": "two"}], key=["1", "2"])
+    tester.feed("numbers", rows(1, 1))
+    with running(tester, named):
+        eventually(lambda: tester.rows("named") == [{"name": "one"}], WAIT_S)
+        tester.feed("names", [{"name": "TWO"}], key=["2"])
+        tester.feed("numbers", rows(2, 1))
+        eventually(lambda: tester.rows("named")[1:] == [{"name": "TWO"}], WAIT_S)
 
 
 def test_a_change_that_does_not_fit_is_refused_and_a_reset_helps(tester: FlowTester) -> None:

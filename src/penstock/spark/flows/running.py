@@ -1,8 +1,8 @@
 """One flow as a Spark query: built from its declaration, started, watched and stopped.
 
 There are two ways. If the function treats each row by itself and reads one stream, Spark streams
-the records as they are, and the function is run on each micro-batch: several outputs and the dead
-letters come from one reading. Otherwise the function is run once, on the stream, and Spark keeps
+the records as they are, and the function is run on each micro-batch: several outputs come from one
+reading. Otherwise the function is run once, on the stream, and Spark keeps
 its state; what it gives and the dead letters are united in one plan, so that they still are one
 query, one checkpoint and one transaction per micro-batch.
 
@@ -25,7 +25,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from penstock.spark import reading
@@ -34,11 +34,11 @@ from penstock.spark.flows.declare import Flow, Output, Stream, Table, Topic, phy
 from penstock.spark.flows.errors import UserCodeError
 from penstock.spark.flows.folder import Fingerprint
 from penstock.spark.flows.inputs import Place, Snapshot
-from penstock.spark.flows.outputs import make_topics, topic_rows
+from penstock.spark.flows.outputs import COLUMNS, make_topics, topic_rows
 from penstock.spark.flows.progress import Progress
 from penstock.spark.flows.supervisor import Failure
 from penstock.spark.flows.trouble import explain
-from penstock.spark.flows.writing import Counts, TopicWriter
+from penstock.spark.flows.writing import Counts, TopicWriter, observed
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -155,6 +155,13 @@ class Running:
                 bad = inputs.typed(opened, each.reading, metrics=f"dead-letters-{at}")
                 letters.append(reading.dead_letters(bad, each.dead_letters))
         results = self._call(frames)
+        for name, rows in results.items():
+            if not rows.isStreaming:
+                raise UserCodeError(
+                    f"{self.flow.where}: flow {self.flow.name!r} returns rows that come from no "
+                    f"stream{f', as {name!r}' if name else ''}",
+                    advice="Let what it returns be made from at least one of its streams.",
+                )
         rowwise = len(records) == 1 and all(map(planning.is_rowwise, results.values()))
         made_from = Fingerprint(
             streams=tuple(self._place.resolve(each.topic) for each in self.flow.streams),
@@ -267,29 +274,45 @@ class Running:
             del self._written[next(iter(self._written))]
 
     def _on_records(self, records: DataFrame, batch_id: int) -> Counts:
-        """A micro-batch of records: the function is run on it."""
+        """A micro-batch of records: the function is run on it.
+
+        With one output the bad records are only counted on the way, and read a second time if
+        there are any. What several outputs need is kept meanwhile: otherwise each would read, and
+        parse, everything again.
+        """
         declared = self.flow.streams[0]
-        rows, letters, kept = records, [], None
-        several = len(self.flow.outputs) > 1
+        rows, bad = records, None
         if declared.is_typed:
             rows = inputs.typed(records, declared.reading, metrics="input")
-            several = several or declared.dead_letters is not None
-        if several:
-            # Otherwise each output would read, and parse, everything again.
-            kept = rows = rows.persist()
+        kept = rows = rows.persist() if self._shares else rows
         try:
-            if declared.dead_letters is not None:
-                letters = [reading.dead_letters(rows, declared.dead_letters)]
-            seen = self._seen_of(rows, declared)
-            tables = iter(self._snapshots)
-            frames = [
-                seen if isinstance(each, Stream) else next(tables).rows()
-                for each in self.flow.inputs
-            ]
-            return self._write(self._united(self._call(frames), letters), batch_id)
+            seen = rows
+            if declared.dead_letters is not None and not self._shares:
+                bad = Observation()
+                seen = rows.observe(bad, F.count(reading.ERROR).alias("records"))
+            results = self._call(self._frames(self._seen_of(seen, declared)))
+            counts = self._write(self._united(results, []), batch_id, with_letters=False)
+            # After a replay nothing was computed, and so nothing counted.
+            known = None if bad is None or counts.skipped else observed(bad, "records")
+            if declared.dead_letters is not None and known != 0:
+                assert self._writer is not None
+                letters = reading.dead_letters(rows, declared.dead_letters)
+                counts = counts.plus(0, self._writer.write_letters(letters, batch_id))
+            return counts
         finally:
-            if kept is not None:
+            if self._shares:
                 kept.unpersist()
+
+    @property
+    def _shares(self) -> bool:
+        """Whether several read the same rows, or somebody of whom we do not know how often."""
+        return len(self.flow.outputs) > 1 or not self.flow.topics
+
+    def _frames(self, seen: DataFrame) -> list[DataFrame]:
+        tables = iter(self._snapshots)
+        return [
+            seen if isinstance(each, Stream) else next(tables).rows() for each in self.flow.inputs
+        ]
 
     def _seen_of(self, rows: DataFrame, declared: Stream) -> DataFrame:
         if not declared.is_typed:
@@ -300,21 +323,19 @@ class Running:
 
     def _on_rows(self, rows: DataFrame, batch_id: int) -> Counts:
         """A micro-batch of what the function gave."""
-        return self._write(rows, batch_id)
+        return self._write(rows, batch_id, with_letters=True)
 
-    def _write(self, rows: DataFrame, batch_id: int) -> Counts:
+    def _write(self, rows: DataFrame, batch_id: int, *, with_letters: bool) -> Counts:
         others = [each for each in self.flow.outputs.values() if not isinstance(each, Topic)]
         assert self._writer is not None
         if not others:
-            return self._writer.write(rows, batch_id)
+            return self._writer.write(rows, batch_id, with_letters=with_letters)
         kept = rows.persist()
         try:
             counts = Counts()
             if "topic" in rows.columns:
-                columns = ("key", "value", "headers", "topic")
-                counts = self._writer.write(
-                    kept.where("topic is not null").select(*columns), batch_id
-                )
+                records = kept.where("topic is not null").select(*COLUMNS)
+                counts = self._writer.write(records, batch_id, with_letters=with_letters)
             batch = BatchOf(self.flow.name, batch_id, self.checkpoint)
             for at, output in enumerate(others):
                 column = _column(at)
