@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from penstock.capture.mysql.chunks import Place
+from penstock.capture.mysql.connection import TableChangedError
 from penstock.capture.mysql.source import MysqlSource
 from penstock.capture.source import (
     Change,
@@ -91,7 +92,15 @@ def apply(tables: Rebuilt, change: Change) -> None:
 
 
 def snapshot_of(source: MysqlSource) -> tuple[Rebuilt, Position]:
-    """All tables, and where they were."""
+    """All tables, and where they were; again if one was altered meanwhile."""
+    while True:
+        try:
+            return _snapshot_of(source)
+        except TableChangedError:
+            continue
+
+
+def _snapshot_of(source: MysqlSource) -> tuple[Rebuilt, Position]:
     found: Rebuilt = {}
     with source.snapshot() as snapshot:
         for table in snapshot.tables:

@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from penstock.capture.mysql.jsonb import text
-from penstock.capture.source import Chunk, Part, PositionLostError
+from penstock.capture.source import Part, PositionLostError
 from penstock.testing.mysql import MySQL, mysql_home
 from tests.capture.mysql.kit import (
     changes_of,
@@ -20,7 +20,7 @@ from tests.capture.mysql.kit import (
     snapshot_of,
     source_of,
 )
-from tests.capture.mysql.test_rebuild import TABLES, ByChunks, Workload, capture, compare
+from tests.capture.mysql.test_rebuild import Workload, capture, check_chunks, compare
 from tests.capture.mysql.test_types import CASES, same
 
 pytestmark = pytest.mark.skipif(mysql_home() is None, reason="MySQL is not there")
@@ -198,23 +198,4 @@ def test_an_xa_transaction_counts_when_it_is_committed(
 
 @pytest.mark.timeout(240)
 def test_chunks_are_exact(mysql: MySQL, database: str, seed: int) -> None:
-    workload = Workload(mysql, database, seed, steps=0)
-    workload.large("a")
-    source = source_of(mysql, database)
-    position = snapshot_of(source)[1]
-    for _ in range(40):
-        workload.transaction()
-    state = ByChunks(source, database)
-    for name in TABLES:
-        state.ask(name, None)
-    for item in source.stream(position):
-        if isinstance(item, Part):
-            for change in item.changes:
-                state.change(change)
-        elif isinstance(item, Chunk):
-            state.chunk(item)
-            workload.transaction()
-        elif len(state.done) == len(TABLES) and place_of(item.position) >= end_of(mysql):
-            break
-    compare(state.tables, snapshot_of(source)[0])
-    workload.connection.close()
+    check_chunks(mysql, database, seed, watched=True)

@@ -131,6 +131,24 @@ def test_a_reset_server_is_another_server(own_server: MariaDB, mariadb: MariaDB)
         next(elsewhere.stream({"lsn": 5}))
 
 
+def test_a_server_that_was_set_up_anew_is_another(own_server: MariaDB) -> None:
+    """Same address, same identity, same file names, other transactions."""
+    database = table(own_server)
+    source = source_of(own_server, database, options={"gtid": "never"})
+    position = start_of(source)
+    own_server.query("RESET MASTER")
+    own_server.query("SET GLOBAL gtid_slave_pos = '0-9-100'")
+    for i in range(30):
+        own_server.query(f"INSERT INTO t (v) VALUES ({i})", database)
+    file, *_ = own_server.query("SHOW MASTER STATUS")[0]
+    found = own_server.query(f"SHOW BINLOG EVENTS IN '{file}'")
+    # A place that is there in the new file, too.
+    ends = [int(row[4]) for row in found if row[2] == "Xid"]
+    assert position["file"] == file
+    with pytest.raises(PositionLostError, match="set up anew"):
+        next(source.stream({**position, "pos": ends[3]}))
+
+
 @pytest.mark.timeout(240)
 def test_another_server_goes_on_by_gtid(own_server: MariaDB) -> None:
     """A replica with its own binlog takes over: files and positions differ, GTIDs do not."""
@@ -345,3 +363,60 @@ def test_quiet_tables_do_not_hold_the_position_back(mariadb: MariaDB, database: 
     assert place_of(reached) > place_of(position)
     assert isinstance(next(iter(source.stream(reached))), Idle)
     mariadb.query(f"DROP DATABASE {other}")
+
+
+def test_a_snapshot_is_read_by_several_at_a_time(mariadb: MariaDB, database: str) -> None:
+    """Connections that see the same position see the same rows, while others write."""
+    for name in ("a", "b", "c"):
+        mariadb.query(f"CREATE TABLE {name} (id INT PRIMARY KEY AUTO_INCREMENT, v INT)", database)
+        mariadb.query(f"INSERT INTO {name} (v) SELECT seq FROM seq_1_to_2000", database)
+    stop = threading.Event()
+
+    def write() -> None:
+        with mariadb.connect(database, autocommit=False) as connection:
+            cursor = connection.cursor()
+            while not stop.is_set():
+                for name in ("a", "b", "c"):
+                    cursor.execute(f"INSERT INTO {name} (v) VALUES (1)")
+                connection.commit()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    counts: dict[str, int] = {}
+    try:
+        with source_of(mariadb, database, snapshot_workers=3).snapshot() as snapshot:
+
+            def count(place: int) -> None:
+                chosen = snapshot.tables[place]
+                counts[chosen.name] = sum(len(rows) for rows in snapshot.rows(chosen))
+
+            threads = [threading.Thread(target=count, args=(i,)) for i in range(3)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert all(snapshot.estimate(chosen) is not None for chosen in snapshot.tables)
+    finally:
+        stop.set()
+        writer.join()
+    assert len(set(counts.values())) == 1
+    assert counts["a"] >= 2000
+
+
+def test_part_of_a_table_and_a_reader_that_stops(mariadb: MariaDB, database: str) -> None:
+    mariadb.query("CREATE TABLE t (id INT PRIMARY KEY, v VARCHAR(100))", database)
+    mariadb.query("INSERT INTO t SELECT seq, REPEAT('x', 100) FROM seq_1_to_20000", database)
+    source = source_of(mariadb, database, snapshot_workers=1)
+    with source.snapshot() as snapshot:
+        (chosen,) = snapshot.tables
+        rows = [row for some in snapshot.rows(chosen, where="id % 2 = 0") for row in some]
+        assert len(rows) == 10_000
+        with pytest.raises(CaptureError, match="syntax"):
+            list(snapshot.rows(chosen, where="id ="))
+    with source.snapshot() as snapshot:
+        (chosen,) = snapshot.tables
+        begun = snapshot.rows(chosen)
+        assert next(begun)
+        begun.close()  # type: ignore[attr-defined]
+        with pytest.raises(DatabaseUnreachableError):
+            list(snapshot.rows(chosen))

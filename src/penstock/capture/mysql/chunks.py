@@ -4,12 +4,18 @@ The snapshot for a chunk is taken between two transactions of the stream, so its
 behind the stream's (the binlog may be ahead of the tables for a moment; then it is taken again).
 The stream goes on up to that position, and there the chunk belongs: every change before it is in
 the rows, every later one comes later.
+
+MySQL does not tell the position of a snapshot. With GTIDs, the chunk is read without any lock once
+all that the stream has told is in the tables; it belongs where the binlog ends afterwards, and rows
+that change on the way there are left out, for the stream tells them (the watermark method). Without
+GTIDs the snapshot begins under a global read lock, as the initial one does.
 """
 
 from __future__ import annotations
 
 import threading
 from base64 import b64decode
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from struct import pack, unpack
 from time import time_ns
@@ -19,18 +25,36 @@ import orjson
 
 from penstock.capture.mysql import types
 from penstock.capture.mysql.blocks import Blocks
-from penstock.capture.mysql.connection import Address, Connection, Server, connect, explained, query
+from penstock.capture.mysql.connection import (
+    Address,
+    Connection,
+    Server,
+    TableChangedError,
+    binlog_end,
+    connect,
+    explained,
+    query,
+)
 from penstock.capture.mysql.replication import force_close
 from penstock.capture.mysql.schema import Chooser, KnownTable, known_tables
-from penstock.capture.mysql.snapshot import Begun, begin, file_number, select_of, select_rows
+from penstock.capture.mysql.snapshot import (
+    Begun,
+    begin,
+    begin_unlocked,
+    file_number,
+    select_of,
+    select_rows,
+)
 from penstock.capture.mysql.textrows import quoted, row_decoder
 from penstock.capture.mysql.types import Modes, Native
 from penstock.capture.mysql.values import decimal_string
 from penstock.capture.source import (
     NULL,
+    TRUNCATE,
     CaptureError,
     Chunk,
     ChunkRequest,
+    Part,
     Position,
     Row,
     Table,
@@ -38,6 +62,8 @@ from penstock.capture.source import (
 
 _TRIES: Final = 400
 _PAUSE_S: Final = 0.005
+_EXECUTED_S: Final = 30
+_ALTERED_TRIES: Final = 20
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -47,6 +73,52 @@ class Place(tuple[int, int]):
     @classmethod
     def of(cls, file: str, at: int) -> Place:
         return cls((file_number(file), at))
+
+
+@dataclass(slots=True)
+class Ready:
+    """A chunk that waits for its place in the stream."""
+
+    place: Place
+    chunk: Chunk
+    # Whether rows that change before its place are left out.
+    watches: bool = False
+    _touched: set[Row] = field(default_factory=set)
+    _emptied: bool = False
+    # The table's key changed on the way: the chunk must be read again.
+    spoiled: bool = False
+
+    def see(self, part: Part) -> None:
+        """A part of the stream before its place."""
+        if not self.watches:
+            return
+        mine = self.chunk.table
+        for change in part.changes:
+            table = change.table
+            if (table.database, table.name) != (mine.database, mine.name):
+                continue
+            names = [column.name for column in table.columns]
+            if change.op == TRUNCATE:
+                self._emptied = True
+            elif table.key != mine.key:
+                self.spoiled = True
+            else:
+                key = [names.index(part) for part in table.key]
+                for row in filter(None, (change.before, change.after)):
+                    self._touched.add(tuple(row[i] for i in key))
+
+    def finished(self) -> Chunk:
+        """The chunk, at its place."""
+        chunk = self.chunk
+        if self._emptied:
+            chunk.rows = []
+        elif self._touched:
+            names = [column.name for column in chunk.table.columns]
+            key = [names.index(part) for part in chunk.table.key]
+            chunk.rows = [
+                row for row in chunk.rows if tuple(row[i] for i in key) not in self._touched
+            ]
+        return chunk
 
 
 class ChunkReader:
@@ -64,8 +136,21 @@ class ChunkReader:
         self._connection: Connection | None = None
         self._pause = threading.Event()
 
-    def read(self, request: ChunkRequest, reached: Position) -> tuple[Place, Chunk]:
+    def read(self, request: ChunkRequest, reached: Position) -> Ready:
         """The chunk, and the place of the stream where it belongs: not before `reached`."""
+        for _ in range(_ALTERED_TRIES):
+            try:
+                return self._read(request, reached)
+            except TableChangedError as error:
+                changed = error
+                self._pause.wait(_PAUSE_S)
+        # A condition may name a column that is not there.
+        return Ready(Place((0, 0)), _problem(request, str(changed)))
+
+    def _read(self, request: ChunkRequest, reached: Position) -> Ready:
+        gtid = str(reached.get("gtid") or "")
+        if not self._server.is_mariadb and gtid:
+            return self._read_watched(request, gtid)
         now = Place.of(str(reached["file"]), int(reached["pos"]))
         with explained(self._address):
             if self._connection is None:
@@ -74,12 +159,29 @@ class ChunkReader:
                 begun = begin([self._connection], self._server)
                 place = Place.of(begun.file, begun.at)
                 if place >= now:
-                    return place, self._select(request, begun)
+                    return Ready(place, self._select(request, begun))
                 self._pause.wait(_PAUSE_S)
         raise CaptureError(
             f"the tables stay behind the binlog: {begun.file}:{begun.at} after {_TRIES} tries, the"
             f" stream is at {reached['file']}:{reached['pos']}"
         )
+
+    def _read_watched(self, request: ChunkRequest, gtid: str) -> Ready:
+        with explained(self._address):
+            if self._connection is None:
+                self._connection = connect(self._address)
+            waited = "SELECT WAIT_FOR_EXECUTED_GTID_SET(%s, %s)"
+            if query(self._connection, waited, (gtid, _EXECUTED_S))[0][0] != 0:
+                raise CaptureError(
+                    f"the tables stay behind the binlog for {_EXECUTED_S} s; the stream is at"
+                    f" {gtid}"
+                )
+            begin_unlocked(self._connection)
+            file, at, executed = binlog_end(self._connection, self._server)
+            chunk = self._select(request, Begun(file, at, executed, []))
+            if self._connection is not None:
+                file, at, _ = binlog_end(self._connection, self._server)
+        return Ready(Place.of(file, at), chunk, watches=True)
 
     def _select(self, request: ChunkRequest, begun: Begun) -> Chunk:
         assert self._connection is not None
@@ -97,6 +199,9 @@ class ChunkReader:
         try:
             for some in select_rows(self._connection, self._address, sql, decode):
                 rows += some
+        except TableChangedError:
+            query(self._connection, "ROLLBACK")
+            raise
         except CaptureError as error:
             self.close()
             if error.retriable:

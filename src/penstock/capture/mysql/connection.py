@@ -39,6 +39,8 @@ _UNREACHABLE: Final = frozenset(
     {1040, 1053, 1152, 1158, 1159, 1160, 1161, 1184, 1203, 1205, 1213, 1317, 1927, 2002, 2003, 2006,
      2013, 2014, 2055, 4031}
 )  # fmt: skip
+# The definition is newer than the snapshot, or the column or table is gone.
+_CHANGED: Final = frozenset({1412, 1054, 1146})
 _DENIED: Final = frozenset({1044, 1045, 1142, 1143, 1227, 1698})
 _URL_OPTIONS: Final = frozenset({"ssl_ca", "ssl_cert", "ssl_key", "ssl_mode"})
 _SSL_MODES: Final = ("disabled", "preferred", "required", "verify_ca", "verify_identity")
@@ -47,6 +49,13 @@ _SESSION: Final = (
     "SET SESSION time_zone = '+00:00', sql_mode = '', wait_timeout = 86400,"
     " net_write_timeout = 3600, net_read_timeout = 3600"
 )
+
+
+class TableChangedError(CaptureError):
+    """A table was altered between two looks at it."""
+
+    retriable = True
+    advice = "Try again; a snapshot needs a moment without ALTER TABLE."
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +118,8 @@ def explained(where: object) -> Iterator[None]:
     except pymysql.MySQLError as error:
         code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
         text = str(error.args[1]) if len(error.args) > 1 else str(error)
+        if code in _CHANGED:
+            raise TableChangedError(f"{where}: {text}") from error
         if code in _DENIED:
             raise CaptureError(f"{where}: {text}", advice=_GRANT) from error
         if code in _UNREACHABLE or isinstance(error, pymysql.err.InterfaceError):

@@ -91,6 +91,12 @@ def _begin_one(connection: Connection) -> tuple[str, int]:
     return file, int(known["binlog_snapshot_position"])
 
 
+def begin_unlocked(connection: Connection) -> None:
+    """Begin a snapshot at nobody knows which position."""
+    query(connection, _REPEATABLE)
+    query(connection, _BEGIN)
+
+
 def _begin_locked(connections: Sequence[Connection], server: Server) -> Begun:
     first = connections[0]
     query(first, f"SET SESSION lock_wait_timeout = {_LOCK_WAIT_S}")

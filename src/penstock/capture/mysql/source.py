@@ -24,7 +24,7 @@ from time import monotonic
 from typing import Any, Final
 
 from penstock.capture.mysql.checks import checks
-from penstock.capture.mysql.chunks import ChunkReader, Place
+from penstock.capture.mysql.chunks import ChunkReader, Place, Ready
 from penstock.capture.mysql.connection import (
     Address,
     Connection,
@@ -176,14 +176,17 @@ class MysqlSource(Source):
         reader = ChunkReader(
             self._address, server, self._chooser, self._modes, self._name, self.kind
         )
-        waiting: deque[tuple[Place, Chunk]] = deque()
+        waiting: list[Ready] = []
         asked, told = self._asked, monotonic()
         try:
             for messages in dump.events(idle_s):
                 for raw in messages:
                     found = assembler.feed(raw)
                     if found is not None:
-                        yield from found
+                        for part in found:
+                            if waiting:
+                                waiting[0].see(part)
+                            yield part
                         told = monotonic()
                     if (asked or waiting) and assembler.at_boundary:
                         yield from self._chunks(reader, assembler, waiting)
@@ -197,19 +200,23 @@ class MysqlSource(Source):
             reader.close()
 
     def _chunks(
-        self, reader: ChunkReader, assembler: Assembler, waiting: deque[tuple[Place, Chunk]]
+        self, reader: ChunkReader, assembler: Assembler, waiting: list[Ready]
     ) -> Iterator[Chunk]:
-        """Between transactions: the chunks that belong here; and the next one is read."""
+        """Between transactions: the chunk that belongs here; and the next one is read."""
         here = Place.of(assembler.file, assembler.at)
-        while waiting and waiting[0][0] <= here:
-            yield waiting.popleft()[1]
+        if waiting and waiting[0].place <= here:
+            ready = waiting.pop()
+            if ready.spoiled:
+                self._asked.appendleft(ready.chunk.request)
+            else:
+                yield ready.finished()
         until = monotonic() + _CHUNKS_S
         while self._asked and not waiting and monotonic() < until:
-            found = reader.read(self._asked.popleft(), assembler.position)
-            if found[0] <= here or found[1].problem:
-                yield found[1]
+            ready = reader.read(self._asked.popleft(), assembler.position)
+            if ready.place <= here or ready.chunk.problem:
+                yield ready.chunk
             else:
-                waiting.append(found)
+                waiting.append(ready)
 
     def _context(self, side: Connection, server: Server) -> Context:
         def table_now(database: str, name: str) -> Table | None:
@@ -265,6 +272,10 @@ class MysqlSource(Source):
             raise PositionLostError(f"{dict(position)} is not a position in a binlog")
         mode, gtid = self._options["gtid"], str(start.get("gtid") or "")
         moved = start.get("server") not in (None, server.uid)
+        if server.is_mariadb and gtid and not moved and mode != "always":
+            # A server that was set up anew has other transactions at the same place.
+            found = _gtid_at(side, start)
+            moved = bool(found) and set(found.split(",")) != set(gtid.split(","))
         if mode == "always" or (moved and mode == "auto"):
             if not gtid:
                 raise PositionLostError(
@@ -279,13 +290,18 @@ class MysqlSource(Source):
         if moved:
             raise PositionLostError(
                 f"{self._address} is another server ({server.uid}) than the one the position is of"
-                f" ({start['server']})",
+                f" ({start.get('server')}), or was set up anew",
                 advice="Set the option gtid=auto to go on by GTID, or take a new snapshot.",
             )
         if not gtid and server.is_mariadb:
-            place = (start["file"], start["pos"])
-            start["gtid"] = query(side, "SELECT BINLOG_GTID_POS(%s, %s)", place)[0][0]
+            start["gtid"] = _gtid_at(side, start)
         return start, None
+
+
+def _gtid_at(side: Connection, place: Mapping[str, Any]) -> str:
+    """MariaDB's GTID position at a place of the binlog; empty if there is no such place."""
+    found = query(side, "SELECT BINLOG_GTID_POS(%s, %s)", (place["file"], place["pos"]))
+    return str(found[0][0] or "")
 
 
 def _options(given: Mapping[str, str]) -> dict[str, str]:
