@@ -199,3 +199,23 @@ def test_an_xa_transaction_counts_when_it_is_committed(
 @pytest.mark.timeout(240)
 def test_chunks_are_exact(mysql: MySQL, database: str, seed: int) -> None:
     check_chunks(mysql, database, seed, watched=True)
+
+
+def test_tls_and_the_passwords_of_mysql_8(mysql: MySQL, database: str) -> None:
+    mysql.query("CREATE TABLE t (id INT PRIMARY KEY, v VARCHAR(200))", database)
+    user = f"u{database}"
+    mysql.query(f"CREATE USER {user}@'%' IDENTIFIED WITH caching_sha2_password BY 'p'")
+    mysql.query(f"GRANT ALL ON *.* TO {user}@'%'")
+    url = mysql.url(database, user=user, password="p")
+    authority = mysql.folder / "data" / "ca.pem"
+    modes = ["ssl_mode=disabled", "ssl_mode=required", f"ssl_mode=verify_ca&ssl_ca={authority}"]
+    expected = [[b"%d" % i for i in range(number, number + 500)] for number in (0, 1000, 2000)]
+    for number, mode in enumerate(modes):
+        source = source_of(mysql, database, url=f"{url}?{mode}")
+        position = snapshot_of(source)[1]
+        first = number * 1000
+        rows = ", ".join(f"({i}, REPEAT('x', 200))" for i in range(first, first + 500))
+        mysql.query(f"INSERT INTO t VALUES {rows}", database)
+        items, _ = read_to_end(mysql, source, position)
+        assert [c.after[0] for c in changes_of(items) if c.after] == expected[number]
+    mysql.query(f"DROP USER {user}@'%'")

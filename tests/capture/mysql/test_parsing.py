@@ -10,6 +10,7 @@ from contextlib import suppress
 from decimal import Decimal
 from random import Random
 
+import cramjam
 import orjson
 import pytest
 from hypothesis import given
@@ -132,6 +133,105 @@ def test_no_bytes_at_all_break_the_parser(data: bytes, checksum: bool) -> None:
     with suppress(CaptureError):
         for _ in mine.feed(data) or ():
             pass
+
+
+# -- groups that no server here makes --------------------------------------------------------------
+
+
+def event(kind: int, body: bytes, end: int) -> bytes:
+    head = binlog.HEADER.pack(1_700_000_000, kind, 1, len(body) + 23, end, 0)
+    return head + body + struct.pack("<I", zlib.crc32(head + body))
+
+
+def statement(sql: str, end: int) -> bytes:
+    return event(binlog.QUERY, struct.pack("<IIBHH", 7, 0, 2, 0, 0) + b"db\0" + sql.encode(), end)
+
+
+def transaction(events: list[bytes]) -> tuple[list[bytes], list[bytes]]:
+    """What is before the first transaction with rows, and its events."""
+    first = next(i for i, raw in enumerate(events) if raw[4] == binlog.TABLE_MAP)
+    begin = max(i for i in range(first) if events[i][4] == binlog.MARIADB_GTID)
+    end = next(i for i in range(first, len(events)) if events[i][4] == binlog.XID)
+    return events[:begin], [e for e in events[begin : end + 1] if e[4] != binlog.ANNOTATE]
+
+
+def test_a_group_that_ends_with_a_rollback_is_not_told(events: list[bytes]) -> None:
+    before, (gtid, *rows, xid) = transaction(events)
+    end = int.from_bytes(xid[13:17], "little")
+    assert feed([*before, gtid, *rows, statement("ROLLBACK", end)]) == []
+    told = feed([*before, gtid, *rows, statement("COMMIT", end)])
+    assert [c.op for c in told] == ["c", "c"]
+    undone = [statement("SAVEPOINT `a`", end), *rows, statement("ROLLBACK TO `a`", end)]
+    again = feed([*before, gtid, *rows, *undone, statement("COMMIT", end)])
+    assert [c.after for c in again] == [c.after for c in told]
+
+
+def test_a_rollback_of_what_was_handed_on_stops_the_capture(events: list[bytes]) -> None:
+    before, (gtid, *rows, xid) = transaction(events)
+    mine = assembler()
+    mine._context.held_max_bytes = 10
+    parts = [part for raw in [*before, gtid, *rows] for part in mine.feed(raw) or ()]
+    assert [part.is_last for part in parts] == [False]
+    with pytest.raises(CaptureError, match="rolled back"):
+        mine.feed(statement("ROLLBACK", int.from_bytes(xid[13:17], "little")))
+
+
+@pytest.mark.parametrize("held", [1 << 20, 10])
+@pytest.mark.parametrize("packed", [True, False])
+def test_transactions_that_mysql_compressed(events: list[bytes], packed: bool, held: int) -> None:
+    before, (gtid, *rows, xid) = transaction(events)
+    inner = b"".join(
+        raw[:9] + struct.pack("<I", len(raw) - 4) + raw[13:-4]
+        for raw in (statement("BEGIN", 0), *rows, xid)
+    )
+    body = bytes(cramjam.zstd.compress(inner)) if packed else inner
+    fields = b"\x02\x01\x00" if packed else b"\x02\x03\xfc\xff\x00"
+    size = b"\xfd" + len(inner).to_bytes(3, "little")
+    head = fields + b"\x03\x04" + size + b"\x01\x04" + b"\xfd" + len(body).to_bytes(3, "little")
+    whole = event(binlog.PAYLOAD, head + b"\x00" + body, int.from_bytes(xid[13:17], "little"))
+    expected = feed([*before, gtid, *rows, xid])
+    mine = assembler()
+    mine._context.held_max_bytes = held
+    parts = [part for raw in [*before, gtid, whole] for part in mine.feed(raw) or ()]
+    assert [c.after for part in parts for c in part.changes] == [c.after for c in expected]
+    assert [part.is_last for part in parts].count(True) == 1
+    assert parts[-1].position["pos"] == int.from_bytes(xid[13:17], "little")
+    damaged = event(binlog.PAYLOAD, head + b"\x00" + body[:-5], 0)
+    with pytest.raises(CaptureError):
+        for _ in assembler_after([*before, gtid]).feed(damaged) or ():
+            pass
+
+
+def assembler_after(events: list[bytes]) -> Assembler:
+    mine = assembler()
+    for raw in events:
+        assert mine.feed(raw) is None
+    return mine
+
+
+@pytest.mark.parametrize(
+    ("kind", "match"),
+    [
+        (binlog.INCIDENT, "lost changes"),
+        (binlog.PARTIAL_UPDATE, "part of its JSON"),
+        (binlog.GTID_TAGGED, "tagged GTID"),
+        (binlog.BEGIN_LOAD, "LOAD DATA"),
+    ],
+)
+def test_what_cannot_be_told_stops_the_capture(events: list[bytes], kind: int, match: str) -> None:
+    with pytest.raises(CaptureError, match=match):
+        assembler_after(events[:1]).feed(event(kind, bytes(50), 500))
+
+
+def test_positions_beyond_four_gigabytes(events: list[bytes]) -> None:
+    before, (gtid, *rows, xid) = transaction(events)
+    mine = assembler_after(before)
+    mine.at = (1 << 32) - 100
+    for raw in (gtid, *rows):
+        # Their ends are small numbers: the counter has turned over.
+        mine.feed(raw)
+    parts = list(mine.feed(xid) or ())
+    assert parts[-1].position["pos"] == (1 << 32) + int.from_bytes(xid[13:17], "little")
 
 
 # -- statements ------------------------------------------------------------------------------------
