@@ -11,7 +11,7 @@ from tests.spark.killing import KillRun, Kind
 KINDS: list[Kind] = ["driver", "group", *["worker"] * 4, *["broker"] * 4]  # type: ignore[list-item]
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_nothing_is_lost_or_doubled_by_ten_kills(tmp_path: Path, seed: int) -> None:
     run = KillRun(tmp_path, seed)
     run.rng.shuffle(KINDS)

@@ -13,6 +13,8 @@ orders = (
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from penstock.spark.flows.declare import flow, stream, table, topic
 from penstock.spark.registering import register
 
@@ -20,4 +22,27 @@ from penstock.spark.registering import register
 from penstock.spark.session import session
 from penstock.spark.source.lag import Lag, lag
 
-__all__ = ["Lag", "flow", "lag", "register", "session", "stream", "table", "topic"]
+if TYPE_CHECKING:
+    from penstock.spark.sink import write, write_stream
+
+__all__ = [
+    "Lag",
+    "flow",
+    "lag",
+    "register",
+    "session",
+    "stream",
+    "table",
+    "topic",
+    "write",
+    "write_stream",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """What writes is loaded when it is used: tasks that read need none of it."""
+    if name not in {"write", "write_stream"}:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from penstock.spark import sink
+
+    return getattr(sink, name)

@@ -26,6 +26,7 @@ from penstock.spark.sink import (
     write_stream,
 )
 from penstock.spark.sink.exactly_once import DRIVER_BYTES
+from penstock.testing import Broker
 from tests.spark.sink.log import committed, end_of_marks, make_topic, partition_of, values
 
 PARTITIONS = 3
@@ -160,7 +161,10 @@ def test_a_failed_batch_leaves_nothing_and_is_written_anew(
     sink.close()
 
 
-def test_a_batch_that_is_larger_than_the_driver_takes(spark: SparkSession, bootstrap: str) -> None:
+def test_a_batch_that_is_larger_than_the_driver_takes(
+    spark: SparkSession, log_broker: Broker
+) -> None:
+    bootstrap = log_broker.bootstrap
     topic = make_topic(bootstrap)
     sink = sink_of(bootstrap, topic, driver_bytes=150_000)
     noise = F.sha2(F.col("id").cast("string"), 512)
@@ -201,7 +205,8 @@ def test_a_commit_of_unknown_outcome_is_looked_up(
     sink.close()
 
 
-def test_a_batch_without_rows_costs_nothing(spark: SparkSession, bootstrap: str) -> None:
+def test_a_batch_without_rows_costs_nothing(spark: SparkSession, log_broker: Broker) -> None:
+    bootstrap = log_broker.bootstrap
     topic = make_topic(bootstrap)
     sink = sink_of(bootstrap, topic)
     sink.write_batch(numbers(spark, 0, 1), 0)
@@ -214,8 +219,9 @@ def test_a_batch_without_rows_costs_nothing(spark: SparkSession, bootstrap: str)
 
 
 def test_tables_are_written_whole_and_once_if_they_are_numbered(
-    spark: SparkSession, bootstrap: str
+    spark: SparkSession, log_broker: Broker
 ) -> None:
+    bootstrap = log_broker.bootstrap
     topic, name = make_topic(bootstrap), f"table-{uuid4()}"
     df = numbers(spark, 0, 10)
     for _ in range(2):
@@ -228,10 +234,9 @@ def test_tables_are_written_whole_and_once_if_they_are_numbered(
         write(df, bootstrap=bootstrap, topic=topic, name=name)
 
 
-@pytest.mark.parametrize("mode", ["exactly-once", "at-least-once"])
 @pytest.mark.timeout(300)
 def test_a_stream_from_topic_to_topic_over_restarts(
-    spark: SparkSession, bootstrap: str, mode: str, tmp_path: Path
+    spark: SparkSession, bootstrap: str, tmp_path: Path
 ) -> None:
     source, target = make_topic(bootstrap, 2), make_topic(bootstrap)
     name = f"stream-{uuid4().hex[:8]}"
@@ -253,7 +258,6 @@ def test_a_stream_from_topic_to_topic_over_restarts(
                 name=name,
                 checkpoint=tmp_path / "checkpoint",
                 bootstrap=bootstrap,
-                mode=mode,  # type: ignore[arg-type]
             )
             .trigger(availableNow=True)
             .start()

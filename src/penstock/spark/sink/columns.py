@@ -85,5 +85,13 @@ def prepare(df: DataFrame, topic: str | None) -> DataFrame:
     """The frame as the tasks get it; SinkError if it is not one that can be written."""
     schema = df.schema
     check(schema, topic)
-    names = [name for name in schema.names if name != "topic" or topic is None]
-    return df.select(*(F.col(name).cast(_KNOWN[name][2]).alias(name) for name in names))
+    if topic is not None and "topic" in schema.names:
+        df = df.drop("topic")
+    # Text is as good as bytes for the tasks; each change of the plan costs time in every batch.
+    casts = {
+        field.name: F.col(field.name).cast(_KNOWN[field.name][2])
+        for field in schema.fields
+        if isinstance(field.dataType, T.NullType | T.ByteType | T.ShortType)
+        and field.name in df.columns
+    }
+    return df.withColumns(casts) if casts else df

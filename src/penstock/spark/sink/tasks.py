@@ -30,6 +30,7 @@ from penstock.records.batch import CRC_START, next_sequence
 from penstock.spark.sink.errors import RepeatedTaskError, TaskError
 from penstock.spark.sink.packing import Form, Packer, Piece
 from penstock.spark.sink.target import Link, Target, drop, link
+from penstock.spark.source.workers import settle
 
 Place = tuple[str, int]
 
@@ -303,6 +304,7 @@ def _refuse_repetition() -> None:
 @contextmanager
 def _told(job: Job) -> Iterator[None]:
     """Errors leave in words for the driver, and nothing of a failed task is used again."""
+    settle()
     try:
         yield
     except BaseException as error:
