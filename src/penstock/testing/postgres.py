@@ -51,6 +51,7 @@ FOR_TESTS: Final = {
 }
 _START_TIMEOUT_S: Final = 60.0
 _POLL_S: Final = 0.02
+_PLENTY_BYTES: Final = 4 << 30
 _ATTEMPTS: Final = 3
 _WHEEL: Final = {"16": "pginstall", "18": "pginstall18"}
 
@@ -108,6 +109,14 @@ def _children(pid: int) -> list[int]:
     return [int(word) for word in done.stdout.split()]
 
 
+def _fast_place() -> str | None:
+    """Memory, if there is plenty: a server for tests makes and removes many files."""
+    place = Path("/dev/shm")
+    if not place.is_dir() or not os.access(place, os.W_OK):
+        return None
+    return str(place) if shutil.disk_usage(place).free >= _PLENTY_BYTES else None
+
+
 def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -123,7 +132,8 @@ class PostgresServer:
         self._installation = of or installation()
         self._settings = {**FOR_TESTS, **(settings or {})}
         self._owner = _unprivileged()
-        self.folder = Path(tempfile.mkdtemp(prefix="penstock-pg-"))
+        self.folder = Path(tempfile.mkdtemp(prefix="penstock-pg-", dir=_fast_place()))
+        self._programs: Path | None = None
         self._hand_over(self.folder)
         self.port = 0
         self._process: subprocess.Popen[bytes] | None = None
@@ -186,6 +196,8 @@ class PostgresServer:
         """Crash it, and leave nothing behind."""
         self.crash()
         shutil.rmtree(self.folder, ignore_errors=True)
+        if self._programs is not None:
+            shutil.rmtree(self._programs, ignore_errors=True)
 
     def connect(self, database: str = "postgres", **params: Any) -> psycopg.Connection[Any]:
         """A connection that commits each statement."""
@@ -285,7 +297,7 @@ class PostgresServer:
 
     def _reach_programs(self) -> None:
         """A wheel in root's home is out of reach for another user: then use a copy."""
-        if self._owner is None or self._installation.home.is_relative_to(self.folder):
+        if self._owner is None or self._programs is not None:
             return
         try:
             subprocess.run(
@@ -297,7 +309,9 @@ class PostgresServer:
                 **self._as_owner(),
             )
         except (PermissionError, subprocess.CalledProcessError):
-            home = self.folder / "programs" / self._installation.home.name
+            self._programs = Path(tempfile.mkdtemp(prefix="penstock-pg-programs-"))
+            self._programs.chmod(0o755)
+            home = self._programs / "programs" / self._installation.home.name
             shutil.copytree(self._installation.home, home, symlinks=True)
             libraries = self._installation.home.parent.with_suffix(".libs")
             if libraries.exists():

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import psycopg
 import pytest
 
 from penstock.capture.postgres.source import PostgresSource
-from penstock.capture.source import DatabaseUnreachableError, Idle, Item, Part, PositionLostError
+from penstock.capture.source import (
+    Chunk,
+    ChunkRequest,
+    DatabaseUnreachableError,
+    Idle,
+    Item,
+    Part,
+    PositionLostError,
+)
 from penstock.testing.postgres import PostgresServer
 from tests.capture.postgres.rebuilding import (
     Connection,
@@ -224,3 +233,80 @@ def test_a_reader_that_is_not_there_is_reported(database: str, sql: Connection) 
         assert after.retained_bytes >= after.lag_bytes
         assert after.details["active"] == "no"
         assert int(after.details["wal_bytes_per_s"]) > 0
+
+
+def test_a_commit_that_nobody_sees_yet() -> None:
+    """In the log and in the stream, but invisible: it waits for a standby that is not there.
+
+    A chunk that was read now would bring back what the commit has changed.
+    """
+    with own_server() as server:
+        url = server.create_database()
+        local = "-c synchronous_commit=local"
+        with ExitStack() as stack:
+            sql = stack.enter_context(psycopg.connect(url, autocommit=True, options=local))
+            sql.execute("CREATE TABLE t (id int PRIMARY KEY, a text)")
+            sql.execute("INSERT INTO t VALUES (1, 'old')")
+            source = stack.enter_context(opened(url))
+            rebuilt = start(source)
+            sql.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+            sql.execute("SELECT pg_reload_conf()")
+            eventually(lambda: _setting(url) == "nobody")
+            writer = stack.enter_context(psycopg.connect(url, autocommit=True))
+            thread = threading.Thread(target=writer.execute, args=("UPDATE t SET a = 'new'",))
+            thread.start()
+            stack.callback(thread.join)
+            stack.callback(_without_standby, sql)
+            # By a stream that has told the commit itself, and by one that goes on behind it.
+            for _ in range(2):
+                stream = source.stream(rebuilt.position)
+                while rebuilt.rows("public.t")[1,]["a"] != "new":
+                    rebuilt.apply(next(stream))
+                assert sql.execute("SELECT a FROM t").fetchone() == ("old",)
+                source.ask(ChunkRequest("1", "public.t", None, 10))
+                found = [next(stream) for _ in range(30)]
+                assert not any(isinstance(item, Chunk) for item in found)
+                stream.close()  # type: ignore[attr-defined]
+                catch_up(source, rebuilt, sql)
+            _without_standby(sql)
+            thread.join()
+            stream = source.stream(rebuilt.position)
+            chunk = next(item for item in stream if isinstance(item, Chunk))
+            assert chunk.rows == [(b"1", b'"new"')]
+
+
+def _without_standby(sql: Connection) -> None:
+    sql.execute("ALTER SYSTEM RESET synchronous_standby_names")
+    sql.execute("SELECT pg_reload_conf()")
+
+
+def _setting(url: str) -> str:
+    with psycopg.connect(url) as connection:
+        row = connection.execute("SHOW synchronous_standby_names").fetchone()
+        assert row is not None
+        return str(row[0])
+
+
+def test_a_transaction_in_progress_survives_what_is_confirmed(
+    database: str, sql: Connection
+) -> None:
+    """It began before the position and is committed behind it: it comes as a whole."""
+    sql.execute("CREATE TABLE t (id int PRIMARY KEY, a text)")
+    with opened(database) as source:
+        rebuilt = start(source)
+        with psycopg.connect(database) as other:
+            other.execute("INSERT INTO t SELECT g, repeat('x', 99) FROM generate_series(1, 2000) g")
+            sql.execute("INSERT INTO t VALUES (-1, 'meanwhile')")
+            catch_up(source, rebuilt, sql, confirm=True)
+            before = rebuilt.position["lsn"]
+            follow(
+                source,
+                rebuilt,
+                lambda: (source.status().position or {"lsn": 0})["lsn"] >= before,
+                confirm=True,
+            )
+            assert list(rebuilt.rows("public.t")) == [(-1,)]
+            other.execute("INSERT INTO t VALUES (-2, 'last')")
+        catch_up(source, rebuilt, sql)
+        assert_same(rebuilt, sql, "public.t")
+        assert len(rebuilt.rows("public.t")) == 2002

@@ -19,12 +19,14 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic, time_ns
 from typing import Final
 from uuid import uuid4
 
 import orjson
+import psycopg
 from psycopg import sql
 
 from penstock.capture.postgres.catalog import Catalog, TableInfo
@@ -105,6 +107,18 @@ class _Work:
     read: _Read | None = None
     problem: str = ""
     error: BaseException | None = None
+    # Nobody waits for it any more.
+    given_up: threading.Event = field(default_factory=threading.Event)
+    thread: threading.Thread | None = None
+    connection: Connection | None = None
+
+    def give_up(self) -> None:
+        """End the reading, wherever it is; its thread ends soon."""
+        self.given_up.set()
+        connection = self.connection
+        if connection is not None:
+            with suppress(psycopg.Error):
+                connection.cancel()
 
 
 class Chunker:
@@ -130,23 +144,26 @@ class Chunker:
         self._suspects: frozenset[int] = frozenset()
         self._suspect_until = 0.0
         self._work: _Work | None = None
-        self._thread: threading.Thread | None = None
-        self._stopped = threading.Event()
-        self._connection: Connection | None = None
 
     def ask(self, request: ChunkRequest) -> None:
         if len(self._requests) >= QUEUE_MAX:
             raise CaptureError(f"{QUEUE_MAX} chunks were asked for and not yet read")
         self._requests.append(request)
 
-    def begin(self, snapshot: str) -> None:
-        """The stream begins; `snapshot` is what pg_current_snapshot() says then."""
-        self._suspects = Visibility.parse(snapshot).running
+    def begin(self, connection: Connection) -> None:
+        """The stream begins."""
+        # Every transaction with a number holds a lock on it, until everyone can see what it did.
+        rows = connection.execute(
+            """SELECT transactionid::text FROM pg_catalog.pg_locks
+               WHERE locktype = 'transactionid' AND mode = 'ExclusiveLock' AND granted"""
+        )
+        self._suspects = frozenset(int(row[0]) for row in rows)
         self._suspect_until = monotonic() + SETTLE_S
         self._seen.clear()
         self._newest = None
         work, self._work = self._work, None
         if work is not None:
+            work.give_up()
             self._requests.appendleft(work.request)
 
     def observe(self, part: Part) -> None:
@@ -183,12 +200,10 @@ class Chunker:
 
     def _start(self, request: ChunkRequest, limit: int) -> None:
         self._work = work = _Work(request, limit, frozenset(self._seen), self._newest)
-        if self._thread is not None:
-            self._thread.join()
-        self._thread = threading.Thread(
+        work.thread = threading.Thread(
             target=self._run, args=(work,), name="penstock-chunk", daemon=True
         )
-        self._thread.start()
+        work.thread.start()
 
     def marked(self, content: bytes) -> Chunk | None:
         """A mark is in the stream: the chunk that belongs here, if it is ours."""
@@ -215,18 +230,16 @@ class Chunker:
         return Chunk(work.request, table, rows, source, ts_us, read.last_key, read.is_last)
 
     def close(self) -> None:
-        self._stopped.set()
-        connection = self._connection
-        if connection is not None:
-            connection.close()
-        if self._thread is not None:
-            self._thread.join()
+        work, self._work = self._work, None
+        if work is not None and work.thread is not None:
+            work.give_up()
+            work.thread.join()
 
     def _run(self, work: _Work) -> None:
         """The thread: read, then write the mark."""
         try:
             connection = self._url.connect(application=self._application)
-            self._connection = connection
+            work.connection = connection
             try:
                 try:
                     work.read = self._read(connection, work)
@@ -235,20 +248,21 @@ class Chunker:
                     if error.retriable:
                         raise
                     work.problem = str(error)
+                if work.given_up.is_set():
+                    return
                 with explained("cannot mark a chunk in the log"):
                     connection.execute(
                         "SELECT pg_catalog.pg_logical_emit_message(true, %s, %s)",
                         (MARK, work.mark),
                     )
             finally:
-                self._connection = None
+                work.connection = None
                 connection.close()
         except BaseException as error:  # told to the thread that reads the stream
-            if not self._stopped.is_set():
-                work.error = error
+            work.error = error
 
     def _read(self, connection: Connection, work: _Work) -> _Read | None:
-        while not self._stopped.is_set():
+        while not work.given_up.is_set():
             with explained(f"cannot read a chunk of {work.request.table}"):
                 name = connection.execute(
                     """SELECT n.nspname, c.relname FROM pg_catalog.pg_class c
@@ -264,7 +278,7 @@ class Chunker:
                     found = self._attempt(connection, work, sql.Identifier(*name))
             if work.problem or found is not None:
                 return found
-            self._stopped.wait(_RETRY_S)
+            work.given_up.wait(_RETRY_S)
         return None
 
     def _attempt(self, connection: Connection, work: _Work, name: sql.Identifier) -> _Read | None:
@@ -274,7 +288,7 @@ class Chunker:
         row = connection.execute("SELECT pg_catalog.pg_current_snapshot()::text").fetchone()
         assert row is not None
         visible = Visibility.parse(row[0])
-        if self._too_old(visible, work):
+        if self._too_old(connection, visible, work):
             return None
         catalog = self._catalog_of(connection)
         info = next(
@@ -290,12 +304,23 @@ class Chunker:
             return None
         return self._rows(connection, work, relation, info, visible)
 
-    def _too_old(self, visible: Visibility, work: _Work) -> bool:
+    def _too_old(self, connection: Connection, visible: Visibility, work: _Work) -> bool:
         if work.before & visible.running:
             return True
         if work.newest is not None and not precedes(work.newest, visible.xmax):
             return True
-        return bool(self._suspects & visible.running) and monotonic() < self._suspect_until
+        suspects = {xid for xid in self._suspects if not visible.sees(xid)}
+        if not suspects:
+            return False
+        if monotonic() < self._suspect_until:
+            return True
+        # Still running after that: an ordinary long transaction, or one whose commit is in the log
+        # and waits for a synchronous standby, which can take as long as it likes.
+        rows = connection.execute(
+            """SELECT backend_xid::text FROM pg_catalog.pg_stat_activity
+               WHERE wait_event = 'SyncRep' AND backend_xid IS NOT NULL"""
+        )
+        return any(int(row[0]) in suspects for row in rows)
 
     def _rows(
         self,

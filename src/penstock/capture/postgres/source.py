@@ -265,9 +265,7 @@ class PostgresSource(Source):
                         f"the publication {options.publication} is gone",
                         advice="Remove the capture and add it again; it takes a new snapshot.",
                     )
-                row = control.execute("SELECT pg_catalog.pg_current_snapshot()::text").fetchone()
-            assert row is not None
-            self._chunker.begin(row[0])
+                self._chunker.begin(control)
             spool = Spool(options.spool_memory_bytes, options.spool_max_bytes)
             replication = Replication(self._url, application=self._application)
             try:
