@@ -44,7 +44,7 @@ CREATE, UPDATE, DELETE, READ, TRUNCATE, MESSAGE = "c", "u", "d", "r", "t", "m"
 
 
 class CaptureError(PenstockError):
-    """A database cannot be captured, or not any more; the message says why, the advice what to do."""
+    """A database cannot be captured, or not any more: why, and what to do about it."""
 
 
 class DatabaseUnreachableError(CaptureError):
@@ -56,7 +56,7 @@ class DatabaseUnreachableError(CaptureError):
 class PositionLostError(CaptureError):
     """The database has no longer what comes after the position: going on would skip changes."""
 
-    advice = "Take a new snapshot: penstock capture snapshot NAME --all"
+    advice = "Take a new snapshot: penstock capture snapshot --all"
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +199,7 @@ class SourceStatus:
     """How far the database is ahead of what was confirmed, as the database itself sees it."""
 
     position: Position | None
-    # What the database keeps because of this capture, and what it may keep at most (None: no bound).
+    # What the database keeps because of this capture, and the most it may keep (None: no bound).
     retained_bytes: int | None = None
     retained_limit_bytes: int | None = None
     lag_bytes: int | None = None
@@ -322,7 +322,7 @@ class Source(ABC):
 
     @abstractmethod
     def status(self) -> SourceStatus:
-        """How far behind the capture is, asked on a connection of its own; works without a stream."""
+        """How far behind it is, asked on a connection of its own; works without a stream."""
 
     @abstractmethod
     def close(self) -> None: ...
