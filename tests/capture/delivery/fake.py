@@ -154,6 +154,7 @@ class FakeSource(Source):
         changes_per_part: int = 2,
         rows_per_read: int = 2,
         checks: list[Check] | None = None,
+        pause_s: float = 0.0,
     ) -> None:
         self.settings = settings
         self.database = database
@@ -162,6 +163,8 @@ class FakeSource(Source):
         self._stop = stop
         self._changes_per_part = changes_per_part
         self._checks = checks or []
+        # Between parts, so that they do not all come together.
+        self._pause_s = pause_s
         self._requests: SimpleQueue[ChunkRequest] = SimpleQueue()
         self._closed = threading.Event()
         self.asked: list[ChunkRequest] = []
@@ -195,6 +198,7 @@ class FakeSource(Source):
                 for part in self._parts(changes, at):
                     self.happens("part")
                     yield part
+                    self._closed.wait(self._pause_s)
             try:
                 request = self._requests.get(timeout=self.settings.idle_ms / 1_000)
             except Empty:

@@ -363,9 +363,11 @@ def test_a_large_transaction_appears_at_once(log: str) -> None:
                 go_on.wait(60)
 
     data.commit(*(Step("a", number, "x") for number in range(100)))
-    with running(log, made, data, fuse=happens_too(happens), changes_per_part=1):
+    with running(log, made, data, fuse=happens_too(happens), changes_per_part=1) as it:
         assert waiting.wait(60)
+        eventually(lambda: it.status().events == 49)
         assert topic(log, made) == {}
+        assert state_in_log(log, made) == {"n": 0}
         go_on.set()
         eventually(lambda: len(topic(log, made)) == 100)
 
@@ -394,6 +396,12 @@ def test_a_transaction_that_takes_too_long_is_told_of(log: str) -> None:
 def _is_aborted(log: str, made: CaptureConfig) -> bool:
     with Cluster(log) as cluster:
         return described(cluster, made.transactional_id).state == "CompleteAbort"
+
+
+def state_in_log(log: str, made: CaptureConfig) -> Any:
+    with Cluster(log) as cluster:
+        state = state_of(cluster, made.name)
+    return None if state is None else state.position
 
 
 def test_events_are_counted_and_told(log: str) -> None:

@@ -80,9 +80,16 @@ def told(log: str, topic: str) -> list[tuple[str, Any, Any, Any]]:
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
-@given(TRANSACTIONS, TRANSACTIONS, FUSES, st.integers(1, 3), st.integers(1, 8))
+@given(
+    TRANSACTIONS,
+    TRANSACTIONS,
+    FUSES,
+    st.integers(1, 3),
+    st.integers(1, 8),
+    st.sampled_from([0.0, 0.003]),
+)
 def test_each_transaction_once(
-    log: str, first: Any, then: Any, fuses: list[int], part: int, batch: int
+    log: str, first: Any, then: Any, fuses: list[int], part: int, batch: int, pause_s: float
 ) -> None:
     data, name = database(), new_name()
     made = config(name, transaction_metadata=True, batch_changes=batch)
@@ -94,7 +101,7 @@ def test_each_transaction_once(
     began = len(data.log)
     for steps in then:
         data.commit(*steps)
-    run_and_crash(log, made, data, fuses, changes_per_part=part)
+    run_and_crash(log, made, data, fuses, changes_per_part=part, pause_s=pause_s)
     for table in "ab":
         assert told(log, f"{name}.{table}") == expected(data, began, table)
         assert rebuilt(records(log, f"{name}.{table}")) == data.rows[table]
