@@ -261,6 +261,59 @@ def test_chunks_are_exact_at_their_place(path: Path) -> None:
         assert "cannot be read" in replica.chunks[-1].problem
 
 
+USERS_TRIGGERS = """
+    CREATE TRIGGER touch AFTER UPDATE ON t BEGIN
+        UPDATE t SET touched = coalesce(touched, 0) + 1 WHERE id = new.id;
+    END;
+    CREATE TRIGGER shout AFTER INSERT ON t WHEN new.a NOTNULL BEGIN
+        UPDATE t SET a = upper(a) WHERE id = new.id;
+    END;
+    CREATE TRIGGER refuse AFTER INSERT ON t WHEN new.a = 'refuse' BEGIN
+        DELETE FROM t WHERE id = new.id;
+    END;
+    CREATE TRIGGER move AFTER INSERT ON t WHEN new.a = 'move' BEGIN
+        UPDATE t SET id = id + 1000 WHERE id = new.id;
+    END;
+    CREATE TRIGGER keep AFTER DELETE ON t WHEN old.a = 'KEEP' BEGIN
+        INSERT INTO t (id, a) VALUES (old.id, NULL);
+    END;
+    CREATE TRIGGER stay AFTER UPDATE OF id ON t WHEN old.a = 'STAY' BEGIN
+        INSERT INTO t (id, a) VALUES (old.id, NULL);
+    END;
+    CREATE TRIGGER vanish AFTER UPDATE ON t WHEN new.a = 'vanish' BEGIN
+        DELETE FROM t WHERE id = new.id;
+    END;
+"""
+
+
+@pytest.mark.parametrize("key", ["INTEGER", "INT", "TEXT"])
+@pytest.mark.parametrize("end", ["", "WITHOUT ROWID"])
+@pytest.mark.parametrize("first", ["theirs", "ours"])
+def test_users_triggers_change_the_same_rows(path: Path, key: str, end: str, first: str) -> None:
+    with user(path) as db, opened(path) as source:
+        db.execute(f"CREATE TABLE t (id {key} NOT NULL PRIMARY KEY, a, touched INT) {end}")
+        if first == "theirs":
+            db.executescript(USERS_TRIGGERS)
+        source.setup()
+        if first == "ours":
+            db.executescript(USERS_TRIGGERS)
+        replica = Replica()
+        replica.snapshot(source)
+        for statement in (
+            "INSERT INTO t (id, a) VALUES (1, 'x'), (2, 'refuse'), (3, 'move'), (4, 'keep')",
+            "INSERT INTO t (id, a) VALUES (5, 'stay'), (6, 'gone'), (7, 'other')",
+            "UPDATE t SET a = 'y' WHERE id = 1",
+            "DELETE FROM t WHERE id = 4",
+            "UPDATE t SET id = 50 WHERE id = 5",
+            "UPDATE t SET a = 'vanish' WHERE id = 6",
+            "UPDATE t SET id = 70, a = 'vanish' WHERE id = 7",
+            "REPLACE INTO t (id, a) VALUES (1, 'again')",
+        ):
+            db.execute(statement)
+            replica.follow(source)
+            assert_agree(path, source, replica)
+
+
 def test_users_do_not_notice_the_triggers(path: Path) -> None:
     with user(path) as db, opened(path) as source:
         db.execute("CREATE TABLE t (id INTEGER PRIMARY KEY, a UNIQUE)")

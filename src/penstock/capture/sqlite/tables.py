@@ -20,6 +20,7 @@ from penstock.capture.source import Column, ColumnType, SourceSettings, Table
 OURS: Final = "_penstock_"
 # A changelog has two columns for each, and SQLite allows 2,000 in a table.
 COLUMNS_MAX: Final = 990
+ROWID_NAMES: Final = ("rowid", "_rowid_", "oid")
 
 INTEGER, REAL, TEXT, BLOB, NUMERIC = "INTEGER", "REAL", "TEXT", "BLOB", "NUMERIC"
 _TYPES: Final = {INTEGER: "int64", REAL: "double", TEXT: "string", BLOB: "bytes"}
@@ -112,6 +113,14 @@ class Definition:
             key=self.key,
         )
 
+    @property
+    def row_name(self) -> str:
+        """The name by which SQLite finds a row quickest: a name of the rowid that no column has."""
+        if self.without_rowid or self.rowid_name:
+            return self.rowid_name
+        taken = {column.lower() for column, *_ in self.columns}
+        return next((name for name in ROWID_NAMES if name not in taken), "")
+
     def expression(self, column: str, of: str = "") -> str:
         """A column in SQL, of `old`, `new` or a table; the rowid by a name that nobody shadows."""
         prefix = f"{of}." if of else ""
@@ -194,7 +203,7 @@ def definition_of(
     rowid_name = ""
     if not key:
         taken = {column.lower() for column, *_ in described}
-        free = [alias for alias in ("rowid", "_rowid_", "oid") if alias not in taken]
+        free = [alias for alias in ROWID_NAMES if alias not in taken]
         if not free:
             return None
         rowid_name = free[0]

@@ -8,6 +8,11 @@ as it is. Nothing in a trigger can fail by what the user writes: no constraint, 
 Rows that were written after an ALTER TABLE and before the triggers were made anew are told apart
 by it, to the row.
 
+A trigger logs what is in the table at this moment, not what the statement meant to write: the row
+as it is now, a delete only if no row has the key. For users have triggers too, which change the
+same row again, and whose changes may be logged first: SQLite runs the newest trigger first.
+Whatever the order, the last that is logged of a key is then what the table holds.
+
 INSERT OR REPLACE and UPDATE OR REPLACE remove rows that are in the way of a UNIQUE constraint, and
 run no delete trigger for them. So before such a table is changed, the rows that agree with the new
 one in a unique index are noted down in `victims`; afterwards those that are really gone are logged
@@ -82,9 +87,9 @@ class Written:
     def triggers(self) -> dict[str, str]:
         """Triggers by name."""
         made = {
-            "insert": ("AFTER INSERT", self._gone() + self._log_row(OP_INSERT, new=True)),
-            "update": ("AFTER UPDATE", self._gone() + self._log_row(OP_UPDATE, old=True, new=True)),
-            "delete": ("AFTER DELETE", self._not_victim() + self._log_row(OP_DELETE, old=True)),
+            "insert": ("AFTER INSERT", [*self._gone(), *self._inserted()]),
+            "update": ("AFTER UPDATE", [*self._gone(), *self._updated()]),
+            "delete": ("AFTER DELETE", [*self._not_victim(), *self._deleted()]),
         }
         if self._has_victims:
             columns = {name for index in self.definition.unique for name, _ in index.columns}
@@ -125,20 +130,59 @@ class Written:
             f"(SELECT sql = {literal(of.sql)} FROM sqlite_master WHERE rowid = {of.schema_rowid})"
         )
 
-    def _log_row(self, op: int, *, old: bool = False, new: bool = False) -> list[str]:
-        columns, values = [], []
-        for wanted, side in ((old, "old"), (new, "new")):
-            if wanted:
-                for name, *_ in self.definition.columns:
-                    columns.append(quoted(f"{side}_{name}"))
-                    values.append(self.definition.expression(name, side))
+    def _logged(self, op: str, sides: dict[str, str], rest: str) -> list[str]:
+        """The next number, and under it the values: `sides` says of what old and new ones are."""
+        names = [name for name, *_ in self.definition.columns]
+        columns = [quoted(f"{side}_{name}") for side in sides for name in names]
+        values = [self.definition.expression(name, of) for of in sides.values() for name in names]
         return [
             f"INSERT INTO {self._changes} (t) VALUES ({self.version})",
             (
-                f"INSERT INTO {self._log} (seq, op, at, known, {', '.join(columns)}) VALUES "
-                f"(last_insert_rowid(), {op}, julianday('now'), {self._known}, {', '.join(values)})"
+                f"INSERT INTO {self._log} (seq, op, at, known, {', '.join(columns)}) SELECT "
+                f"last_insert_rowid(), {op}, julianday('now'), {self._known}, "
+                f"{', '.join(values)} {rest}"
             ),
         ]
+
+    def _inserted(self) -> list[str]:
+        return self._logged(
+            str(OP_INSERT), {"new": "x"}, f"FROM {self._table} AS x WHERE {self._is_new_row}"
+        )
+
+    def _updated(self) -> list[str]:
+        of = self.definition
+        missing = f"x.{of.row_name or quoted(of.key[0])} IS NULL"
+        same = of.same_key("old", [of.expression(name, "new") for name in of.key])
+        op = (
+            f"CASE WHEN {missing} THEN {OP_DELETE} "
+            f"WHEN NOT ({same}) AND {self._old_is_there} THEN {OP_REREAD} ELSE {OP_UPDATE} END"
+        )
+        return self._logged(
+            op,
+            {"old": "old", "new": "x"},
+            f"FROM (SELECT 1) LEFT JOIN {self._table} AS x ON {self._is_new_row} "
+            f"WHERE NOT ({missing} AND {self._old_is_there})",
+        )
+
+    def _deleted(self) -> list[str]:
+        return self._logged(str(OP_DELETE), {"old": "old"}, f"WHERE NOT {self._old_is_there}")
+
+    @property
+    def _table(self) -> str:
+        return quoted(self.definition.name)
+
+    @property
+    def _is_new_row(self) -> str:
+        of = self.definition
+        if of.row_name:
+            return f"x.{of.row_name} = new.{of.row_name}"
+        return of.same_key("x", [of.expression(name, "new") for name in of.key])
+
+    @property
+    def _old_is_there(self) -> str:
+        of = self.definition
+        same = of.same_key("y", [of.expression(name, "old") for name in of.key])
+        return f"EXISTS (SELECT 1 FROM {self._table} AS y WHERE {same})"
 
     def _candidates(self) -> list[str]:
         """Note down which rows a REPLACE might remove."""
