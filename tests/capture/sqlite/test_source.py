@@ -147,6 +147,8 @@ def test_checks(path: Path) -> None:
             status = source.status()
             assert status.position is not None
             assert status.details["changes kept"] == "1"
+            if status.retained_bytes is not None:
+                assert 0 < status.retained_bytes <= path.stat().st_size + 10 * 65536
 
 
 def test_what_is_no_database(path: Path) -> None:

@@ -156,14 +156,21 @@ class SqliteSource(Source):
     def _retained(self, connection: sqlite3.Connection) -> int | None:
         """What the changelogs take of the file, where SQLite was built to tell."""
         prefix = self._catalog.names.prefix
+        names = connection.execute(
+            "SELECT name FROM sqlite_schema WHERE type = 'table' AND substr(name, 1, ?) = ?",
+            (len(prefix), prefix),
+        ).fetchall()
+        total = 0
         try:
-            (found,) = connection.execute(
-                "SELECT sum(pgsize) FROM dbstat WHERE aggregate = TRUE AND substr(name, 1, ?) = ?",
-                (len(prefix), prefix),
-            ).fetchone()
+            # One by one: so only their pages are looked at, and not the whole file.
+            for name in names:
+                (found,) = connection.execute(
+                    "SELECT sum(pgsize) FROM dbstat WHERE aggregate = TRUE AND name = ?", name
+                ).fetchone()
+                total += int(found or 0)
         except sqlite3.OperationalError:
             return None
-        return int(found or 0)
+        return total
 
     # ---- making ----------------------------------------------------------------------------
 
