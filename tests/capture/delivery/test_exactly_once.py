@@ -12,6 +12,7 @@ from penstock.capture.delivery.control import state_of
 from penstock.capture.delivery.writing import TakenOverError
 from penstock.capture.source import Row
 from penstock.client.connection import Cluster
+from penstock.testing.apache_kafka import ApacheKafka
 from tests.capture.delivery.fake import Database, Step, parsed
 from tests.capture.delivery.running import (
     Crash,
@@ -185,3 +186,21 @@ def test_the_older_of_two_is_stopped(log: str) -> None:
     assert records(log, f"{made.name}.a") == []
     run_to_end(log, made, data)
     assert rebuilt(records(log, f"{made.name}.a")) == {7: "seven"}
+
+
+def test_the_same_on_apache_kafka(apache_kafka: ApacheKafka) -> None:
+    """Nothing of it depends on whose log it is."""
+    log = apache_kafka.bootstrap
+    data = database()
+    made = config(new_name(), transaction_metadata=True, partitions=2, batch_changes=3)
+    data.commit(Step("a", 1, "old"), Step("b", 1, "old"))
+    run_to_end(log, made, data)
+    began = len(data.log)
+    for number in range(6):
+        data.commit(*(Step("ab"[id_ % 2], id_, f"{number}") for id_ in range(number, number + 5)))
+        data.commit(Step("a", number, None))
+        run_and_crash(log, made, data, [7 * number], changes_per_part=2)
+    for table in "ab":
+        found = told(log, f"{made.name}.{table}")
+        assert sorted(found, key=str) == sorted(expected(data, began, table), key=str)
+        assert rebuilt(records(log, f"{made.name}.{table}")) == data.rows[table]
