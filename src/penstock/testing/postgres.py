@@ -311,11 +311,13 @@ class PostgresServer:
         except (PermissionError, subprocess.CalledProcessError):
             self._programs = Path(tempfile.mkdtemp(prefix="penstock-pg-programs-"))
             self._programs.chmod(0o755)
-            home = self._programs / "programs" / self._installation.home.name
+            # The programs find their libraries by the place of these beside them.
+            package = self._installation.home.parent
+            home = self._programs / package.name / self._installation.home.name
             shutil.copytree(self._installation.home, home, symlinks=True)
-            libraries = self._installation.home.parent.with_suffix(".libs")
+            libraries = package.with_name(f"{package.name}.libs")
             if libraries.exists():
-                shutil.copytree(libraries, home.parent.with_suffix(".libs"))
+                shutil.copytree(libraries, self._programs / libraries.name)
             self._installation = Installation(self._installation.name, home)
 
     def _environment(self) -> dict[str, str]:

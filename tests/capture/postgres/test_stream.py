@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import orjson
 import psycopg
@@ -18,6 +19,7 @@ from penstock.capture.source import (
     CaptureError,
     Idle,
     Part,
+    Table,
 )
 from penstock.testing.postgres import PostgresServer
 from tests.capture.postgres.rebuilding import (
@@ -400,3 +402,18 @@ def test_writes_and_a_waiting_truncate_do_not_stop_a_snapshot(
             snapshot.close()
             thread.join()
         assert told == {"a": [(b"1",)], "b": [(b"1",)]}
+
+
+def test_several_tables_are_read_at_once(database: str, sql: Connection) -> None:
+    for number in range(6):
+        sql.execute(f"CREATE TABLE t{number} (id int PRIMARY KEY)".encode())
+        sql.execute(f"INSERT INTO t{number} SELECT generate_series(1, {number * 100})".encode())
+    with opened(database, snapshot_workers=3) as source, source.snapshot() as snapshot:
+        sql.execute("INSERT INTO t1 SELECT generate_series(1000, 2000)")
+
+        def count(table: Table) -> int:
+            return sum(len(rows) for rows in snapshot.rows(table))
+
+        with ThreadPoolExecutor(6) as pool:
+            counts = list(pool.map(count, snapshot.tables))
+        assert counts == [0, 100, 200, 300, 400, 500]

@@ -15,7 +15,7 @@ import orjson
 import psycopg
 import pytest
 
-from penstock.capture.source import NULL, ColumnType, Row, Table
+from penstock.capture.source import NULL, CaptureError, ColumnType, Row, Table
 from penstock.testing.postgres import PostgresServer
 from tests.capture.postgres.rebuilding import Connection, catch_up, changes, opened, start
 
@@ -267,3 +267,20 @@ def test_text_of_a_database_without_an_encoding(postgres: PostgresServer) -> Non
             sql.execute("UPDATE t SET v = v || 'c'")
             catch_up(source, rebuilt, sql)
             assert rebuilt.rows("public.t")[1,]["v"] == "a\ufffdbc"
+
+
+def test_a_number_that_is_none_where_there_must_be_one(database: str, sql: Connection) -> None:
+    sql.execute("CREATE TABLE t (id int PRIMARY KEY, v numeric(5, 2) NOT NULL)")
+    with opened(database) as source:
+        rebuilt = start(source)
+        assert not source.tables()[0].columns[1].optional
+        sql.execute("INSERT INTO t VALUES (1, 1.5)")
+        sql.execute("INSERT INTO t VALUES (2, 'NaN')")
+        first, second = changes(catch_up(source, rebuilt, sql))
+        assert not first.table.columns[1].optional
+        # The schema says what the value shows: it may be null.
+        assert second.table.columns[1].optional
+        assert second.after == (b"2", NULL)
+        with pytest.raises(CaptureError, match=r"public\.t .* column v") as error:
+            start(source)
+        assert "decimal.handling.mode" in error.value.advice

@@ -40,6 +40,7 @@ PART_CHANGES: Final = 5000
 PART_BYTES: Final = 8 << 20
 # A transaction's own messages are kept until its end; more is not a use of messages.
 MESSAGES_MAX: Final = 10_000
+_NAMES_MAX: Final = 10_000
 
 _new: Final = tuple.__new__
 _KEEPALIVE, _DATA = ord("k"), ord("w")
@@ -69,6 +70,7 @@ class SourceBlocks:
             orjson.dumps(server),
         )
         self._database = orjson.dumps(database)
+        self._names: dict[Table, bytes] = {}
 
     def parts(
         self, table: Table, *, ts_us: int, xid: int | None, last_commit: int | None, snapshot: str
@@ -82,11 +84,18 @@ class SourceBlocks:
             self._database,
             before,
         )
-        tail = b'\\"]","ts_us":%d,"ts_ns":%d,"schema":%b,"table":%b,"txId":%b,"lsn":' % (
+        name = self._names.get(table)
+        if name is None:
+            if len(self._names) >= _NAMES_MAX:
+                self._names.clear()
+            name = self._names[table] = b'"schema":%b,"table":%b' % (
+                orjson.dumps(table.schema),
+                orjson.dumps(table.name),
+            )
+        tail = b'\\"]","ts_us":%d,"ts_ns":%d,%b,"txId":%b,"lsn":' % (
             ts_us,
             ts_us * 1000,
-            orjson.dumps(table.schema),
-            orjson.dumps(table.name),
+            name,
             b"%d" % xid if xid is not None else b"null",
         )
         return head, tail
@@ -153,6 +162,14 @@ class Assembler:
                     self._add(kind, frame)
                     if len(self._changes) >= self._part_changes or self._bytes > PART_BYTES:
                         yield self._part(self.lsn, is_last=False)
+                elif kind == _BEGIN:
+                    begin = pgoutput.begin(frame)
+                    self._open(begin.xid, begin.commit_ts_us)
+                elif kind == _COMMIT:
+                    commit = pgoutput.commit(frame)
+                    if not self._xid:
+                        raise MalformedError("a COMMIT without a BEGIN in the stream")
+                    yield from self._close(commit.commit_lsn, commit.end_lsn)
                 elif kind:
                     yield from self._control(kind, frame)
                 else:
@@ -177,15 +194,7 @@ class Assembler:
         self.spool.add(self._block, subxid, frame[:at] + frame[at + 4 :])
 
     def _control(self, kind: int, frame: bytes) -> Iterator[Part | Mark]:
-        if kind == _BEGIN:
-            begin = pgoutput.begin(frame)
-            self._open(begin.xid, begin.commit_ts_us)
-        elif kind == _COMMIT:
-            commit = pgoutput.commit(frame)
-            if not self._xid:
-                raise MalformedError("a COMMIT without a BEGIN in the replication stream")
-            yield from self._close(commit.commit_lsn, commit.end_lsn)
-        elif kind == _START:
+        if kind == _START:
             self._block = pgoutput.stream_start(frame)
         elif kind == _STREAM_COMMIT:
             yield from self._unspool(pgoutput.stream_commit(frame))

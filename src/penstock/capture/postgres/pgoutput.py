@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from struct import Struct
-from typing import Final
+from typing import Final, NamedTuple
 
 from penstock.capture.source import CaptureError
 
@@ -28,6 +28,8 @@ _UINT32: Final = Struct(">I")
 _INT32: Final = Struct(">i")
 _UINT64: Final = Struct(">Q")
 _INT64: Final = Struct(">q")
+_BEGIN: Final = Struct(">QqI")
+_COMMIT: Final = Struct(">BQQq")
 
 
 class MalformedError(CaptureError):
@@ -65,15 +67,13 @@ class TypeMessage:
     name: str
 
 
-@dataclass(frozen=True, slots=True)
-class Begin:
+class Begin(NamedTuple):
     final_lsn: int
     commit_ts_us: int
     xid: int
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
+class Commit(NamedTuple):
     commit_lsn: int
     end_lsn: int
     commit_ts_us: int
@@ -153,18 +153,18 @@ class _Reader:
 
 
 def begin(frame: bytes) -> Begin:
-    reader = _Reader(frame)
-    message = Begin(reader.uint64(), reader.time_us(), reader.uint32())
-    reader.done()
-    return message
+    # These two come with every transaction, so they are read at once.
+    if len(frame) != BODY_AT + _BEGIN.size + len(PAD):
+        raise MalformedError("a BEGIN in the replication stream has a wrong length")
+    final_lsn, ts_us, xid = _BEGIN.unpack_from(frame, BODY_AT)
+    return Begin(final_lsn, ts_us + EPOCH_2000_US, xid)
 
 
 def commit(frame: bytes) -> Commit:
-    reader = _Reader(frame)
-    reader.uint8()
-    message = Commit(reader.uint64(), reader.uint64(), reader.time_us())
-    reader.done()
-    return message
+    if len(frame) != BODY_AT + _COMMIT.size + len(PAD):
+        raise MalformedError("a COMMIT in the replication stream has a wrong length")
+    _, commit_lsn, end_lsn, ts_us = _COMMIT.unpack_from(frame, BODY_AT)
+    return Commit(commit_lsn, end_lsn, ts_us + EPOCH_2000_US)
 
 
 def relation(frame: bytes) -> RelationMessage:
