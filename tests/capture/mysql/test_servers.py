@@ -413,6 +413,7 @@ def test_part_of_a_table_and_a_reader_that_stops(mariadb: MariaDB, database: str
         assert len(rows) == 10_000
         with pytest.raises(CaptureError, match="syntax"):
             list(snapshot.rows(chosen, where="id ="))
+        assert len(next(iter(snapshot.rows(chosen, where="id < 5")))) == 4
     with source.snapshot() as snapshot:
         (chosen,) = snapshot.tables
         begun = snapshot.rows(chosen)

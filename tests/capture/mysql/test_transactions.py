@@ -7,6 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
+from penstock.capture.mysql import snapshot as snapshot_module
 from penstock.capture.mysql.source import MysqlSource
 from penstock.capture.source import CaptureError, Chunk, Part, Position, PositionLostError
 from penstock.testing.mariadb import MariaDB
@@ -123,7 +124,10 @@ def test_an_xa_transaction_counts_when_it_is_committed(
     assert not position.get("xa")
 
 
-def test_an_xa_transaction_from_before_is_not_forgotten(mariadb: MariaDB, database: str) -> None:
+def test_an_xa_transaction_from_before_is_not_forgotten(
+    mariadb: MariaDB, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot_module, "XA_WAIT_S", 0.2)
     source, _ = begin(mariadb, database, T)
     name = f"{database}old"
     with mariadb.connect(database) as connection, connection.cursor() as cursor:

@@ -158,23 +158,31 @@ class Assembler:
         return self._take(event, start)
 
     def _event(self, raw: bytes) -> b.Event:
-        if raw[4:5] == b"\x0f":
+        return self._frame(raw) if raw[4:5] in _FRAMES else b.parse(raw, checksum=self._checksum)
+
+    def _frame(self, raw: bytes) -> b.Event:
+        """An event that tells how others are to be read, or may come before it is told."""
+        if raw[4] == b.FORMAT:
             self._checksum = b.format_checksum(raw)
             # A file that is being written has a mark that its checksum does not know.
             raw = raw[:17] + bytes([raw[17] & ~1]) + raw[18:]
-        elif raw[4:5] == b"\x04" and b.has_checksum(raw):
+        elif b.has_checksum(raw):
             # A rotation comes before the format description that tells of checksums.
             return b.parse(raw, checksum=True)
         return b.parse(raw, checksum=self._checksum)
 
     def _advance(self, event: b.Event) -> None:
         # Artificial events are in no file. Positions have 32 bits, files may be larger.
-        if event.end and not event.flags & b.FLAG_ARTIFICIAL and event.kind not in _UNPLACED:
-            at = (self.at & ~0xFFFFFFFF) | event.end
+        _, kind, _, end, flags, _ = event
+        if end and not flags & b.FLAG_ARTIFICIAL and kind not in _UNPLACED:
+            self._position = None
+            if end > self.at:
+                self.at = end
+                return
+            at = (self.at & ~0xFFFFFFFF) | end
             if at < self.at - _HALF:
                 at += 1 << 32
             self.at = max(at, self.at)
-            self._position = None
 
     def _take(self, event: b.Event, start: int) -> Iterator[Part] | None:
         kind = event.kind
@@ -540,6 +548,7 @@ class Assembler:
             self._ended_xa = said.kind in (ddl.COMMIT, ddl.ROLLBACK)
 
 
+_FRAMES: Final = frozenset({bytes([b.FORMAT]), bytes([b.ROTATE])})
 _UNPLACED: Final = frozenset({b.ROTATE, b.HEARTBEAT, b.HEARTBEAT_V2})
 _RARE: Final = frozenset(
     {b.ROTATE, b.GTID, b.ANONYMOUS_GTID, b.XA_PREPARE, b.PAYLOAD, b.ANNOTATE, b.ROWS_QUERY,

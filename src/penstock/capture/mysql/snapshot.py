@@ -12,8 +12,9 @@ Rows come as text over one query, read from the socket in large pieces.
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Iterator, Sequence
-from time import time_ns
+from time import monotonic, time_ns
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -48,6 +49,7 @@ from penstock.capture.source import (
 _BATCH_ROWS: Final = 4096
 _ALIGN_TRIES: Final = 40
 _LOCK_WAIT_S: Final = 5
+XA_WAIT_S = 10.0
 _REPEATABLE: Final = "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ"
 _BEGIN: Final = "START TRANSACTION WITH CONSISTENT SNAPSHOT"
 
@@ -189,13 +191,7 @@ class MysqlSnapshot(Snapshot):
         first = self._connections[0]
         with explained(self._address):
             self._server = server = server_of(first)
-            prepared = query(first, "XA RECOVER") if _may_recover(first) else []
-            if prepared:
-                raise CaptureError(
-                    f"{len(prepared)} XA transactions are prepared and not committed; a snapshot"
-                    " cannot tell where they are in the binlog",
-                    advice="Commit or roll them back (XA RECOVER lists them), then try again.",
-                )
+            _wait_for_xa(first)
             file, at, gtid, usable = begin(self._connections, server)
             self._known = known_tables(usable[0], chooser, self._modes)
         for spare in set(self._connections) - set(usable):
@@ -234,6 +230,10 @@ class MysqlSnapshot(Snapshot):
             sql = select_of(known, self._server, where)
             yield from select_rows(connection, self._address, sql, decode)
             whole = True
+        except CaptureError as error:
+            # The server said no, and waits for the next question.
+            whole = not isinstance(error, DatabaseUnreachableError)
+            raise
         finally:
             if not whole:
                 # What is left of the answer would be taken for the next one's.
@@ -257,13 +257,25 @@ class MysqlSnapshot(Snapshot):
         self._connections = []
 
 
-def _may_recover(connection: Connection) -> bool:
-    """MySQL 8 shows prepared XA transactions only to who may see them."""
-    try:
-        query(connection, "XA RECOVER")
-    except pymysql.MySQLError:
-        return False
-    return True
+def _wait_for_xa(connection: Connection) -> None:
+    """Until no XA transaction is prepared: a snapshot does not tell where it is in the binlog."""
+    pause = threading.Event()
+    deadline = monotonic() + XA_WAIT_S
+    while True:
+        try:
+            prepared = query(connection, "XA RECOVER")
+        except pymysql.MySQLError:
+            # MySQL 8 shows them only to who may see them; the stream finds out.
+            return
+        if not prepared:
+            return
+        if monotonic() > deadline:
+            raise CaptureError(
+                f"{len(prepared)} XA transactions are prepared and not committed for longer than"
+                f" {XA_WAIT_S} s; a snapshot cannot tell where they are in the binlog",
+                advice="Commit or roll them back (XA RECOVER lists them), then try again.",
+            )
+        pause.wait(0.05)
 
 
 def _close(connection: Any) -> None:
