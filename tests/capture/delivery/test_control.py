@@ -398,6 +398,19 @@ def _is_aborted(log: str, made: CaptureConfig) -> bool:
         return described(cluster, made.transactional_id).state == "CompleteAbort"
 
 
+def test_changes_that_are_left_out_move_the_position_only(log: str) -> None:
+    data, made = database(), config(new_name(), filters={"a": "row.text == 'shown'"})
+    run_to_end(log, made, data)
+    for number in range(20):
+        data.commit(*(Step("a", id_, "hidden") for id_ in range(number, number + 3)))
+    it = run_to_end(log, made, data)
+    assert state_in_log(log, made) == {"n": 20}
+    assert it.status().events == 0
+    data.commit(Step("a", 1, "hidden"), Step("a", 2, "shown"), Step("a", 3, "hidden"))
+    run_to_end(log, made, data, changes_per_part=1)
+    assert topic(log, made) == {2: "shown"}
+
+
 def state_in_log(log: str, made: CaptureConfig) -> Any:
     with Cluster(log) as cluster:
         state = state_of(cluster, made.name)

@@ -156,6 +156,15 @@ def test_a_changed_table_is_another_object_and_has_another_envelope() -> None:
     assert parsed(record)["after"]["age"] == 42
 
 
+def test_many_objects_of_a_table_are_forgotten_again() -> None:
+    made = events()
+    for number in range(20):
+        table = Table("postgres", "public", "customers", CUSTOMERS.columns, ("id",))
+        (record,) = composed(made, change("c", None, (b"%d" % number, *ANNE[1:]), table))
+        assert record[0] == b'{"id":%d}' % number
+    assert len(made._composers) == 4
+
+
 def test_names_that_need_care() -> None:
     table = Table("d", "s", "t%", (Column('a"b%s', STRING), Column("%", STRING)), ("%",))
     (record,) = composed(events(), change("c", None, (b'"1"', b'"%d"'), table))

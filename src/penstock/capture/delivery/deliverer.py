@@ -29,7 +29,7 @@ from penstock.capture.delivery.metering import Meter, Progress
 from penstock.capture.delivery.state import DONE, RUNNING, State
 from penstock.capture.delivery.writing import Log
 from penstock.capture.events.batch import Batch
-from penstock.capture.events.changes import Events
+from penstock.capture.events.changes import COMPOSERS_MAX, Events
 from penstock.capture.events.composer import Composer
 from penstock.capture.source import (
     Chunk,
@@ -242,8 +242,10 @@ class Deliverer:
                     self._discover(change.table)
         self._is_inside = not part.is_last
         count = self._events.part(part, self._batch)
-        self.meter.part(len(part.changes), part.commit_ts_us, is_last=part.is_last)
-        self._added(count)
+        if count or self._batch.count or self._uncommitted_since is not None:
+            self.meter.part(len(part.changes), part.commit_ts_us, is_last=part.is_last)
+            self._added(count)
+        # Otherwise nothing of it is to be written: only the position moves, as if it were idle.
         if part.is_last:
             self.state.position = part.position
             if self._is_full():
@@ -271,6 +273,8 @@ class Deliverer:
 
     def _discover(self, table: Table) -> None:
         """A table that no snapshot has read is read from now on, beside its changes."""
+        if len(self._looked_at) >= COMPOSERS_MAX:
+            self._looked_at.clear()
         self._looked_at.add(table)
         if table.full_name not in self._known:
             self.discover(table.full_name)

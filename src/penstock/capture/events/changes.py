@@ -29,6 +29,7 @@ from penstock.capture.source import MESSAGE, READ, Change, Fragment, Part, Row, 
 
 # Table objects that are kept in mind; one more pushes the oldest out.
 COMPOSERS_MAX: Final = 10_000
+_SAME_MAX: Final = 4
 
 
 class Events:
@@ -108,8 +109,10 @@ class Events:
         found = self._composers.get(table)
         if found is not None:
             return found
-        # An older object of the same table does not come again.
-        for other in [item for item in self._composers if item.full_name == table.full_name]:
+        # Old objects of the same table do not come again; the stream and a snapshot may each have
+        # one of their own for a while.
+        name = table.full_name
+        for other in [item for item in self._composers if item.full_name == name][: 1 - _SAME_MAX]:
             del self._composers[other]
         while len(self._composers) >= COMPOSERS_MAX:
             del self._composers[next(iter(self._composers))]
