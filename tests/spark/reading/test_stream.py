@@ -11,6 +11,7 @@ from penstock.spark import reading
 from penstock.spark.sink import write_stream
 from penstock.testing import Broker
 from tests.spark import feeding
+from tests.spark.sink.log import finished
 
 
 @pytest.mark.timeout(300)
@@ -30,17 +31,14 @@ def test_good_and_bad_go_their_ways_and_are_counted(
     routed = reading.routed(
         rows, topic=out, value=rows["id"].cast("string"), dead_letter_topic=dead
     )
-    query = (
+    query = finished(
         write_stream(
             routed,
             name=topic,
             checkpoint=tmp_path / "checkpoint",
             bootstrap=log_broker.bootstrap,
         )
-        .trigger(availableNow=True)
-        .start()
     )
-    assert query.awaitTermination(200)
     good = [record.value for record in feeding.consumed(log_broker, out)]
     assert good == [b"%d" % number for number in range(50) if number % 5]
     letters = feeding.consumed(log_broker, dead)

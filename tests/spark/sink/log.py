@@ -7,6 +7,9 @@ from typing import Any
 from uuid import uuid4
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
+from pyspark.errors import StreamingQueryException
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from penstock.client import topics
 from penstock.client.connection import Cluster
@@ -70,6 +73,24 @@ def committed(bootstrap: str, topic: str) -> list[Record]:
         )
     consumer.close()
     return sorted(found, key=lambda record: record[:2])
+
+
+def finished(writer: DataStreamWriter) -> StreamingQuery:
+    """Run a stream over all that is there, to its end.
+
+    Spark gives the Python process of a source ten seconds to start, which is not always enough on
+    a machine that is busy; then one starts the query again.
+    """
+    for _ in range(5):
+        query = writer.trigger(availableNow=True).start()
+        try:
+            assert query.awaitTermination(200)
+        except StreamingQueryException as error:
+            if "failed to connect back" not in str(error):
+                raise
+        else:
+            return query
+    raise AssertionError("no Python process of the source has started in time")
 
 
 def values(bootstrap: str, topic: str) -> list[bytes | None]:

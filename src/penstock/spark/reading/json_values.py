@@ -109,7 +109,7 @@ def _error(schema: T.StructType, tombstones: Tombstones) -> Column:
     reason = reason.when(is_corrupt | is_odd, _why_not_read(schema))
     # As a field of an object instead: no text can close both a list and an object.
     field = F.json_array_length(F.concat(F.lit('[{"":'), text, F.lit("}]")))
-    slipped = text.rlike(r"\]\s*,") & ~F.coalesce(field == 1, F.lit(False))
+    slipped = text.rlike(r"\}\s*\]\s*,") & ~F.coalesce(field == 1, F.lit(False))
     reason = reason.when(slipped, F.lit("the value is not one JSON object"))
     escaped = text.contains(r"\ud") | text.contains(r"\uD")
     reason = reason.when(
