@@ -41,6 +41,8 @@ FOR_TESTS: Final = {
     "fsync": "off",
     "full_page_writes": "off",
     "min_wal_size": "4MB",
+    # In files of its folder, which go with it.
+    "dynamic_shared_memory_type": "mmap",
     "max_connections": "60",
     "max_replication_slots": "30",
     "max_wal_senders": "30",
@@ -193,7 +195,14 @@ class PostgresServer:
         return self.start()
 
     def remove(self) -> None:
-        """Crash it, and leave nothing behind."""
+        """End it at once, and leave nothing behind."""
+        process = self._process
+        if process is not None:
+            # An immediate shutdown gives back its shared memory, which a killed server cannot.
+            process.send_signal(signal.SIGQUIT)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_START_TIMEOUT_S)
+                self._process = None
         self.crash()
         shutil.rmtree(self.folder, ignore_errors=True)
         if self._programs is not None:

@@ -37,15 +37,18 @@ from tests.capture.postgres.rebuilding import (
 from tests.capture.postgres.workload import Load, ignore_conflicts, prepare
 
 
-@pytest.mark.parametrize("release", ["system", "18"])
+@pytest.mark.parametrize(
+    ("release", "identity"), [("system", "DEFAULT"), ("16", "DEFAULT"), ("18", "FULL")]
+)
 def test_a_random_load(
-    postgres_of: Callable[[str], PostgresServer], release: str, seed: int
+    postgres_of: Callable[[str], PostgresServer], release: str, identity: str, seed: int
 ) -> None:
     """With the stream opened again and again at positions it has told before."""
     rng = random.Random(seed)
     url = postgres_of(release).create_database()
     with psycopg.connect(url, autocommit=True) as sql:
         prepare(sql)
+        sql.execute(f"ALTER TABLE t REPLICA IDENTITY {identity}".encode())
         with opened(url) as source:
             rebuilt = start(source)
             assert_same(rebuilt, sql, "public.t")
