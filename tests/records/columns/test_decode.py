@@ -196,6 +196,22 @@ def test_aborted_records_and_markers_are_left_out(
     assert not set(visible) - set(rows(everything))
 
 
+@given(transactions(), st.integers(1, 200))
+def test_an_answer_in_steps_is_the_same_as_in_one(
+    case: tuple[bytes, list[tuple[int, int]], list[Record]], limit_bytes: int
+) -> None:
+    """A producer that aborted one transaction and committed the next, with a step between."""
+    data, given_aborted, visible = case
+    aborted, found, at = tuple(given_aborted), [], 0
+    while data:
+        decoded = decode(data, first_offset=at, aborted=aborted, limit_bytes=limit_bytes)
+        found += rows(decoded)
+        assert decoded.bytes_used
+        data, at = data[decoded.bytes_used :], decoded.next_offset
+        aborted = decoded.aborted
+    assert found == visible
+
+
 def test_after_markers_it_goes_on_behind_them() -> None:
     marker = moved(encode_marker(Marker(True, 0), 4, 0, 5), 9)
     decoded = decode(marker, first_offset=9)

@@ -68,6 +68,9 @@ class Decoded:
     # Bytes of the batches that were looked at; what follows is a cut batch, or beyond the end or
     # the limit.
     bytes_used: int
+    # What to give as `aborted` for what follows in the same data. The same list again would not
+    # do: it names transactions whose markers have been passed, and their producers live on.
+    aborted: tuple[tuple[int, int], ...] = ()
 
 
 def decode(
@@ -89,7 +92,7 @@ def decode(
     opened = _Opened(first_offset, _NO_END if end_offset is None else end_offset, aborted)
     opened.read(data, limit_bytes)
     batch = opened.columns(headers)
-    return Decoded(batch, opened.next_offset, opened.bytes_used)
+    return Decoded(batch, opened.next_offset, opened.bytes_used, opened.aborted)
 
 
 class _Opened:
@@ -151,6 +154,12 @@ class _Opened:
         if header.is_transactional and header.producer_id in self._inside:
             return False
         return header.last_offset >= self.first_offset and header.record_count > 0
+
+    @property
+    def aborted(self) -> tuple[tuple[int, int], ...]:
+        """The account as it stands: what we are in, and what begins later."""
+        inside = [(producer, self.next_offset) for producer in sorted(self._inside)]
+        return (*inside, *((producer, first) for first, producer in reversed(self._later)))
 
     def _add(self, header: BatchHeader, body: memoryview, start: int) -> None:
         if header.record_count * kernels.RECORD_BYTES_MIN > len(body):

@@ -304,6 +304,7 @@ def _columns(manner: Manner, piece: _Piece, schema: pa.Schema) -> Iterator[pa.Re
         if decoded.batch.num_rows:
             yield _as_rows(decoded.batch, topic, number, schema)
         data, offset = data[decoded.bytes_used :], decoded.next_offset
+        aborted = decoded.aborted
 
 
 def _as_rows(batch: pa.RecordBatch, topic: str, number: int, schema: pa.Schema) -> pa.RecordBatch:
