@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -409,6 +410,16 @@ def test_changes_that_are_left_out_move_the_position_only(log: str) -> None:
     data.commit(Step("a", 1, "hidden"), Step("a", 2, "shown"), Step("a", 3, "hidden"))
     run_to_end(log, made, data, changes_per_part=1)
     assert topic(log, made) == {2: "shown"}
+
+
+def test_rows_of_many_megabytes(log: str) -> None:
+    data, made = database(), config(new_name())
+    run_to_end(log, made, data)
+    # Nothing that compression would make small.
+    text = random.Random(1).randbytes(2_500_000).hex()
+    data.commit(Step("a", 1, text), Step("a", 2, "small"))
+    run_to_end(log, made, data)
+    assert topic(log, made) == {1: text, 2: "small"}
 
 
 def state_in_log(log: str, made: CaptureConfig) -> Any:

@@ -140,8 +140,9 @@ class Capture:
             except PositionLostError as error:
                 if self.config.snapshot.mode != WHEN_NEEDED or self._wants_snapshot:
                     raise
-                _LOGGER.warning("capture %s: %s: a new snapshot", self.config.name, error)
+                # After a pause: a database that loses every position must not keep us busy.
                 self._wants_snapshot = True
+                self._pause_after(error)
             except PenstockError as error:
                 if not error.retriable and not isinstance(error, OutcomeUnknownError):
                     raise

@@ -200,9 +200,11 @@ def _events(prefix: str, fields: Fields) -> EventSettings:
 
 
 def _snapshot(fields: Fields) -> SnapshotSettings:
+    mode = fields.choice("snapshot", INITIAL, SNAPSHOT_MODES)
     return SnapshotSettings(
-        mode=fields.choice("snapshot", INITIAL, SNAPSHOT_MODES),
-        new_tables=fields.flag("snapshot_new_tables", True),
+        mode=mode,
+        # Who wants no rows of tables that are there wants none of later ones, unless told.
+        new_tables=fields.flag("snapshot_new_tables", mode != NO_DATA),
         where=fields.table("snapshot_where", _plain),
         chunk_rows=fields.number("chunk_rows", 2_048, 1, 1_000_000),
         chunk_rows_max=fields.number("chunk_rows_max", 65_536, 1, 1_000_000),

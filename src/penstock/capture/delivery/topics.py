@@ -13,6 +13,8 @@ from penstock.client.metadata import Metadata
 from penstock.client.topics import create
 
 _WEEK_MS: Final = 7 * 24 * 3_600_000
+# Rows of databases are larger than messages use to be; brokers take 1 MB unless told otherwise.
+_MESSAGE_MAX_BYTES: Final = 20 << 20
 _COMPACT: Final = {"cleanup.policy": "compact"}
 _ONE_PARTITION: Final = frozenset((SCHEMAS_TOPIC, CAPTURE_TOPIC, SIGNALS_TOPIC))
 
@@ -30,7 +32,7 @@ class Topics:
         """Have a topic of events."""
         if topic in self._known:
             return
-        config = dict(self._settings.config)
+        config = {"max.message.bytes": str(_MESSAGE_MAX_BYTES), **self._settings.config}
         partitions = self._settings.partitions
         if topic in _ONE_PARTITION:
             config, partitions = {}, 1
