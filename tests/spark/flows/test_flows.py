@@ -44,7 +44,7 @@ def test_rows_go_through_and_bad_ones_aside(tester: FlowTester) -> None:
         return clicks.where("false")
 
     tester.use(none_at_all)
-    assert tester.run()["visits"].progress.rows_in in {0, 2}
+    assert tester.run()["visits"].progress.rows_in <= 2
     assert len(tester.records("visits")) == 2
     assert len(tester.records("clicks.dead")) == 2
 

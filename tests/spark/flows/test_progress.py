@@ -64,3 +64,15 @@ def test_rates_lag_state_and_watermark() -> None:
     # Before the first row Spark's watermark is the beginning of time.
     progress.take(report(1, 0, eventTime={"watermark": "1970-01-01T00:00:00.000Z"}), {})
     assert progress.watermark_s() is None
+
+
+def test_rows_that_were_read_twice_count_once() -> None:
+    progress = Progress()
+    sources = [
+        {"numInputRows": 6, "endOffset": None, "latestOffset": None},
+        {"numInputRows": 5, "endOffset": None, "latestOffset": None},
+    ]
+    progress.take(report(0, 11, sources=sources), {}, [2, 1])
+    assert progress.rows_in == 8
+    progress.take(report(1, 11, sources=sources), {})
+    assert progress.rows_in == 19

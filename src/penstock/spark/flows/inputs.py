@@ -8,10 +8,11 @@ each record stood: `_key`, `_topic`, `_partition`, `_offset`, `_timestamp`. Colu
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
@@ -21,11 +22,15 @@ from penstock.client.metadata import LATEST, Metadata, offsets
 from penstock.spark import reading
 from penstock.spark.flows.declare import Reading, Stream, Table
 from penstock.spark.flows.errors import DeclarationError, FlowError, UnknownTopicError
+from penstock.spark.source.options import parse
+from penstock.spark.source.table import TableReader, read_task
 
 log = logging.getLogger(__name__)
 
 FORMAT: Final = "penstock"
 _SECURITY: Final = ("security.", "sasl.", "ssl.")
+# More tasks than this do not read a table any faster.
+_MAX_SHARES: Final = 8
 _VALUE: Final = "_penstock_value"
 POSITIONS: Final = {name: f"_{name}" for name in reading.POSITION}
 
@@ -151,14 +156,38 @@ def failing(rows: DataFrame, what: str) -> DataFrame:
 # ---- tables ------------------------------------------------------------------------------
 
 
+class ReadNow:
+    """Reads a topic inside tasks, from its start to what is its end at that moment.
+
+    Spark plans a table once per query and would go on with the offsets of then. Each task reads
+    its share of the partitions.
+    """
+
+    def __init__(self, options: Mapping[str, str], schema: T.StructType, shares: int) -> None:
+        self._options = dict(options)
+        self._schema = schema
+        self._shares = shares
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        options = parse(self._options, streaming=False)
+        planned = TableReader(options, self._schema).partitions()
+        for batch in batches:
+            for share in batch.column(0).to_pylist():
+                for part in planned[share :: self._shares]:
+                    yield from read_task(options, part, self._schema)
+
+
 def table_rows(spark: SparkSession, place: Place, declared: Table) -> DataFrame:
     """A changelog topic as what it says now: read anew whenever the DataFrame is computed."""
     options = place.source(
         declared.topic,
         {"startingOffsets": "earliest", "endingOffsets": "latest", **declared.options},
     )
-    options.pop("includeHeaders", None)
-    records = spark.read.format(FORMAT).options(**options).load()
+    options["includeHeaders"] = "false"
+    schema = spark.read.format(FORMAT).options(**options).load().schema
+    shares = max(1, min(spark.sparkContext.defaultParallelism, _MAX_SHARES))
+    tasks = spark.range(0, shares, 1, shares)
+    records = tasks.mapInArrow(ReadNow(options, schema, shares), schema)
     # All records of a key are in one partition, where the offset is their order.
     last = records.groupBy("key").agg(
         F.max_by(F.struct("value", "topic", "partition", "timestamp", "offset"), "offset").alias(

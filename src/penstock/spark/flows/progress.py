@@ -38,10 +38,16 @@ class Progress:
     # When the last micro-batch with rows began, by Spark's clock.
     timestamp: str = ""
 
-    def take(self, report: Mapping[str, Any], written: Mapping[int, int]) -> bool:
+    def take(
+        self,
+        report: Mapping[str, Any],
+        written: Mapping[int, int],
+        readings: Sequence[int] = (),
+    ) -> bool:
         """Add a report of Spark's; False if it is one of a batch that is counted already.
 
-        `written` says how many rows each batch wrote, which Spark does not know.
+        `written` says how many rows each batch wrote, which Spark does not know. `readings` says
+        how often each source was read in a batch: Spark counts its rows each time.
         """
         batch_id = int(report.get("batchId", -1))
         duration = report.get("durationMs") or {}
@@ -53,7 +59,7 @@ class Progress:
             return False
         if batch_id <= self.batch_id:
             return False
-        rows_in, rows_out = int(report.get("numInputRows") or 0), written.get(batch_id, 0)
+        rows_in, rows_out = _rows_in(report, readings), written.get(batch_id, 0)
         self.batch_id = batch_id
         self.batches += 1
         self.rows_in += rows_in
@@ -82,3 +88,13 @@ class Progress:
         if not self.watermark:
             return None
         return datetime.fromisoformat(self.watermark).timestamp()
+
+
+def _rows_in(report: Mapping[str, Any], readings: Sequence[int]) -> int:
+    sources: Sequence[Mapping[str, Any]] = report.get("sources") or ()
+    if not sources or len(sources) != len(readings):
+        return int(report.get("numInputRows") or 0)
+    return sum(
+        int(each.get("numInputRows") or 0) // max(1, times)
+        for each, times in zip(sources, readings, strict=True)
+    )

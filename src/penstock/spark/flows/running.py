@@ -132,6 +132,9 @@ class Running:
         # What went wrong inside a micro-batch, before Java made text of it.
         self._error: BaseException | None = None
         self._written: dict[int, int] = {}
+        # How often each source is read in a micro-batch, and those batches that were read twice.
+        self._readings: list[int] = []
+        self._twice: set[int] = set()
         self._snapshots = [Snapshot(spark, place, each) for each in flow.tables]
         self._writer: TopicWriter | None = None
         self.progress = Progress()
@@ -234,6 +237,9 @@ class Running:
         """Start the query; it runs when this returns."""
         make_topics(self._place, self.flow, self.generation)
         self._writer = TopicWriter(self._place, self.flow, self.generation)
+        self._readings = [
+            1 if plan.rowwise or each.dead_letters is None else 2 for each in self.flow.streams
+        ]
         writer = plan.rows.writeStream.queryName(self.title)
         writer = writer.option("checkpointLocation", self.checkpoint)
         writer = writer.outputMode("append" if plan.rowwise else self.flow.mode)
@@ -297,6 +303,8 @@ class Running:
             if declared.dead_letters is not None and known != 0:
                 assert self._writer is not None
                 letters = reading.dead_letters(rows, declared.dead_letters)
+                if not self._shares and not counts.skipped:
+                    self._twice.add(batch_id)
                 counts = counts.plus(0, self._writer.write_letters(letters, batch_id))
             return counts
         finally:
@@ -375,8 +383,14 @@ class Running:
         reports = [last]
         if int(last["batchId"]) > self.progress.batch_id + 1:
             reports = list(self._query.recentProgress)
-        fresh = [self.progress.take(orjson.loads(each.json), self._written) for each in reports]
+        fresh = [self._take(orjson.loads(each.json)) for each in reports]
         return any(fresh)
+
+    def _take(self, report: dict[str, Any]) -> bool:
+        batch_id = int(report.get("batchId", -1))
+        readings = [2] if batch_id in self._twice else self._readings
+        self._twice = {each for each in self._twice if each >= batch_id}
+        return self.progress.take(report, self._written, readings)
 
     # ---- stopping ------------------------------------------------------------------------
 

@@ -35,8 +35,8 @@ class Counts:
 def observed(seen: Observation, name: str) -> int | None:
     """A number that Spark has counted; None if it did not, because nothing was computed.
 
-    Spark tells it shortly after the rows were computed, and never if it found that it need not
-    compute them, as for a filter that is always false; so nobody waits for it for ever.
+    Spark tells it shortly after the rows were computed. If it found that it need not compute them,
+    as for a filter that is always false, it tells nothing, or what it tells is empty.
     """
     future: Any = seen._jo.future() if seen._jo is not None else None
     deadline = time.monotonic() + OBSERVED_WAIT_S
@@ -44,7 +44,12 @@ def observed(seen: Observation, name: str) -> int | None:
         if time.monotonic() > deadline:
             return None
         time.sleep(_STEP_S)
-    return None if future is None else int(seen.get.get(name) or 0)
+    if future is None:
+        return None
+    try:
+        return int(seen.get[name])
+    except Exception:  # Spark's own check fails where there is nothing in it
+        return None
 
 
 class TopicWriter:
