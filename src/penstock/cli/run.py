@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -158,14 +158,19 @@ def run(
     folder = Folder(data, checkpoints)
     with folder.locked():
         spark = _session(file, master, parse_pairs(conf))
-        if log_level in {LogLevel.WARNING, LogLevel.ERROR}:
-            # What a person needs of Spark's reports is in our errors, without the stacks.
-            spark.sparkContext.setLogLevel("FATAL")
-        if known is None:
-            known = load(file)
-            flows = chosen(known, only)
-        manager = Manager(spark, flows, folder, settings, known=known)
-        ok = _run(manager, folder, address, plain=plain, every_s=every_s)
+        try:
+            if log_level in {LogLevel.WARNING, LogLevel.ERROR}:
+                # What a person needs of Spark's reports is in our errors, without the stacks.
+                spark.sparkContext.setLogLevel("FATAL")
+            if known is None:
+                known = load(file)
+                flows = chosen(known, only)
+            manager = Manager(spark, flows, folder, settings, known=known)
+            ok = _run(manager, folder, address, plain=plain, every_s=every_s)
+        finally:
+            # Fails where Java is gone already, which was told.
+            with suppress(Exception):
+                spark.stop()
     if not ok:
         raise typer.Exit(output.EXIT_FAILURE)
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 START: Final = datetime(2026, 1, 1, tzinfo=UTC)
 TIMEOUT_S: Final = 60.0
-_MAX_RUNS: Final = 100
 
 
 class FlowFailedError(PenstockError):
@@ -50,7 +49,7 @@ class FlowFailedError(PenstockError):
 
 
 @dataclass(frozen=True, slots=True)
-class Fed:
+class TopicRecord:
     """A record as it was read from a topic."""
 
     key: bytes | None
@@ -90,17 +89,18 @@ class FlowTester:
         self.flows = Collected.of(flows)
         return self.flows
 
-    def run(self, *only: str, once_more_on_failure: int = 0) -> dict[str, Status]:
+    def run(self, *only: str, tries: int = 0) -> dict[str, Status]:
         """Run the flows until all that is there has been read; FlowFailedError if one fails.
 
-        A flow that reads what another writes runs after it.
+        A flow that reads what another writes runs after it. One that fails is started again up to
+        `tries` times, if its error says that this may help.
         """
         self._make_inputs()
         found: dict[str, Status] = {}
         for flow in self._in_order():
             if only and flow.name not in only:
                 continue
-            for status in self._run_one(flow, once_more_on_failure):
+            for status in self._run_one(flow, tries):
                 if status.state == "failed":
                     raise FlowFailedError(f"flow {flow.name!r}: {status.error}",
                                           advice=status.advice)  # fmt: skip
@@ -125,8 +125,6 @@ class FlowTester:
 
     def reset(self, name: str) -> dict[str, Status]:
         """Build the outputs of a flow anew, as `penstock flows reset` does."""
-        from dataclasses import replace
-
         folder = Folder(self.data)
         record = folder.record(name)
         folder.write(replace(record, rebuilding=record.next_generation()))
@@ -207,7 +205,7 @@ class FlowTester:
         if failures:
             raise PenstockError(f"feeding {topic}: {failures[0].str()}")
 
-    def records(self, topic: str) -> list[Fed]:
+    def records(self, topic: str) -> list[TopicRecord]:
         """All records of a topic that are committed, by partition and offset.
 
         Of an output that was rebuilt those of its present generation.
@@ -235,7 +233,7 @@ class FlowTester:
             consumer.close()
         return sorted(found, key=lambda each: (each.partition, each.offset))
 
-    def _read(self, consumer: Consumer, name: str, left: set[int]) -> list[Fed]:
+    def _read(self, consumer: Consumer, name: str, left: set[int]) -> list[TopicRecord]:
         found = []
         deadline = time.monotonic() + TIMEOUT_S
         while left:
@@ -250,7 +248,7 @@ class FlowTester:
                     raise PenstockError(f"reading {name}: {error.str()}")
                 left.discard(message.partition() or 0)
                 continue
-            found.append(_fed(message))
+            found.append(_record(message))
         return found
 
     def rows(self, topic: str) -> list[Any]:
@@ -274,10 +272,10 @@ class FlowTester:
         return topic
 
 
-def _fed(message: Any) -> Fed:
+def _record(message: Any) -> TopicRecord:
     stamp = datetime.fromtimestamp(message.timestamp()[1] / 1000, UTC)
     headers = dict(message.headers() or ())
-    return Fed(message.key(), message.value(), headers, stamp, message.partition(),
+    return TopicRecord(message.key(), message.value(), headers, stamp, message.partition(),
                message.offset())  # fmt: skip
 
 
