@@ -41,6 +41,7 @@ FOR_TESTS: Final = {
     "fsync": "off",
     "full_page_writes": "off",
     "min_wal_size": "4MB",
+    "max_wal_size": "1GB",
     # In files of its folder, which go with it.
     "dynamic_shared_memory_type": "mmap",
     "max_connections": "60",
@@ -126,15 +127,23 @@ def _free_port() -> int:
 
 
 class PostgresServer:
-    """One server. A context manager; or `start()`, `stop()`, and `remove()` in the end."""
+    """One server. A context manager; or `start()`, `stop()`, and `remove()` in the end.
+
+    `settings` are the server's own; `place` is the folder in which it makes its own, which without
+    it is one in memory if there is plenty.
+    """
 
     def __init__(
-        self, settings: Mapping[str, str] | None = None, *, of: Installation | None = None
+        self,
+        settings: Mapping[str, str] | None = None,
+        *,
+        of: Installation | None = None,
+        place: str | None = None,
     ) -> None:
         self._installation = of or installation()
         self._settings = {**FOR_TESTS, **(settings or {})}
         self._owner = _unprivileged()
-        self.folder = Path(tempfile.mkdtemp(prefix="penstock-pg-", dir=_fast_place()))
+        self.folder = Path(tempfile.mkdtemp(prefix="penstock-pg-", dir=place or _fast_place()))
         self._programs: Path | None = None
         self._hand_over(self.folder)
         self.port = 0

@@ -37,11 +37,15 @@ _FORMS: Final = {
     # Rows that a policy hides from us must be an error, not a gap.
     "row_security": "off",
 }
+_TLS_ADVICE: Final = "Check sslmode, sslrootcert, sslcert and sslkey in the URL."
 _ADVICE: Final = (
     ("password authentication failed", "Check the user and the password in the URL."),
     ("no password supplied", "Put the password into the URL: postgresql://USER:PASSWORD@HOST/DB"),
     ("no pg_hba.conf entry", "Let this host and user in: a line in the server's pg_hba.conf."),
-    ("SSL", "Check sslmode, sslrootcert, sslcert and sslkey in the URL."),
+    # A connection that TLS lost in the middle is worth another try; these are not.
+    ("does not support SSL", _TLS_ADVICE),
+    ("certificate", _TLS_ADVICE),
+    ("sslmode", _TLS_ADVICE),
 )
 
 
