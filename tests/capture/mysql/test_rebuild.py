@@ -192,12 +192,18 @@ class ByChunks:
         self.chunks = 0
         # Rows that change on the way to a chunk's place may be left out of it.
         self.watched = watched
+        # A table is empty a moment before its TRUNCATE is in the binlog.
+        self.emptied: frozenset[str] = frozenset()
 
     def ask(self, name: str, after: Row | None) -> None:
         self.source.ask(ChunkRequest(name, f"{self.database}.{name}", after, 100))
 
     def change(self, change: Change) -> None:
-        rows = self.tables[change.table.name]
+        name = change.table.name
+        rows = self.tables[name]
+        if name in self.emptied:
+            assert change.op == "t", (name, change)
+            self.emptied -= {name}
         if change.op == "t":
             rows.clear()
         if change.before is not None:
@@ -220,7 +226,8 @@ class ByChunks:
         end = order(chunk.last_key) if chunk.last_key and not chunk.is_last else (10**9, "")
         for key, row in known.items():
             if self.begins[name] < order(key) <= end:
-                if self.watched and key not in found:
+                if key not in found and (self.watched or not found):
+                    self.emptied = self.emptied if self.watched else self.emptied | {name}
                     continue
                 assert key in found, (name, key)
                 same = {c: v for c, v in row.items() if c in found[key]}

@@ -3,7 +3,8 @@
 The snapshot for a chunk is taken between two transactions of the stream, so its position is never
 behind the stream's (the binlog may be ahead of the tables for a moment; then it is taken again).
 The stream goes on up to that position, and there the chunk belongs: every change before it is in
-the rows, every later one comes later.
+the rows, every later one comes later. Only DDL may be seen a moment before the binlog has it: a
+table that is being truncated may be empty already, and the stream says so next.
 
 MySQL does not tell the position of a snapshot. With GTIDs, the chunk is read without any lock once
 all that the stream has told is in the tables; it belongs where the binlog ends afterwards, and rows
