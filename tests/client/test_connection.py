@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import struct
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from penstock.client.connection import (
     GROUP,
     TRANSACTION,
+    Address,
     ClientError,
     Cluster,
     Connection,
@@ -21,10 +25,13 @@ from penstock.client.connection import (
     UnsupportedError,
     parse_bootstrap,
 )
+from penstock.client.fetching import readable
+from penstock.client.security import Security
 from penstock.testing.broker import Broker
 from penstock.wire.errors import ErrorCode
 from penstock.wire.messages.init_producer_id import InitProducerIdRequest
 from penstock.wire.messages.metadata import MetadataRequest
+from tests.client.certificates import authority, issued
 
 
 @pytest.fixture(scope="module")
@@ -136,3 +143,52 @@ def test_addresses() -> None:
     for wrong in ("", " , ", "a:b", "a:70000", ":1"):
         with pytest.raises(ClientError):
             parse_bootstrap(wrong)
+
+
+# ---- several answers at once ---------------------------------------------------------------------
+
+
+def frame(connection: socket.socket) -> bytes:
+    """One request or answer with the length before it."""
+    stream = b""
+    while len(stream) < 4 or len(stream) < 4 + int.from_bytes(stream[:4], "big"):
+        wanted = 4 + int.from_bytes(stream[:4], "big") if len(stream) >= 4 else 4
+        got = connection.recv(wanted - len(stream))
+        assert got
+        stream += got
+    return stream
+
+
+def answer_in_one_record(listener: socket.socket, context: ssl.SSLContext, to: Address) -> None:
+    """TLS in front of a broker; after the first request, answers leave two at a time."""
+    plain, _ = listener.accept()
+    with context.wrap_socket(plain, server_side=True) as client:
+        with socket.create_connection(to) as broker:
+            for count in (1, 2):
+                for _ in range(count):
+                    broker.sendall(frame(client))
+                client.sendall(b"".join(frame(broker) for _ in range(count)))
+
+
+def test_answers_that_share_a_record_of_tls_are_not_overlooked(
+    broker: Broker, tmp_path: Path
+) -> None:
+    ca = authority("tests")
+    (tmp_path / "ca.crt").write_text(ca.certificate_pem)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(issued("broker", ca).write(tmp_path, "server"))
+    options = {"security.protocol": "SSL", "ssl.ca.location": str(tmp_path / "ca.crt")}
+    (behind,) = parse_bootstrap(broker.bootstrap)
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+        relay = pool.submit(answer_in_one_record, listener, context, behind)
+        with Connection(listener.getsockname(), security=Security.from_options(options)) as ours:
+            asked = [ours.submit(MetadataRequest(topics=[])) for _ in range(2)]
+            assert not ours.is_buffered()
+            assert readable([ours.fileno()], 60)
+            first = ours.receive(asked[0])
+            # The second is here, and nothing will arrive any more.
+            assert ours.is_buffered()
+            assert ours.receive(asked[1]).brokers == first.brokers
+            assert not ours.is_buffered()
+        relay.result(60)
+    assert not ours.is_buffered()

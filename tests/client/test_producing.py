@@ -118,10 +118,11 @@ def test_what_the_broker_refuses_for_good(cluster: Cluster, make_topic: MakeTopi
         with Sender(cluster) as sender:
             sender.send(name, 0, simple_batch([b"x" * 2000]))
     assert caught.value.code == ErrorCode.MESSAGE_TOO_LARGE
-    with pytest.raises(RefusedError, match="no such partition"), Sender(cluster) as sender:
-        sender.send(name, 7, simple_batch([b"x"]))
+    with pytest.raises(RefusedError, match="no such partition"):
+        with Sender(cluster, timeout_s=0.3) as sender:
+            sender.send(name, 7, simple_batch([b"x"]))
     nowhere = unique("nowhere")
-    with pytest.raises(GaveUpError, match=f"{nowhere}-0.*UNKNOWN_TOPIC"):
+    with pytest.raises(RefusedError, match=f"{nowhere}.*UNKNOWN_TOPIC"):
         with Sender(cluster, timeout_s=0.3) as sender:
             sender.send(nowhere, 0, simple_batch([b"x"]))
     with pytest.raises(ClientError, match="acks=0"):

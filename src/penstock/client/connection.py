@@ -269,8 +269,15 @@ class Connection:
             view = view[got:]
 
     def fileno(self) -> int:
-        """For `select`: readable when an answer arrives, or the end."""
+        """For `select`: readable when an answer arrives, or the end; but see `is_buffered`."""
         return self._socket.fileno()
+
+    def is_buffered(self) -> bool:
+        """Whether something of an answer is here already, where `select` does not see it.
+
+        TLS comes in records, and one may hold several answers: reading the first unwraps them all.
+        """
+        return isinstance(self._socket, ssl.SSLSocket) and self._socket.pending() > 0
 
     def set_timeout(self, timeout_s: float) -> None:
         """How long one wait for the network may be."""

@@ -325,12 +325,14 @@ class Fetcher:
         self._metadata.forget({topic for topic, _ in places})
         for place in places:
             trouble = self._troubles.setdefault(place, _Trouble(now, error))
-            limit_s = self._timeout_s
-            if isinstance(error, RefusedError) and error.code == _UNKNOWN:
-                limit_s = min(limit_s, UNKNOWN_TOPIC_S)
+            unknown = isinstance(error, RefusedError) and error.code == _UNKNOWN
+            limit_s = min(self._timeout_s, UNKNOWN_TOPIC_S) if unknown else self._timeout_s
             if not error.retriable:
                 raise error
             if now - trouble.since > limit_s:
+                if unknown:
+                    # Not there, and it will not appear by itself.
+                    raise error
                 doing = f"fetching {place[0]}-{place[1]}"
                 raise gave_up(doing, now - trouble.since, error) from error
             trouble.error = error

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 from uuid import UUID
 
 from penstock.client.connection import Address, Cluster
-from penstock.client.errors import ClientError, GaveUpError, RefusedError, check, refused
+from penstock.client.errors import ClientError, GaveUpError, check, refused
 from penstock.client.retrying import Tries, until_answered
 from penstock.wire.errors import ErrorCode
 from penstock.wire.messages.list_offsets import (
@@ -131,7 +131,8 @@ class Metadata:
             self.forget([topic])
             node = self._topic_now(topic).leaders.get(partition)
         if node is None:
-            raise RefusedError(doing, _NO_TOPIC, "the topic has no such partition")
+            # It may be new, and the broker that was asked may not have heard of it.
+            raise refused(doing, _NO_TOPIC, "the topic has no such partition")
         address = self._brokers.get(node)
         if address is None:
             raise refused(doing, ErrorCode.LEADER_NOT_AVAILABLE)

@@ -59,6 +59,7 @@ _FEW_LANES: Final = 8
 _LOOK_BYTES: Final = 256 << 10
 # The longest wait before everything is looked at again.
 _STEP_S: Final = 0.5
+_UNKNOWN: Final = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 _WRITTEN: Final = frozenset((ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER))
 
 
@@ -337,7 +338,12 @@ class Sender:
             if wait_s and times:
                 time.sleep(max(0.0, min(min(times) - now, wait_s)))
             return
-        ready = readable(waiting, wait_s)
+        buffered = [
+            descriptor
+            for descriptor, address in waiting.items()
+            if self._links[address].connection.is_buffered()
+        ]
+        ready = buffered or readable(waiting, wait_s)
         for descriptor in ready:
             self._take(waiting[descriptor])
         for address in list(self._links):
@@ -427,13 +433,12 @@ class Sender:
             if not error.retriable:
                 raise error
             lane.since = now if lane.since is None else lane.since
-            limit_s = self._timeout_s
-            if (
-                isinstance(error, RefusedError)
-                and error.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            ):
-                limit_s = min(limit_s, UNKNOWN_TOPIC_S)
+            unknown = isinstance(error, RefusedError) and error.code == _UNKNOWN
+            limit_s = min(self._timeout_s, UNKNOWN_TOPIC_S) if unknown else self._timeout_s
             if now - lane.since > limit_s:
+                if unknown:
+                    # Not there, and it will not appear by itself.
+                    raise error
                 topic, number = lane.place
                 doing = f"writing to {topic}-{number}"
                 raise gave_up(doing, now - lane.since, error) from error
