@@ -8,6 +8,8 @@ import pytest
 
 from penstock.client.connection import Cluster
 from penstock.client.transacting import Transaction
+from penstock.records.compression import CODES
+from penstock.records.record import BatchOptions, Record, encode
 from penstock.spark.sink import marks
 from penstock.spark.sink.errors import SinkError
 from penstock.spark.sink.marks import Mark
@@ -45,3 +47,13 @@ def test_a_stranger_s_record_is_not_taken_for_a_mark() -> None:
     for value in (b"", b"{}", b"5", b"\xff", b'{"query": "x"}'):
         with pytest.raises(SinkError, match="not a mark"):
             Mark.from_value(value)
+
+
+@pytest.mark.parametrize("codec", CODES)
+def test_a_mark_is_found_however_the_broker_has_compressed_it(codec: str) -> None:
+    mark = Mark("life", 7, 3)
+    record = Record(0, 5, b"q" * 40, mark.value())
+    batch = encode([record], BatchOptions(codec=CODES[codec], producer_id=1, transactional=True))
+    scan = marks._Scan(b"q" * 40)
+    assert scan.read(memoryview(batch), 0) == 1
+    assert scan.result() == mark

@@ -119,7 +119,8 @@ class _Scan:
             if header.is_control:
                 self._end(header.producer_id, batch)
                 continue
-            if self._key not in bytes(batch):
+            # A broker may be set to compress whatever it is given.
+            if not header.codec and self._key not in bytes(batch):
                 continue
             for record in decode(batch):
                 if record.key == self._key and record.value is not None:
