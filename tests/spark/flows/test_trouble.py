@@ -34,9 +34,7 @@ def why(error: BaseException) -> tuple[str, str, bool]:
 
 
 def test_an_error_of_ours_as_it_is() -> None:
-    assert why(UnreachableError("nobody there")) == (
-        "nobody there", "Is the broker running, and the address right?", True
-    )  # fmt: skip
+    assert why(UnreachableError("nobody there")) == ("nobody there", UnreachableError.advice, True)
     error = SinkUnavailableError("no answer", advice="Wait.")
     assert why(error) == ("no answer", "Wait.", True)
     try:
