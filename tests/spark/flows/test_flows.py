@@ -206,3 +206,21 @@ def test_what_the_function_does_wrong_is_said_with_its_line(tester: FlowTester) 
         assert "JVM" not in str(caught.value)
         assert "\n" not in str(caught.value)
         assert caught.value.advice or each is nothing
+
+
+def test_records_pass_as_they_are_at_least_once(tester: FlowTester) -> None:
+    @flow(
+        inputs=stream("raw.in", options={"maxOffsetsPerTrigger": "2"}),
+        output=topic("raw.out", raw=True, partitions=2),
+        exactly_once=False,
+    )
+    def passed(records: DataFrame) -> DataFrame:
+        return records.where("value is null or length(value) < 5")
+
+    tester.use(passed)
+    tester.feed("raw.in", [b"\xff\x00", None, "too long"], key=["a", "b", "c"])
+    status = tester.run()["passed"]
+    found = {each.key: each.value for each in tester.records("raw.out")}
+    assert found == {b"a": b"\xff\x00", b"b": None}
+    assert (status.progress.batches, status.progress.rows_in) == (2, 3)
+    assert status.progress.rows_out == 2
