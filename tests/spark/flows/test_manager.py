@@ -158,9 +158,14 @@ def test_a_rebuild_takes_over_and_tells_who_read_the_old_one(tester: FlowTester)
         eventually(lambda: tester.rows("sums") == rows(3, 5, 7), WAIT_S)
         wait_for(manager, "sums", "running")
         assert status(manager, "sums", rebuilding=True) is None
+        # Both at once: who reads the output is rebuilt after it.
+        manager.answer({"do": "reset", "flow": "doubled", "dependents": True})
+        eventually(lambda: [each.generation for each in manager.status()] == [3, 3], WAIT_S)
+        wait_for(manager, "sums", "running")
+        assert tester.rows("sums") == rows(3, 5, 7)
     record = Folder(tester.data).record("doubled")
-    assert (record.generation, record.rebuilding) == (2, 0)
-    assert record.outputs == ("topic doubled.v2",)
+    assert (record.generation, record.rebuilding) == (3, 0)
+    assert record.outputs == ("topic doubled.v3",)
     assert not Path(Folder(tester.data).checkpoint("doubled", 1)).exists()
 
 
