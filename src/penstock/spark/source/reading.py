@@ -23,8 +23,10 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
-from penstock.client.errors import ClientError, GaveUpError, OffsetGoneError, RefusedError
+from penstock.client.connection import Cluster
+from penstock.client.errors import ClientError, OffsetGoneError, RefusedError
 from penstock.client.fetching import Fetched, Fetcher
+from penstock.client.metadata import Metadata
 from penstock.errors import CorruptBatchError
 from penstock.records.batch import LENGTH_BASE, MIN_BATCH_LENGTH, batch_size
 from penstock.records.columns.decode import decode
@@ -48,8 +50,11 @@ log: Final = logging.getLogger("penstock.spark.source")
 _AHEAD: Final = 2
 _WAIT_MS: Final = 500
 _LAST_DELTA_AT: Final = 23
+_PAUSE_S: Final = 0.1
 # A RecordBatch for Spark is held in memory by both sides.
 _BATCH_BYTES: Final = 64 << 20
+# Tiny records: the name of their topic, which each row repeats, must fit a column, too.
+_BATCH_ROWS: Final = 1 << 20
 
 
 class Task(InputPartition):
@@ -91,6 +96,8 @@ def read(manner: Manner, task: Task, schema: pa.Schema) -> Iterator[pa.RecordBat
             # Spark has seen enough (a limit, a task that was killed): nothing to be told.
             raise
         except BaseException:
+            # Not under the hands of the thread that fetches ahead: it would connect again.
+            pieces.close()
             _forget(manner.access)
             raise
         finally:
@@ -99,28 +106,41 @@ def read(manner: Manner, task: Task, schema: pa.Schema) -> Iterator[pa.RecordBat
 
 # ---- connections ---------------------------------------------------------------------------
 
-_fetchers: Final[dict[bytes, Fetcher]] = {}
+_fetchers: Final[dict[bytes, tuple[Cluster, Fetcher]]] = {}
+# A worker may serve many queries, one after the other: those of the oldest are closed.
+_FETCHERS_MAX: Final = 8
 
 
 def _fetcher(access: Access) -> Fetcher:
     """The one of this worker process for this cluster."""
     key = pickle.dumps(access)
-    known = _fetchers.get(key)
+    known = _fetchers.pop(key, None)
     if known is None:
-        known = _fetchers[key] = Fetcher(
-            connect(access),
+        while len(_fetchers) >= _FETCHERS_MAX:
+            _close(_fetchers.pop(next(iter(_fetchers))))
+        cluster = connect(access)
+        fetcher = Fetcher(
+            cluster,
             isolation=isolation_of(access),
             max_bytes=access.fetch_bytes,
             partition_max_bytes=access.partition_bytes,
             timeout_s=access.timeout_s,
         )
-    return known
+        known = cluster, fetcher
+    _fetchers[key] = known
+    return known[1]
 
 
 def _forget(access: Access) -> None:
     known = _fetchers.pop(pickle.dumps(access), None)
     if known is not None:
-        known.close()
+        _close(known)
+
+
+def _close(known: tuple[Cluster, Fetcher]) -> None:
+    cluster, fetcher = known
+    fetcher.close()
+    cluster.close()
 
 
 # ---- fetching ------------------------------------------------------------------------------
@@ -193,10 +213,15 @@ class _Pieces:
             try:
                 answers = self._fetcher.fetch(self._at, _WAIT_MS)
             except OffsetGoneError as error:
+                if time.monotonic() > deadline or self._stop.is_set():
+                    raise
                 self._pass_over(error)
                 continue
-            except ClientError as error:
-                raise self._deleted(error) or error from error
+            except RefusedError as error:
+                if error.name != UNKNOWN_TOPIC:
+                    raise
+                self._pass_deleted(error)
+                continue
             pieces = [
                 self._taken(place, fetched) for place, fetched in answers.items() if fetched.data
             ]
@@ -221,36 +246,53 @@ class _Pieces:
         if place not in self._at:
             return
         at, end = self._at[place], self._ends[place]
-        if error.offset > error.log_end:
-            raise DataLossError(
+        if error.log_start <= at <= error.log_end:
+            # It is there by now: whoever refused it did not lead, or not for long.
+            self._stop.wait(_PAUSE_S)
+            return
+        if at > error.log_end:
+            text = (
                 f"{error.topic}-{error.partition} was to be read from offset {at}, and its log "
-                f"ends at {error.log_end}: the topic was deleted and made anew, or lost its end",
-                advice=START_ANEW,
-            ) from error
+                f"ends at {error.log_end}: the topic was deleted and made anew, or lost its end"
+            )
+            self._lost(text, START_ANEW, error)
+            del self._at[place]
+            return
         lost = min(error.log_start, end) - at
         text = (
             f"{lost} offsets of {error.topic}-{error.partition} are lost, from {at} on: "
             f"its log starts at {error.log_start} now"
         )
-        if self._manner.fail_on_data_loss:
-            raise DataLossError(text, advice=KEEP_LONGER) from error
-        log.warning("%s", text)
+        self._lost(text, KEEP_LONGER, error)
         if error.log_start >= end:
             del self._at[place]
         else:
             self._at[place] = error.log_start
 
-    def _deleted(self, error: ClientError) -> DataLossError | None:
-        """What to say of a topic that is not there any more."""
-        refusal = error.__cause__ if isinstance(error, GaveUpError) else error
-        if not isinstance(refusal, RefusedError) or refusal.name != UNKNOWN_TOPIC:
-            return None
-        topic, number = min(self._at)
-        return DataLossError(
-            f"{topic}-{number} was to be read from offset {self._at[topic, number]}, and is not "
-            f"there any more ({refusal})",
-            advice=DELETED,
-        )
+    def _pass_deleted(self, error: RefusedError) -> None:
+        """Partitions that are not there any more: an error, or a warning."""
+        gone = self._missing()
+        if not gone:
+            raise error
+        for topic, number in gone:
+            text = (
+                f"{topic}-{number} was to be read from offset {self._at[topic, number]}, and is "
+                f"not there any more ({error})"
+            )
+            self._lost(text, DELETED, error)
+            del self._at[topic, number]
+
+    def _missing(self) -> list[Place]:
+        with connect(self._manner.access) as cluster:
+            metadata = Metadata(cluster, timeout_s=self._manner.access.timeout_s)
+            names = metadata.topics(sorted({topic for topic, _ in self._at}))
+            there = {(name, number) for name in names for number in metadata.partitions(name)}
+        return sorted(self._at.keys() - there)
+
+    def _lost(self, text: str, advice: str, error: ClientError) -> None:
+        if self._manner.fail_on_data_loss:
+            raise DataLossError(text, advice=advice) from error
+        log.warning("%s; going on, for failOnDataLoss is false", text)
 
     def _nothing_came(self) -> SourceError:
         topic, number = min(self._at)
@@ -301,8 +343,8 @@ def _columns(manner: Manner, piece: _Piece, schema: pa.Schema) -> Iterator[pa.Re
             raise SourceError(f"{topic}-{number}: {error}", advice=error.advice) from error
         if not decoded.bytes_used:
             return
-        if decoded.batch.num_rows:
-            yield _as_rows(decoded.batch, topic, number, schema)
+        for at in range(0, decoded.batch.num_rows, _BATCH_ROWS):
+            yield _as_rows(decoded.batch.slice(at, _BATCH_ROWS), topic, number, schema)
         data, offset = data[decoded.bytes_used :], decoded.next_offset
         aborted = decoded.aborted
 

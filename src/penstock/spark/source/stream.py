@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from typing import Any, Final
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -171,12 +171,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             before = self._ids.setdefault(topic, now)
             if before != now:
                 self._ids[topic] = now
-                first = min(place for place in at if place[0] == topic)
-                self._lost(
-                    f"the topic {topic!r} was deleted and made anew while it was read; "
-                    f"{topic}-{first[1]} stood at offset {at[first]}",
-                    DELETED,
-                )
+                read = sorted(place for place in at if place[0] == topic)
+                if read:
+                    self._lost(
+                        f"the topic {topic!r} was deleted and made anew while it was read; "
+                        f"{topic}-{read[0][1]} stood at offset {at[read[0]]}",
+                        DELETED,
+                    )
         return there
 
     def _beginnings(self, places: frozenset[Place]) -> Positions:
@@ -252,7 +253,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         from penstock.spark.source.reading import Task
 
         added = end.keys() - start.keys()
-        begins = start | self._log.earliest(added)
+        begins = start | self._firsts(added)
         behind = frozenset(place for place in end if end[place] < begins[place])
         if behind and start == self._initial:
             self._report_first(begins, end, behind)
@@ -270,6 +271,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             max_records=self._options.max_records,
         )
         return [Task(ranges) for ranges in planned]
+
+    def _firsts(self, added: Set[Place]) -> Positions:
+        """Where new partitions begin: with their first record, or something of them is lost."""
+        firsts = self._log.earliest(added)
+        for (topic, number), first in sorted(firsts.items()):
+            if first > 0:
+                self._lost(
+                    f"{first} offsets of {topic}-{number}, which is new, are lost, from 0 on: its "
+                    f"log starts at {first} now",
+                    KEEP_LONGER,
+                )
+        return firsts
 
     def _check(self, begins: Positions, end: Positions) -> None:
         """Once after a start: are the records of the checkpoint's positions still there?"""
