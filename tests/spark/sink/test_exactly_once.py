@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from penstock.client.errors import OutcomeUnknownError
+from penstock.client.errors import FencedError, OutcomeUnknownError
 from penstock.client.transacting import Transaction
 from penstock.client.transactions import Ids
 from penstock.spark.sink import (
@@ -27,6 +27,7 @@ from penstock.spark.sink import (
 )
 from penstock.spark.sink.exactly_once import DRIVER_BYTES
 from penstock.testing import Broker
+from penstock.wire.errors import ErrorCode
 from tests.spark.sink.log import committed, end_of_marks, finished, make_topic, partition_of, values
 
 PARTITIONS = 3
@@ -203,6 +204,28 @@ def test_a_commit_of_unknown_outcome_is_looked_up(
     assert len(calls) == (1 if happened else 2)
     assert values(bootstrap, topic) == expected(0, 100)
     sink.close()
+
+
+def test_a_zombie_whose_commit_was_lost_leaves_its_successor_alone(
+    spark: SparkSession, log_broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bootstrap, name = log_broker.bootstrap, f"q-{uuid4()}"
+    topic = make_topic(bootstrap)
+    zombie, successor = sink_of(bootstrap, topic, name), sink_of(bootstrap, topic, name)
+
+    def end(self: Transaction, *, commit: bool) -> Ids:
+        # The answer does not come; when it asks again, another has the id.
+        successor._held()
+        fenced = FencedError("committing", ErrorCode.PRODUCER_FENCED)
+        raise OutcomeUnknownError("the answer was lost") from fenced
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Transaction, "end", end)
+        with pytest.raises(FencedSinkError, match=name):
+            zombie.write_batch(numbers(spark, 0, 100), 0)
+    successor.write_batch(numbers(spark, 0, 100), 0)
+    assert values(bootstrap, topic) == expected(0, 100)
+    successor.close()
 
 
 def test_a_batch_without_rows_costs_nothing(spark: SparkSession, log_broker: Broker) -> None:

@@ -228,7 +228,12 @@ class ExactlyOnce:
             hold.transaction.end(commit=True)
         except (FencedError, FencedSinkError) as error:
             raise self._fenced(error, time.monotonic() - began) from error
-        except (RepeatedTaskError, OutcomeUnknownError):
+        except OutcomeUnknownError as error:
+            if isinstance(error.__cause__, FencedError):
+                # The successor knows what became of it; to take over would disturb it.
+                raise self._fenced(error.__cause__, time.monotonic() - began) from error
+            raise
+        except RepeatedTaskError:
             raise
         except BaseException:
             self._abort(hold)
