@@ -75,12 +75,13 @@ class Packer:
         gathered, self._gathered, self._gathered_bytes = self._gathered, [], 0
         if not gathered:
             return []
-        rows = gathered[0]
         if len(gathered) > 1:
-            rows = pa.Table.from_batches(gathered).combine_chunks().to_batches()[0]
+            # One, unless a column would have more than 2 GiB then.
+            gathered = pa.Table.from_batches(gathered).combine_chunks().to_batches()
         pieces: list[Piece] = []
-        for topic, of_topic in self._by_topic(rows):
-            pieces += self._pack(topic, of_topic)
+        for rows in gathered:
+            for topic, of_topic in self._by_topic(rows):
+                pieces += self._pack(topic, of_topic)
         return pieces
 
     def _by_topic(self, rows: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
