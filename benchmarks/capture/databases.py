@@ -224,7 +224,7 @@ class Maria(Database):
             "database.server.id": "4711",
             "database.include.list": self._database,
             "table.include.list": self.table,
-            "schema.history.internal": "io.debezium.relational.history.MemorySchemaHistory",
+            "schema.history.internal": "io.debezium.storage.file.history.FileSchemaHistory",
         }
 
 

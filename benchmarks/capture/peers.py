@@ -102,6 +102,7 @@ def debezium(database: Database, folder: Path) -> Peer:
         "offset.storage": "org.apache.kafka.connect.storage.FileOffsetBackingStore",
         "offset.storage.file.filename": str(folder / "offsets"),
         "offset.flush.interval.ms": "1000",
+        "schema.history.internal.file.filename": str(folder / "schemas"),
         # As ours is by default: no schema beside every value.
         "converter.schemas.enable": "false",
         "key.converter.schemas.enable": "false",

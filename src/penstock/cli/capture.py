@@ -244,6 +244,10 @@ def pause(
     """Have a capture wait, also over restarts, until it is resumed.
 
     The database keeps what is not captured meanwhile: do not forget it.
+
+    \b
+    Examples:
+      penstock capture pause shop
     """
     _send(name, "pause", bootstrap, file, client)
     output.say(f"{name} is told to wait; the database keeps its changes until it is resumed")
@@ -256,7 +260,12 @@ def resume(
     file: ProjectFile = None,
     client: ClientSettings = [],  # noqa: B006
 ) -> None:
-    """Have a capture that waits go on."""
+    """Have a capture that waits go on.
+
+    \b
+    Examples:
+      penstock capture resume shop
+    """
     _send(name, "resume", bootstrap, file, client)
     output.say(f"{name} is told to go on")
 
@@ -323,6 +332,10 @@ def remove(
     """Stop a capture and take away what it needs in the database: slot, publication, triggers.
 
     Its topics stay, with all events. Its section is taken out of the project file.
+
+    \b
+    Examples:
+      penstock capture remove shop
     """
     from penstock.capture.delivery.control import Signal, forget, send
 
@@ -355,6 +368,10 @@ def alter(name: Name, statement: Statement, file: ProjectFile = None) -> None:
     In one transaction the capture's triggers are taken away, the statement is run, and the
     triggers are made anew; no change is missed, and the capture may run meanwhile. Other databases
     need nothing of the kind.
+
+    \b
+    Examples:
+      penstock capture alter shop "ALTER TABLE orders DROP COLUMN note"
     """
     from penstock.capture.sqlite.source import SqliteSource
 
