@@ -1,0 +1,159 @@
+"""Each scenario, from a real database into a real log: undisturbed, and with kills in between."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from penstock.client.connection import Cluster
+from penstock.testing import Broker
+from tests.capture.kit.capturing import CaptureProcess, Told, check_transactions, records
+from tests.capture.kit.databases import Database
+from tests.capture.kit.following import MARKS, make_marks, mark
+from tests.capture.scenarios.script import FOLDER, Scenario, load, scenarios
+from tests.waiting import eventually
+
+_NUMBERS = itertools.count(1)
+# A capture of a scenario takes about so many steps of writing for a section.
+STEPS_MAX = 16
+
+
+@pytest.fixture(scope="module")
+def log() -> Iterator[str]:
+    with Broker() as broker:
+        yield broker.bootstrap
+
+
+class Run:
+    """A scenario on a database, with a capture of it."""
+
+    def __init__(self, scenario: Scenario, database: Database, log: str, folder: Path) -> None:
+        self.scenario = scenario
+        self.database = database
+        self.name = f"scenario{next(_NUMBERS)}"
+        self.cluster = Cluster(log)
+        settings: dict[str, Any] = {"url": database.url, "options": dict(database.options)}
+        settings |= scenario.capture(database.full_name, self.name)
+        self.process = CaptureProcess(self.name, settings, log, folder / "capture.log")
+        make_marks(database)
+
+    def execute(self, statements: list[str]) -> None:
+        with self.database.connect() as session:
+            for statement in statements:
+                session.run(self.database.sql(statement))
+
+    def topic(self, table: str) -> str:
+        return f"{self.name}.{self.database.full_name(table)}"
+
+    def is_told(self, number: int) -> bool:
+        """Whether a mark has come; all that was committed before it has come, too."""
+        found = records(self.cluster, self.topic(MARKS))
+        return any(row.key and orjson.loads(row.key)["id"] == number for row in found)
+
+    def catch_up(self) -> None:
+        number = mark(self.database)
+        eventually(lambda: self.process.is_alive and self.is_told(number))
+
+    def kill_within(self, steps: int) -> None:
+        """Run a process that is killed at a step, or when it has caught up before that."""
+        number = mark(self.database)
+        self.process.start(steps)
+        eventually(lambda: not self.process.is_alive or self.is_told(number))
+        self.process.kill()
+
+    def told(self) -> dict[str, Told]:
+        with self.database.connect() as session:
+            names = self.database.tables(session)
+        return {name: Told(records(self.cluster, self.topic(name))) for name in names}
+
+    def is_all_there(self) -> bool:
+        """Whether each table that has rows has some in its topic."""
+        return all(
+            found.rows or self.is_hidden(name) or not self.database.rows(name)
+            for name, found in self.told().items()
+        )
+
+    def is_hidden(self, table: str) -> bool:
+        """Whether it is the outbox, which has no topic of its own."""
+        settings = self.scenario.capture(self.database.full_name, self.name)
+        return bool(settings.get("outbox", {}).get("table") == self.database.full_name(table))
+
+    def verify(self) -> None:
+        scenario = self.scenario
+        # Tables that were made later are read by themselves, a while later.
+        eventually(lambda: self.process.is_alive and self.is_all_there())
+        told = self.told()
+        for name, found in told.items():
+            if self.is_hidden(name):
+                assert found.rows == []
+                continue
+            assert sorted(found.table(), key=str) == sorted(self.rows(name, found), key=str), name
+        for name, ops in scenario.expected.items():
+            assert told[name].ops() == ops, name
+        others = {}
+        for topic, wanted in scenario.records.items():
+            found_rows = records(self.cluster, f"{self.name}.{topic}")
+            assert [
+                ((row.key or b"").decode(), (row.value or b"").decode()) for row in found_rows
+            ] == wanted
+            others[topic] = len(found_rows)
+        if not others:
+            check_transactions(self.cluster, self.name, told)
+
+    def rows(self, table: str, found: Told) -> list[dict[str, Any]]:
+        """The table itself. What serves as its key where it has none is told beside its rows."""
+        rows = self.database.rows(table)
+        extra = set().union(*found.table()) - set().union(*rows) if rows else set()
+        if not extra:
+            return rows
+        assert self.database.kind == "sqlite"
+        (rowid,) = extra
+        return self.database.rows(table, extra=rowid)
+
+    def close(self) -> None:
+        self.process.kill()
+        self.cluster.close()
+
+
+@pytest.fixture(params=scenarios())
+def run(request: pytest.FixtureRequest, each: Database, log: str, tmp_path: Path) -> Iterator[Run]:
+    scenario = load(FOLDER / f"{request.param}.sql", each.kind)
+    if scenario.skipped:
+        pytest.skip(scenario.skipped)
+    made = Run(scenario, each, log, tmp_path)
+    yield made
+    made.close()
+
+
+def test_undisturbed(run: Run) -> None:
+    first, *rest = run.scenario.sections
+    run.execute(first)
+    run.process.start()
+    run.catch_up()
+    for section in rest:
+        run.execute(section)
+    run.catch_up()
+    run.verify()
+
+
+def test_killed_in_the_middle(run: Run, seed: int) -> None:
+    """The snapshot, and then each section, has a process that is killed at a random step of it."""
+    chance = random.Random(seed)
+    first, *rest = run.scenario.sections
+    run.execute(first)
+    run.kill_within(chance.randint(0, STEPS_MAX))
+    run.process.start()
+    run.catch_up()
+    run.process.kill()
+    for section in rest:
+        run.execute(section)
+        run.kill_within(chance.randint(0, STEPS_MAX))
+    run.process.start()
+    run.catch_up()
+    run.verify()
