@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from unittest.mock import patch
 from uuid import uuid4
 
 import pyarrow as pa
@@ -11,9 +12,20 @@ import pytest
 from penstock.client.connection import Cluster
 from penstock.client.transacting import Transaction
 from penstock.records.record import decode
+from penstock.spark.sink import tasks
 from penstock.spark.sink.errors import RepeatedTaskError, TaskError, from_spark
 from penstock.spark.sink.target import Target, drop
-from penstock.spark.sink.tasks import ORDER, TOO_MUCH, Job, Numbering, Pack, Task, Write
+from penstock.spark.sink.tasks import (
+    HERALD,
+    ORDER,
+    TOO_MUCH,
+    Job,
+    Numbering,
+    Pack,
+    Task,
+    Write,
+    check_heralds,
+)
 from tests.spark.sink.log import make_topic, values
 
 ROWS = 5000
@@ -72,6 +84,28 @@ def test_a_stage_that_is_run_again_is_refused_and_written_anew(job: Job, bootstr
     assert values(bootstrap, job.topic) == sorted(b"%d" % number for number in range(ROWS))
 
 
+def test_a_packing_task_that_ran_again_in_between_is_noticed(job: Job, bootstrap: str) -> None:
+    assert job.transactional_id is not None
+    with Cluster(bootstrap) as cluster:
+        transaction = Transaction(cluster, job.transactional_id)
+        transaction.init()
+        ours = of(job, transaction)
+        heard = []
+        for slot, attempt in ((0, 7), (1, 8)):
+            with patch.object(tasks, "_attempt", lambda attempt=attempt: attempt):
+                packed = run(Pack(ours), [rows()])
+            part = packed.filter(pa.compute.equal(packed["slot"], slot))
+            part = part.sort_by([(name, "ascending") for name in ORDER])
+            told = run(Write(ours), part.combine_chunks().to_batches())
+            heralds = told.filter(pa.compute.equal(told["topic"], HERALD)).to_pylist()
+            heard += [(row["partition"], row["bytes"]) for row in heralds]
+        transaction.end(commit=False)
+    assert heard == [(0, 7), (0, 8)]
+    check_heralds([heard[0], heard[0], (1, 9)])
+    with pytest.raises(RepeatedTaskError, match="packing task 0"):
+        check_heralds(heard)
+
+
 def test_a_task_says_when_it_is_too_much_for_the_driver(job: Job, bootstrap: str) -> None:
     assert job.transactional_id is not None
     with Cluster(bootstrap) as cluster:
@@ -90,6 +124,7 @@ def test_batches_get_the_numbers_of_their_partition(job: Job, bootstrap: str) ->
         transaction = Transaction(cluster, job.transactional_id)
         transaction.init()
         packed = run(Pack(of(job, transaction)), [rows()])
+        packed = packed.filter(pa.compute.not_equal(packed["topic"], HERALD))
     numbering = Numbering()
     next_of: dict[int, int] = {}
     for row in packed.to_pylist():

@@ -55,6 +55,7 @@ from penstock.spark.sink.errors import (
 from penstock.spark.sink.marks import Mark
 from penstock.spark.sink.target import Joined, Target
 from penstock.spark.sink.tasks import (
+    HERALD,
     ORDER,
     PACKED,
     TOO_MUCH,
@@ -64,6 +65,7 @@ from penstock.spark.sink.tasks import (
     Pack,
     PackAndWrite,
     Write,
+    check_heralds,
 )
 
 log = logging.getLogger(__name__)
@@ -296,7 +298,9 @@ class ExactlyOnce:
             packed = rows.mapInArrow(Pack(job), PACKED)
             sorted_ = packed.repartitionById(job.slots, "slot").sortWithinPartitions(*ORDER)
             out = sorted_.mapInArrow(Write(job), WRITTEN)
-        written = _collect(out)
+        told = _collect(out)
+        check_heralds((row["partition"], row["bytes"]) for row in told if row["topic"] == HERALD)
+        written = [row for row in told if row["topic"] != HERALD]
         return _Sent(
             sum(row["records"] for row in written),
             sum(row["bytes"] for row in written),

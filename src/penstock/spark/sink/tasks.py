@@ -8,6 +8,11 @@ them their sequence numbers and sends them. It refuses to run a second time: the
 and writes the batch anew under a new epoch. `PackAndWrite` does both where the rows are in one task
 anyway.
 
+Spark may also run `Pack` again in the middle: an executor that dies takes its packed batches along,
+and those writing tasks that have not read them yet read new ones, perhaps with other rows in other
+partitions than the ones before. So each packing task heralds itself to each writing task, with the
+number of its attempt; these pass it on, and the driver aborts where a task was heard of twice.
+
 At least once takes one: `Send`, in each task with an idempotent producer of its own.
 """
 
@@ -39,6 +44,8 @@ PACKED: Final = (
 )
 ORDER: Final = ("topic", "partition", "task", "number")
 TOO_MUCH: Final = -1
+# No topic has this name: such a row tells of a packing task and its attempt. It sorts first.
+HERALD: Final = ""
 WRITTEN: Final = "topic STRING, partition INT, records BIGINT, bytes BIGINT"
 _PACKED_SCHEMA: Final = pa.schema(
     [
@@ -112,6 +119,8 @@ class Pack:
         task, number = _task(), 0
         with _told(job):
             packer = job.packer(link(job.target, job.transactional_id), job.ids)
+            if job.limit_bytes is None:
+                yield _heralds(job.slots, task)
             size = 0
             for pieces in _pieces(packer, rows):
                 size += sum(len(piece.packed.data) for piece in pieces)
@@ -139,9 +148,12 @@ class Write:
                 partitions = batch.column(2).to_pylist()
                 counts = batch.column(5).to_pylist()
                 places = list(zip(topics, partitions, strict=True))
-                writer.add(places)
-                for place, count, data in zip(places, counts, batch.column(6), strict=True):
-                    writer.write(place, count, data.as_buffer())
+                writer.add(place for place in places if place[0] != HERALD)
+                for at, (place, count) in enumerate(zip(places, counts, strict=True)):
+                    if place[0] == HERALD:
+                        writer.heard(batch.column(3)[at].as_py(), batch.column(4)[at].as_py())
+                    else:
+                        writer.write(place, count, batch.column(6)[at].as_buffer())
             yield writer.finish()
 
 
@@ -213,6 +225,11 @@ class _Writer:
         self._numbering = Numbering(sequences)
         self._mine: set[Place] = set()
         self._written: dict[Place, list[int]] = {}
+        self._heralds: list[tuple[int, int]] = []
+
+    def heard(self, task: int, attempt: int) -> None:
+        """A packing task has told of itself."""
+        self._heralds.append((task, attempt))
 
     def add(self, places: Iterable[Place]) -> None:
         """Make partitions part of the transaction, before they are written to.
@@ -238,6 +255,7 @@ class _Writer:
         """Wait until all is acknowledged; what was written."""
         self._to.sender.flush()
         rows = [(topic, part, *told) for (topic, part), told in sorted(self._written.items())]
+        rows += [(HERALD, task, 0, attempt) for task, attempt in self._heralds]
         columns: list[Any] = [list(column) for column in zip(*rows, strict=True)] or [[]] * 4
         arrays = [
             pa.array(column, field.type)
@@ -254,6 +272,23 @@ def _pieces(packer: Packer, rows: Iterator[pa.RecordBatch]) -> Iterator[list[Pie
     pieces = packer.finish()
     if pieces:
         yield pieces
+
+
+def _heralds(slots: int, task: int) -> pa.RecordBatch:
+    """A row for each writing task: this packing task, in this attempt."""
+    row = {"topic": HERALD, "partition": 0, "task": task, "number": _attempt(), "count": 0}
+    rows = [{**row, "slot": slot, "data": b""} for slot in range(slots)]
+    return pa.RecordBatch.from_pylist(rows, _PACKED_SCHEMA)
+
+
+def check_heralds(written: Iterable[tuple[int, int]]) -> None:
+    """RepeatedTaskError if writing tasks have heard of two attempts of one packing task."""
+    attempts: dict[int, int] = {}
+    for task, attempt in written:
+        if attempts.setdefault(task, attempt) != attempt:
+            raise RepeatedTaskError(
+                f"Spark ran packing task {task} again, after some of its batches were written"
+            )
 
 
 def _too_much(task: int) -> pa.RecordBatch:
@@ -285,6 +320,11 @@ def slot_of(topic: str, partition: int, slots: int) -> int:
 def _task() -> int:
     context = TaskContext.get()
     return 0 if context is None else context.partitionId()
+
+
+def _attempt() -> int:
+    context = TaskContext.get()
+    return 0 if context is None else context.taskAttemptId()
 
 
 def _refuse_repetition() -> None:
