@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -242,13 +243,30 @@ def test_filling_agrees_with_a_dictionary(steps: list[tuple[int, str, str]]) -> 
 
 
 def test_more_rows_than_memory_holds_at_once() -> None:
-    values = LastValues(lambda topic: ())
+    last = LastValues(lambda topic: ())
     composer = events().composer(CUSTOMERS, b"{}")
     assert composer is not None
-    values.prepare(composer.shape)  # type: ignore[union-attr]
+    values = last.prepare(composer.shape)  # type: ignore[union-attr]
     for number in range(5_000):
         values.keep(TOPIC, b"%d" % number, (b"1", b'"a"', b'"b"', b'"%d"' % number))
     assert values.fill(TOPIC, b"17", (*ANNE[:3], UNAVAILABLE))[3] == b'"17"'
     values.forget_all(TOPIC)
     assert values.fill(TOPIC, b"17", (*ANNE[:3], UNAVAILABLE))[3] == UNAVAILABLE
-    values.close()
+    last.close()
+
+
+def test_a_table_before_and_after_it_was_altered_at_once() -> None:
+    """The stream and a snapshot may each have an object of their own: columns are not mixed up."""
+    columns = CUSTOMERS.columns
+    altered = replace(CUSTOMERS, columns=(columns[0], columns[3], columns[1]))
+    made = filling([])
+    try:
+        composed(made, change("c", None, ANNE))
+        touched = change("u", None, (b"1", UNAVAILABLE, b'"x"'))._replace(table=altered)
+        lacking = change("u", None, (*ANNE[:3], UNAVAILABLE))
+        for item in (touched, lacking, touched, lacking):
+            (record,) = composed(made, item)
+            assert email(record) == "annek@noanswer.org"
+        assert parsed(record)["after"]["first_name"] == "Anne"
+    finally:
+        made.close()

@@ -125,14 +125,12 @@ class Events:
         if outbox is not None and matches_any((outbox.table,), table.full_name):
             return OutboxComposer(settings, outbox, table)
         shape = shape_of(settings, table)
-        if self._last_values is not None:
-            self._last_values.prepare(shape)
         return Composer(
             shape,
             self._encoder(shape, source),
             settings,
             partitions=self._partitions,
-            filler=self._last_values,
+            filler=None if self._last_values is None else self._last_values.prepare(shape),
         )
 
     def _encoder(self, shape: Shape, source: Fragment) -> Encoder:

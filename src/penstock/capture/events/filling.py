@@ -47,7 +47,6 @@ class LastValues:
             "WITHOUT ROWID"
         )
         self._pending: dict[tuple[str, bytes], bytes | None] = {}
-        self._places: dict[str, list[tuple[int, str]]] = {}
         self._loaded: set[str] = set()
         # Values that nobody had.
         self.missed = 0
@@ -57,16 +56,20 @@ class LastValues:
             self._db.close()
         self._folder.cleanup()
 
-    def prepare(self, shape: Shape) -> None:
-        """Get ready for rows of this shape; reads the topic if it was not read yet."""
+    def prepare(self, shape: Shape) -> ShapeValues:
+        """The values for rows of this shape; reads the topic if it was not read yet. A table that
+        was altered has several shapes at once for a while, with the same topic."""
         key = set(shape.key)
-        self._places[shape.topic] = [
+        places = [
             (at, shape.columns[at].name)
             for at, place in enumerate(shape.shown)
             if place not in key and shape.columns[at].type.name in _LARGE
         ]
-        if shape.topic in self._loaded:
-            return
+        if shape.topic not in self._loaded:
+            self._load(shape)
+        return ShapeValues(self, places)
+
+    def _load(self, shape: Shape) -> None:
         self._loaded.add(shape.topic)
         names = {
             column.name: orjson.loads(marker(column.type))
@@ -74,35 +77,13 @@ class LastValues:
             if column.type.name in _LARGE
         }
         for record_key, value in self._read(shape.topic):
-            self._put(shape.topic, record_key, _kept(value, names))
-
-    def fill(self, topic: str, key: bytes, shown: Row) -> Row:
-        known = self._get(topic, key)
-        parts = list(shown)
-        for at, name in self._places[topic]:
-            if parts[at] == UNAVAILABLE:
-                if name in known:
-                    parts[at] = orjson.dumps(known[name])
-                else:
-                    self.missed += 1
-        return tuple(parts)
-
-    def keep(self, topic: str, key: bytes, shown: Row) -> None:
-        parts = (
-            b"%b:%b" % (orjson.dumps(name), shown[at])
-            for at, name in self._places[topic]
-            if shown[at] != UNAVAILABLE
-        )
-        self._put(topic, key, b"{" + b",".join(parts) + b"}")
-
-    def forget(self, topic: str, key: bytes) -> None:
-        self._put(topic, key, None)
+            self.put(shape.topic, record_key, _kept(value, names))
 
     def forget_all(self, topic: str) -> None:
         self._flush()
         self._db.execute("DELETE FROM last WHERE topic = ?", (topic,))
 
-    def _get(self, topic: str, key: bytes) -> dict[str, Any]:
+    def get(self, topic: str, key: bytes) -> dict[str, Any]:
         at = (topic, key)
         if at in self._pending:
             found = self._pending[at]
@@ -112,7 +93,7 @@ class LastValues:
             found = row[0] if row else None
         return orjson.loads(found) if found else {}
 
-    def _put(self, topic: str, key: bytes, columns: bytes | None) -> None:
+    def put(self, topic: str, key: bytes, columns: bytes | None) -> None:
         self._pending[topic, key] = columns
         if len(self._pending) >= _PENDING_MAX:
             self._flush()
@@ -125,6 +106,39 @@ class LastValues:
         self._db.executemany("DELETE FROM last WHERE topic = ? AND key = ?", gone)
         self._db.execute("COMMIT")
         self._pending.clear()
+
+
+class ShapeValues:
+    """The last values of rows of one shape: what a composer fills with."""
+
+    def __init__(self, values: LastValues, places: list[tuple[int, str]]) -> None:
+        self._values = values
+        self._places = places
+
+    def fill(self, topic: str, key: bytes, shown: Row) -> Row:
+        known = self._values.get(topic, key)
+        parts = list(shown)
+        for at, name in self._places:
+            if parts[at] == UNAVAILABLE:
+                if name in known:
+                    parts[at] = orjson.dumps(known[name])
+                else:
+                    self._values.missed += 1
+        return tuple(parts)
+
+    def keep(self, topic: str, key: bytes, shown: Row) -> None:
+        parts = (
+            b"%b:%b" % (orjson.dumps(name), shown[at])
+            for at, name in self._places
+            if shown[at] != UNAVAILABLE
+        )
+        self._values.put(topic, key, b"{" + b",".join(parts) + b"}")
+
+    def forget(self, topic: str, key: bytes) -> None:
+        self._values.put(topic, key, None)
+
+    def forget_all(self, topic: str) -> None:
+        self._values.forget_all(topic)
 
 
 def _kept(value: bytes | None, names: dict[str, Any]) -> bytes | None:
