@@ -32,7 +32,7 @@ from penstock.capture.delivery.config import (
     WHEN_NEEDED,
     CaptureConfig,
 )
-from penstock.capture.delivery.deliverer import Deliverer, SnapshotEnd, Work
+from penstock.capture.delivery.deliverer import Deliverer, SnapshotEnd, TablesThere, Work
 from penstock.capture.delivery.handover import Handover, HandoverClosedError
 from penstock.capture.delivery.incremental import Incremental
 from penstock.capture.delivery.listening import Listener, Publisher
@@ -300,7 +300,7 @@ class Capture:
             handover.put(item, weight_of(item))
             if (now := time.monotonic()) >= look_at:
                 look_at = now + _DATABASE_STATUS_S
-                self._look_at(source)
+                self._look_at(source, handover)
             if deliverer.confirmed is not confirmed:
                 confirmed = deliverer.confirmed
                 if confirmed is not None:
@@ -334,10 +334,15 @@ class Capture:
                 )
         return position
 
-    def _look_at(self, source: Source) -> None:
-        """Ask the database how far behind it sees us; not knowing does no harm."""
+    def _look_at(self, source: Source, handover: Handover[Work]) -> None:
+        """Ask the database how far behind it sees us, and which tables there are: one that came
+        with all its rows before it was captured tells nothing by itself. Not knowing does no harm.
+        """
         try:
             self._database = asdict(source.status())
+            if self.config.snapshot.new_tables:
+                names = [table.full_name for table in source.tables()]
+                handover.put(TablesThere(names), sum(map(len, names)))
         except PenstockError as error:
             _LOGGER.info("capture %s: %s", self.config.name, error)
 

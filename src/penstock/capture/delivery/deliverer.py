@@ -75,7 +75,14 @@ class SnapshotEnd:
     tables: list[str]
 
 
-Work = Item | SnapshotBegin | SnapshotRows | TableEnd | SnapshotEnd
+@dataclass(frozen=True, slots=True)
+class TablesThere:
+    """The tables that the database has by now; of some of them no change may ever have come."""
+
+    names: list[str]
+
+
+Work = Item | SnapshotBegin | SnapshotRows | TableEnd | SnapshotEnd | TablesThere
 
 
 class Deliverer:
@@ -225,6 +232,10 @@ class Deliverer:
                 self._table_end(work)
             case SnapshotEnd():
                 self._snapshot_end(work)
+            case TablesThere():
+                for name in work.names:
+                    if name not in self._known:
+                        self.discover(name)
         if not self._is_inside and self._is_full():
             self.commit()
 

@@ -22,7 +22,7 @@ from penstock.capture.mysql.connection import (
 from penstock.capture.mysql.replication import Dump
 from penstock.capture.mysql.schema import Chooser, KnownTable, known_tables
 from penstock.capture.mysql.types import Modes
-from penstock.capture.source import CaptureError, Check
+from penstock.capture.source import CaptureError, Check, DatabaseUnreachableError
 
 _MARIADB_MIN: Final = (10, 6, 0)
 _MYSQL_MIN: Final = (8, 0, 1)
@@ -34,6 +34,9 @@ def checks(address: Address, chooser: Chooser, modes: Modes, replica_id: int) ->
     """Every check, in the order in which one would mend them."""
     try:
         connection = connect(address)
+    except DatabaseUnreachableError:
+        # It may answer later: a capture that runs tries again.
+        raise
     except CaptureError as error:
         return [Check("connection", False, str(error), error.advice or _REACH)]
     try:

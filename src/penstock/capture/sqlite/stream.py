@@ -22,6 +22,7 @@ from pathlib import Path
 from threading import Event
 from time import monotonic, time_ns
 from typing import Any, Final
+from zlib import crc32
 
 from penstock.capture.source import (
     READ,
@@ -83,6 +84,8 @@ class Look:
     changes: list[Change]
     upto: int
     is_top: bool
+    # What identifies the transaction that begins here.
+    id: str
     chunks: list[Chunk] = field(default_factory=list)
     moved: bool = False
 
@@ -117,7 +120,7 @@ class Stream:
         self._schema = -1
         self._limit = _CHANGES_FIRST
         # Of the transaction that is being told: its first number, and how many changes so far.
-        self._first: int | None = None
+        self._first: str | None = None
         self._told = 0
         self._locked_since: float | None = None
         self._stat_at = 0.0
@@ -160,7 +163,7 @@ class Stream:
     def _tell(self, look: Look) -> Iterator[Item]:
         if look.changes or look.moved:
             if self._first is None:
-                self._first = look.upto
+                self._first = look.id
                 self._told = 0
             first, is_first = self._first, self._told == 0
             self._told += len(look.changes)
@@ -169,7 +172,7 @@ class Stream:
                 self._first = None
             ts_us = look.changes[-1].ts_us if look.changes else _now_us()
             if look.changes or not is_first:
-                yield Part(str(first), look.changes, self.position, ts_us, is_first, is_last)
+                yield Part(first, look.changes, self.position, ts_us, is_first, is_last)
         yield from look.chunks
 
     # ---- one look --------------------------------------------------------------------------
@@ -239,7 +242,8 @@ class Stream:
         upto = min(top, self._seq + self._limit)
         if upto == self._seq and not self._asked and not self._reading and self._first is None:
             return None
-        look = Look(self._changes(connection, upto), upto, upto == top)
+        id_ = str(upto) if upto > self._seq else self._id_of_reading()
+        look = Look(self._changes(connection, upto), upto, upto == top, id_)
         look.moved = upto > self._seq or self._first is not None
         self._seq = upto
         self._adapt(look.changes)
@@ -249,6 +253,12 @@ class Stream:
             for _ in range(len(self._asked)):
                 look.chunks.append(self._chunk(connection, self._asked.popleft()))
         return look
+
+    def _id_of_reading(self) -> str:
+        """Where only rows are read, the number has not moved: how far they were read tells this
+        transaction from the one before."""
+        done = crc32(repr(self._reading).encode())
+        return f"{self._seq}.{done:08x}"
 
     def _changes(self, connection: sqlite3.Connection, upto: int) -> list[Change]:
         """The changes up to a number, of all tables, in order."""
