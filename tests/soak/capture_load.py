@@ -95,8 +95,11 @@ class Writer:
             else:
                 session.run("BEGIN")
                 self._transaction(session)
-                session.run("ROLLBACK" if self._random.random() < 0.05 else "COMMIT")
-                self.committed += 1
+                if self._random.random() < 0.05:
+                    session.run("ROLLBACK")
+                else:
+                    session.run("COMMIT")
+                    self.committed += 1
         except TROUBLE:
             # Killed, or a deadlock: what was under way is rolled back with the connection.
             self._hang_up()

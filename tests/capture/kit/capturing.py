@@ -35,6 +35,7 @@ _FORKS.set_forkserver_preload(
         "penstock.capture.postgres.source",
         "penstock.capture.sqlite.source",
         __name__,
+        "tests.capture.kit.warm",
     ]
 )
 QUICK: Final[Mapping[str, Any]] = {

@@ -19,6 +19,8 @@ from tests.capture.kit.following import MARKS, make_marks, mark
 from tests.capture.scenarios.script import FOLDER, Scenario, load, scenarios
 from tests.waiting import eventually
 
+# Processes by the dozen: slow machines take their time.
+pytestmark = pytest.mark.timeout(300)
 _NUMBERS = itertools.count(1)
 # A capture of a scenario takes about so many steps of writing for a section.
 STEPS_MAX = 16
