@@ -361,3 +361,31 @@ def test_a_large_transaction_comes_in_parts(path: Path) -> None:
         told = [(change.table.name, values(change)[0]) for part in parts for change in part.changes]
         assert told == [(name, number) for number in range(4000) for name in ("t", "u")]
         assert parts[-1].position["seq"] == 8000
+
+
+def test_a_writer_that_is_never_done_keeps_no_transaction_open(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.capture.sqlite.stream._CHANGES_FIRST", 10)
+    monkeypatch.setattr("penstock.capture.sqlite.stream._CHANGES_MAX", 10)
+    with user(path) as db, opened(path) as source:
+        db.execute("CREATE TABLE t (id INTEGER PRIMARY KEY)")
+        source.setup()
+        with source.snapshot() as snapshot:
+            position = snapshot.position
+        sizes: list[list[int]] = [[]]
+        for _ in range(25):
+            db.execute("INSERT INTO t DEFAULT VALUES")
+        for item in source.stream(position):
+            if not isinstance(item, Part):
+                continue
+            sizes[-1].append(len(item.changes))
+            if item.is_last:
+                sizes.append([])
+            if len(sizes) == 3:
+                break
+            # More than is read at a time, each time.
+            for _ in range(15):
+                db.execute("INSERT INTO t DEFAULT VALUES")
+        assert sizes[0] == [10, 10, 5]
+        assert sizes[1] == [10, 10, 10, 10, 5]

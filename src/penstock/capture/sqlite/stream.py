@@ -83,7 +83,8 @@ class Look:
 
     changes: list[Change]
     upto: int
-    is_top: bool
+    # All that was visible when the transaction began has been told.
+    is_end: bool
     # What identifies the transaction that begins here.
     id: str
     chunks: list[Chunk] = field(default_factory=list)
@@ -121,6 +122,7 @@ class Stream:
         self._limit = _CHANGES_FIRST
         # Of the transaction that is being told: its first number, and how many changes so far.
         self._first: str | None = None
+        self._goal = 0
         self._told = 0
         self._locked_since: float | None = None
         self._stat_at = 0.0
@@ -167,7 +169,7 @@ class Stream:
                 self._told = 0
             first, is_first = self._first, self._told == 0
             self._told += len(look.changes)
-            is_last = look.is_top or self._told >= TRANSACTION_MAX
+            is_last = look.is_end or self._told >= TRANSACTION_MAX
             if is_last:
                 self._first = None
             ts_us = look.changes[-1].ts_us if look.changes else _now_us()
@@ -239,15 +241,20 @@ class Stream:
         self._locked_since = None
         top = self._catalog.top(connection)
         self._check_top(top)
-        upto = min(top, self._seq + self._limit)
+        if self._first is None:
+            # What a transaction ends with is settled when it begins: a writer that is never done
+            # must not keep it open for ever.
+            self._goal = top
+        upto = min(self._goal, self._seq + self._limit)
         if upto == self._seq and not self._asked and not self._reading and self._first is None:
             return None
         id_ = str(upto) if upto > self._seq else self._id_of_reading()
-        look = Look(self._changes(connection, upto), upto, upto == top, id_)
+        look = Look(self._changes(connection, upto), upto, upto == self._goal, id_)
         look.moved = upto > self._seq or self._first is not None
         self._seq = upto
         self._adapt(look.changes)
-        if look.is_top:
+        if upto == top:
+            # Only here is a row what the stream says it is.
             self._read_tables(connection, look)
             # Bounded: a request that comes meanwhile waits for the next look.
             for _ in range(len(self._asked)):
