@@ -81,6 +81,8 @@ class Reader:
     told: Partitions = frozenset()
     # What it has last said that it reads; None: it must say everything anew.
     said: Partitions | None = None
+    # It was told what to read, and has not acknowledged it: clients do, also where nothing changes.
+    is_fresh: bool = False
     interval_ms: int = 0
     slow: bool = False
 
@@ -114,8 +116,12 @@ class Reader:
                 fields["rebalance_timeout_ms"] = REBALANCE_MS
                 fields["assignor"] = self.assignor
                 fields["owned"] = owned
-        elif owned != self.said and self.kind is ConsumerGroup:
+        elif self.kind is ConsumerGroup and (
+            owned != self.said or (self.is_fresh and owned == self.told)
+        ):
             fields["owned"] = owned
+        if owned == self.told:
+            self.is_fresh = False
         self.said = owned
         return Beat(self.id, self.epoch, **{**fields, **changes})
 
@@ -140,6 +146,7 @@ class Reader:
         self.interval_ms = answer.interval_ms
         if answer.assigned is not None:
             self.told = answer.assigned
+            self.is_fresh = True
         if not self.slow:
             self.settle()
 
