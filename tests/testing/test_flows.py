@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from penstock.errors import PenstockError
 from penstock.testing import FlowTester
 from penstock.testing.flows import START
 
@@ -50,3 +52,37 @@ def test_feed_run_and_read(penstock_flows: FlowTester, tmp_path: Path) -> None:
     # Nothing new, nothing written.
     tester.run()
     assert len(tester.rows("visits")) == 3
+
+
+@pytest.mark.timeout(600)
+def test_the_example_of_the_docs(
+    penstock_flows: FlowTester, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The flows and their test as docs/flows.md shows them, with a table as capture writes it."""
+    page = (Path(__file__).parents[2] / "docs" / "flows.md").read_text()
+    flows, test = (part.partition("```")[0] for part in page.split("```python\n")[1:])
+    (tmp_path / "flows.py").write_text(flows)
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    exec(test, names)
+    names["test_visits"](penstock_flows)
+    # A row of the table changes, and then is deleted.
+    penstock_flows.feed_table("shop.customers", [{"id": "ann", "country": "FR"}], key="id")
+    click = {"user": "ann", "page": "/", "at": "2026-01-01T00:00:00Z"}
+    penstock_flows.feed("clicks", [click])
+    penstock_flows.run("enriched")
+    penstock_flows.feed_table("shop.customers", [{"id": "ann"}], key="id", deleted=True)
+    penstock_flows.feed("clicks", [click])
+    penstock_flows.run("enriched")
+    countries = [row["country"] for row in penstock_flows.rows("clicks.enriched")]
+    assert countries == ["DE", "FR", None]
+    assert penstock_flows.records("shop.customers")[0].key == b'{"id":"ann"}'
+
+
+def test_rows_without_their_key_are_refused(penstock_flows: FlowTester) -> None:
+    with pytest.raises(PenstockError, match=r"feeding t: a row has no field 'id'.*'user'"):
+        penstock_flows.feed("t", [{"user": "ann"}], key="id")
+    with pytest.raises(PenstockError, match=r"feeding t: a row has no field 'id'"):
+        penstock_flows.feed_table("t", [{"user": "ann"}], key=["user", "id"])
+    with pytest.raises(PenstockError, match="2 rows have 1 keys"):
+        penstock_flows.feed("t", [None, None], key=["ann"])

@@ -182,17 +182,14 @@ class FlowTester:
 
         `key` is the field that is the record's key, or as many keys as there are rows.
         """
+        values = list(rows)
+        keys = _keys(topic, values, key)
         self.make_topic(topic)
         producer = Producer(
             {"bootstrap.servers": self.broker.bootstrap, "linger.ms": 0, "log_level": 0}
         )
         failures: list[KafkaError] = []
-        values = list(rows)
-        keys = list(key) if key is not None and not isinstance(key, str) else None
-        for at, value in enumerate(values):
-            own = keys[at] if keys is not None else None
-            if isinstance(key, str) and isinstance(value, Mapping):
-                own = str(value[key])
+        for own, value in zip(keys, values, strict=True):
             producer.produce(
                 topic,
                 _bytes(value),
@@ -204,6 +201,29 @@ class FlowTester:
         producer.flush(TIMEOUT_S)
         if failures:
             raise PenstockError(f"feeding {topic}: {failures[0].str()}")
+
+    def feed_table(
+        self,
+        topic: str,
+        rows: Iterable[Mapping[str, Any]],
+        *,
+        key: str | Sequence[str],
+        deleted: bool = False,
+    ) -> None:
+        """Write rows of a table as capture does: change events, with the columns `key` as the key.
+
+        With `deleted` they are deletions. For what a flow reads as `table(..., debezium=...)`.
+        """
+        columns = [key] if isinstance(key, str) else list(key)
+        keys, events = list[str](), list[Value]()
+        for row in rows:
+            wanted = {name: _field(topic, row, name) for name in columns}
+            keys.append(json.dumps(wanted, default=_plain, separators=(",", ":")))
+            before, after = (row, None) if deleted else (None, row)
+            stamp = int(self.now.timestamp() * 1000)
+            op = "d" if deleted else "c"
+            events.append({"before": before, "after": after, "op": op, "ts_ms": stamp})
+        self.feed(topic, events, key=keys)
 
     def records(self, topic: str) -> list[TopicRecord]:
         """All records of a topic that are committed, by partition and offset.
@@ -277,6 +297,35 @@ def _record(message: Any) -> TopicRecord:
     headers = dict(message.headers() or ())
     return TopicRecord(message.key(), message.value(), headers, stamp, message.partition(),
                message.offset())  # fmt: skip
+
+
+def _keys(
+    topic: str, values: Sequence[Value], key: str | Sequence[str] | None
+) -> Sequence[str | None]:
+    """The key of each row."""
+    if key is None:
+        return [None] * len(values)
+    if isinstance(key, str):
+        return [
+            str(_field(topic, each, key)) if isinstance(each, Mapping) else None for each in values
+        ]
+    if len(key) != len(values):
+        raise PenstockError(
+            f"feeding {topic}: {len(values)} rows have {len(key)} keys",
+            advice="Give a key for each row, or the name of the field that is the key.",
+        )
+    return key
+
+
+def _field(topic: str, row: Mapping[str, Any], name: str) -> Any:
+    if name not in row:
+        raise PenstockError(
+            f"feeding {topic}: a row has no field {name!r}, which is to be its key; it has "
+            f"{', '.join(map(repr, row)) or 'none'}",
+            advice="Name a field of the rows, or give as many keys as there are rows. Rows of a "
+            "captured table are fed with feed_table.",
+        )
+    return row[name]
 
 
 def _bytes(value: Value) -> bytes | None:

@@ -143,8 +143,9 @@ def table(
 
     `json` or `avro` is the schema of the values. `debezium` is the schema of a row in change
     events as capture writes them, of which a deletion counts as a tombstone. With `key` the
-    record's key, as text, is a column of this name. See the module for what a table means in a
-    flow that goes on for ever.
+    record's key, as text, is a column of this name; with `debezium` a key of one column is the
+    value of that column, one of several is JSON. See the module for what a table means in a flow
+    that goes on for ever.
     """
     _check_topic(topic)
     if max_rows < 1:

@@ -220,12 +220,29 @@ def _table_columns(last: DataFrame, declared: Table) -> DataFrame:
 def _with_key(rows: DataFrame, columns: list[Column], declared: Table) -> DataFrame:
     if declared.key is None:
         return rows.select(*columns)
-    key = F.col("key").cast("string").alias(declared.key)
+    text = F.col("key").cast("string")
+    key = (captured_key(text) if declared.reading.format == "debezium" else text).alias(
+        declared.key
+    )
     chosen = rows.select(*columns, F.col("key").alias("_penstock_key"))
     if declared.key in chosen.columns:
         # The value has it too, and with its type.
         return chosen.drop("_penstock_key")
     return rows.select(key, *columns)
+
+
+def captured_key(key: Column) -> Column:
+    """The key of a change event: of one field its value as text, otherwise the key as it is.
+
+    Capture writes keys as JSON objects, which may be under `payload`, beside their schema.
+    """
+    fields = F.from_json(key, "map<string,string>")
+    # What is no JSON object has no fields: Spark gives null, or a map of nothing.
+    wrapped = (F.size(fields) == 2) & F.map_contains_key(fields, "schema")
+    payload = F.get(F.map_values(F.map_filter(fields, lambda name, _: name == "payload")), F.lit(0))
+    inner = F.when(wrapped & payload.startswith("{"), payload).otherwise(key)
+    inner_fields = F.from_json(inner, "map<string,string>")
+    return F.when(F.size(inner_fields) == 1, F.map_values(inner_fields)[0]).otherwise(inner)
 
 
 def _as_struct(schema: str) -> str:
