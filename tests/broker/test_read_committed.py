@@ -175,7 +175,9 @@ def test_aborted_transactions_are_told_from_the_archive(tmp_path: Path, connect:
     with Broker(archive=str(tmp_path / "archive"), housekeeping_interval_ms=10) as broker:
         client = connect(broker)
         settings = {"remote.storage.enable": "true", "local.retention.bytes": "0",
-                    "retention.ms": "-1", "segment.bytes": "4000"}  # fmt: skip
+                    "retention.ms": "-1", "segment.bytes": "4000",
+                    # The records are old: the segment must not be closed because of that.
+                    "segment.ms": "9223372036854775807"}  # fmt: skip
         client.call(create("t", configs=settings))
         writer = Writer(broker, "t")
         writer.write(P, b"void" * 200)
