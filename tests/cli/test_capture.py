@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import orjson
 import pytest
@@ -193,6 +194,58 @@ def test_a_life(shop: Path, at: str) -> None:
     assert triggers(shop) == []
     assert load().named("capture") == {}
     assert run("capture", "remove", "shop", "--yes").status == 1
+
+
+@pytest.mark.timeout(300)
+def test_one_that_runs_is_not_run_again_and_one_that_was_killed_is_silent(
+    shop: Path, at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"s{uuid4().hex[:8]}"
+    run("capture", "add", name, "sqlite:///shop.db").ok()
+    with running(at, name) as first:
+        eventually(lambda: state(name) == "streaming", poll_s=0.2)
+        again = run("capture", "run", name, "--plain")
+        assert again.status == 1
+        assert "runs already" in again.err
+        assert "--take-over" in again.err
+        assert first.poll() is None
+        first.kill()
+        first.wait()
+    monkeypatch.setattr("penstock.cli.capture_view.SILENT_MS", 3_000)
+    eventually(lambda: state(name) == "silent", poll_s=0.2)
+    (told,) = run("capture", "status", name, "--json").ok().json
+    assert not told["running"]
+    assert told["last_state"] == "streaming"
+    assert told["silent_ms"] >= 3_000
+    assert "(was streaming)" in run("capture", "status", name).ok().out
+    with running(at, name, "--take-over"):
+        eventually(lambda: state(name) == "streaming", poll_s=0.2)
+        (told,) = run("capture", "status", name, "--json").ok().json
+        assert told["running"]
+
+
+@pytest.mark.timeout(300)
+def test_captures_end_with_a_broker_that_is_killed_and_come_back_with_it(shop: Path) -> None:
+    run("capture", "add", "shop", "sqlite:///shop.db").ok()
+    address = "127.0.0.1:0"
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PENSTOCK_")}
+    for turn in range(2):
+        command = [sys.executable, "-m", "penstock.cli", "up", "--listen", address, "--quiet"]
+        change(shop, f"INSERT INTO orders VALUES ({100 + turn}, 'more')")
+        with (shop.parent / f"up-{turn}.log").open("wb") as log:
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=environment)
+        try:
+            assert process.stdout is not None
+            address = process.stdout.readline().decode().strip()
+            wanted = {n: f"i{n}" for n in range(5)} | {100 + n: "more" for n in range(turn + 1)}
+            _wait_for(address, wanted)
+            process.send_signal(signal.SIGTERM if turn else signal.SIGKILL)
+            process.wait(60)
+        finally:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+    assert "ERROR" not in (shop.parent / "up-1.log").read_text()
 
 
 @pytest.mark.timeout(300)

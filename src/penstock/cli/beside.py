@@ -2,7 +2,8 @@
 
 Each is a process of its own (`penstock capture run NAME`), so that none slows the broker or another
 down. One that ends with an error stays ended: it has tried again for as long as that could help.
-They are stopped before the broker is, so that they can still write what they have.
+They are stopped before the broker is, so that they can still write what they have. Their input is
+a pipe from us: if we are killed it ends, and they stop by themselves.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class Beside:
         self._project = project
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._stopping = False
+        self._bootstrap = ""
 
     @property
     def names(self) -> list[str]:
@@ -33,13 +35,16 @@ class Beside:
 
     def start(self, bootstrap: str) -> None:
         """Start them all; what they say goes where our own words go."""
+        self._bootstrap = bootstrap
+        # They run in its folder, from where a relative path would mean another file.
+        path = self._project.path and self._project.path.resolve()
         for name in self.names:
             command = [
                 *(sys.executable, "-m", "penstock.cli", "capture", "run", name, "--plain"),
-                *("--bootstrap", bootstrap, "--project", str(self._project.path)),
+                *("--bootstrap", bootstrap, "--project", str(path), "--beside"),
             ]
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, start_new_session=True, cwd=self._project.folder
+                command, stdin=subprocess.PIPE, start_new_session=True, cwd=self._project.folder
             )
             self._processes[name] = process
             threading.Thread(
@@ -49,7 +54,14 @@ class Beside:
     def _watch(self, name: str, process: subprocess.Popen[bytes]) -> None:
         status = process.wait()
         if status and not self._stopping:
-            _LOGGER.error("capture %s has ended with status %d; see above", name, status)
+            _LOGGER.error(
+                "capture %s has ended with status %d, see above; when that is mended, start it "
+                "again: penstock capture run %s --bootstrap %s",
+                name,
+                status,
+                name,
+                self._bootstrap,
+            )
 
     def stop(self) -> None:
         """Ask all of them to stop, and wait; whoever does not is ended."""
@@ -63,3 +75,5 @@ class Beside:
                 _LOGGER.warning("capture %s does not stop; it is ended", name)
                 process.kill()
                 process.wait()
+            if process.stdin is not None:
+                process.stdin.close()

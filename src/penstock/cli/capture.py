@@ -12,7 +12,15 @@ import typer
 
 from penstock.cli import output, project
 from penstock.cli.capture_file import add_section, drop_section
-from penstock.cli.capture_view import DONE_STATES, follow, follow_snapshot, show, status_rows
+from penstock.cli.capture_view import (
+    follow,
+    follow_snapshot,
+    is_running,
+    show,
+    status_rows,
+    stop_at_end_of_input,
+    wait_ended,
+)
 from penstock.cli.kafka import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, ClientSettings, connect
 from penstock.cli.stopping import stopped_by_signals
 from penstock.cli.up import LogLevel, LogLevelOption
@@ -30,8 +38,6 @@ app = typer.Typer(
 )
 
 STOP_TIMEOUT_S: Final = 60.0
-# A capture that has said nothing for so long does not run, whatever it said last.
-SILENT_MS: Final = 10_000
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The capture.")]
 ProjectFile = Annotated[
@@ -172,6 +178,10 @@ def run(
     plain: Annotated[
         bool, typer.Option("--plain", help="Log lines instead of the live view.")
     ] = False,
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="Take the place of one that runs already.")
+    ] = False,
+    beside: Annotated[bool, typer.Option("--beside", hidden=True)] = False,
     log_level: LogLevelOption = LogLevel.INFO,
     client: ClientSettings = [],  # noqa: B006
 ) -> None:
@@ -179,7 +189,7 @@ def run(
 
     The first time it takes a snapshot; after that it goes on where the log says, also after a
     crash. While the database or the broker is away it waits and tries again. `penstock up` runs
-    the captures of its project file by itself.
+    the captures of its project file by itself; one that runs already is not run a second time.
 
     \b
     Examples:
@@ -198,8 +208,17 @@ def run(
                         format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")  # fmt: skip
     capture = Capture(config, lambda: _cluster(bootstrap, client, config.transactional_id))
     stop = threading.Event()
-    with stopped_by_signals(stop), follow(capture, live=live):
-        capture.run(stop)
+    with stopped_by_signals(stop):
+        if beside:
+            stop_at_end_of_input(stop)
+        if not take_over:
+            with _cluster(bootstrap, client) as cluster:
+                _let_nobody_run(cluster, config.name, stop, patient=beside)
+        if stop.is_set():
+            return
+        output.say(f"{config.name} connects to {_safe(config)} and {bootstrap}")
+        with follow(capture, live=live):
+            capture.run(stop)
     status = capture.status()
     output.say(f"{config.name} stopped: {output.count(status.changes, 'change')} in this run; "
                "it goes on from here when it is run again")  # fmt: skip
@@ -313,7 +332,7 @@ def snapshot(
     with _cluster(bootstrap, client) as cluster:
         send(cluster, name, signal)
         status = _status_of(cluster, name)
-        if status is None or not _is_running(status):
+        if status is None or not is_running(status):
             output.say(f"{name} does not run now; it takes the snapshot when it does")
         elif wait:
             follow_snapshot(cluster, name, chosen)
@@ -348,7 +367,7 @@ def remove(
     connect(bootstrap, client)
     with _cluster(bootstrap, client) as cluster:
         status = _status_of(cluster, name)
-        if status is not None and _is_running(status):
+        if status is not None and is_running(status):
             send(cluster, name, Signal("stop"))
             _wait_stopped(cluster, name)
         with _open(config) as source:
@@ -512,23 +531,25 @@ def _database_status(found: project.Project) -> Any:
     return ask
 
 
-def _is_running(status: CaptureStatus) -> bool:
-    import time
+def _let_nobody_run(cluster: Cluster, name: str, stop: threading.Event, *, patient: bool) -> None:
+    """PenstockError if the capture runs elsewhere: the two would throw each other out.
 
-    silent_ms = time.time_ns() // 1_000_000 - status.ts_ms
-    return status.state not in DONE_STATES and silent_ms < SILENT_MS
+    Patiently, one that ended without a word just now is waited for until it counts as silent.
+    """
+    if not wait_ended(cluster, name, STOP_TIMEOUT_S if patient else 0, stop):
+        raise PenstockError(
+            f"the capture {name} runs already, in another process",
+            advice=f"penstock capture status {name} shows it. Stop that one first, or take its "
+            f"place: penstock capture run {name} --take-over. One that was killed counts as "
+            "running for some seconds more.",
+        )
 
 
 def _wait_stopped(cluster: Cluster, name: str) -> None:
-    import time
-
-    deadline, pause_s = time.monotonic() + STOP_TIMEOUT_S, threading.Event()
-    while (status := _status_of(cluster, name)) is not None and _is_running(status):
-        if time.monotonic() > deadline:
-            raise PenstockError(
-                f"the capture {name} does not stop", advice="End its process, and try again."
-            )
-        pause_s.wait(0.2)
+    if not wait_ended(cluster, name, STOP_TIMEOUT_S, threading.Event()):
+        raise PenstockError(
+            f"the capture {name} does not stop", advice="End its process, and try again."
+        )
 
 
 def _send(name: str, kind: str, bootstrap: str, file: Path | None, client: list[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from penstock.client.connection import Cluster
 
 DONE_STATES: Final = frozenset({"stopped", "failed", "never run"})
+# What is shown of one that has said nothing for longer, whatever it said last: it does not run.
+SILENT: Final = "silent"
+SILENT_MS: Final = 10_000
 LOOK_S: Final = 0.5
 # A capture hears of a snapshot that it was told of within this time.
 HEARD_S: Final = 60.0
@@ -32,7 +36,54 @@ def status_rows(
     statuses: Sequence[CaptureStatus], database: Callable[[str], dict[str, Any]]
 ) -> list[dict[str, Any]]:
     """All that is known, for programs; `row` makes a line of it."""
-    return [{**asdict(item), "database": database(item.name)} for item in statuses]
+    rows = []
+    for item in statuses:
+        told = {**asdict(item), "running": is_running(item), "silent_ms": None}
+        if item.state not in DONE_STATES and not told["running"]:
+            told |= {"state": SILENT, "last_state": item.state, "silent_ms": silent_ms(item)}
+        rows.append({**told, "database": database(item.name)})
+    return rows
+
+
+def is_running(status: CaptureStatus) -> bool:
+    """Whether a capture that told this last runs now."""
+    patience_ms = max(SILENT_MS, 3 * status.told_every_ms)
+    return status.state not in DONE_STATES and silent_ms(status) < patience_ms
+
+
+def silent_ms(status: CaptureStatus) -> int:
+    """How long ago it told this."""
+    return max(time.time_ns() // 1_000_000 - status.ts_ms, 0)
+
+
+def wait_ended(cluster: Cluster, name: str, timeout_s: float, stop: threading.Event) -> bool:
+    """Wait until a capture does not run, or we are to stop; whether it came to that in time."""
+    from penstock.capture.delivery.control import status_of
+
+    deadline = time.monotonic() + timeout_s
+    while (status := status_of(cluster, name)) is not None and is_running(status):
+        if time.monotonic() >= deadline:
+            return False
+        if stop.wait(LOOK_S):
+            break
+    return True
+
+
+def stop_at_end_of_input(stop: threading.Event) -> None:
+    """Stop when whoever started us is gone, however that came: our input ends with it."""
+
+    def watch() -> None:
+        while os.read(0, 1 << 10):
+            pass
+        stop.set()
+
+    threading.Thread(target=watch, name="capture-parent", daemon=True).start()
+
+
+def _state_text(told: dict[str, Any]) -> str:
+    if told["state"] != SILENT:
+        return str(told["state"])
+    return f"silent for {span(told['silent_ms'] / 1000)} (was {told['last_state']})"
 
 
 def row(told: dict[str, Any]) -> list[str]:
@@ -44,7 +95,7 @@ def row(told: dict[str, Any]) -> list[str]:
     return [
         told["name"],
         told["kind"] or "-",
-        told["state"],
+        _state_text(told),
         f"{told['changes_per_s']:,.0f}",
         milliseconds(told["lag_ms_p50"]),
         milliseconds(told["lag_ms_p99"]),
@@ -64,7 +115,12 @@ def show(look: Callable[[], list[dict[str, Any]]], *, watch: bool, json: bool) -
         elif told:
             output.print_table(COLUMNS, map(row, told))
             for item in told:
-                if item["advice"]:
+                if item["state"] == SILENT:
+                    output.say(
+                        f"{item['name']} has ended without a word; it goes on where it was: "
+                        f"penstock capture run {item['name']}"
+                    )
+                elif item["advice"]:
                     output.say(f"{item['name']}: {item['advice']}")
         else:
             output.say("there are no captures; penstock capture add makes one")

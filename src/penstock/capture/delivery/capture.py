@@ -71,6 +71,8 @@ OpenCluster = Callable[[], Cluster]
 
 # A session that has lasted so long was a good one: the next pause is a short one again.
 _GOOD_SESSION_S = 60.0
+# A pause is not so long that nothing is told meanwhile.
+_WORD_S = 3.0
 # How often the database is asked how it sees us.
 _DATABASE_STATUS_S = 10.0
 
@@ -163,7 +165,12 @@ class Capture:
             pause_ms,
         )
         self._become(RETRYING)
-        self._stop.wait(pause_ms / 1_000 * random.uniform(0.8, 1.2))
+        until = time.monotonic() + pause_ms / 1_000 * random.uniform(0.8, 1.2)
+        while (left_s := until - time.monotonic()) > 0:
+            if self._stop.wait(min(left_s, _WORD_S)):
+                return
+            # Who says nothing is taken for ended.
+            self._tell_now_and_then()
 
     # ---- a session -----------------------------------------------------------------------
 
@@ -352,13 +359,14 @@ class Capture:
         """How it goes, as far as this process knows."""
         deliverer = self._deliverer
         error = self._error if self._state_name in {RETRYING, FAILED} else None
-        problems = deliverer.commands.problems if deliverer is not None else []
+        problem = deliverer.commands.latest_problem() if deliverer is not None else None
         position = self._state.position
         return CaptureStatus(
             name=self.config.name,
             state=self._state_name,
             kind=self._kind,
             ts_ms=time.time_ns() // 1_000_000,
+            told_every_ms=self.config.delivery.status_ms,
             position=None if position is None else dict(position),
             lag_ms_p50=self.meter.lag_ms(0.5),
             lag_ms_p99=self.meter.lag_ms(0.99),
@@ -369,7 +377,8 @@ class Capture:
             database=self._database,
             unfilled=self._unfilled(),
             attempts=self._attempts,
-            error=str(error) if error else "; ".join(problems[-1:]),
+            error=str(error) if error else (problem.text if problem else ""),
+            problem_ms=problem.ts_ms if problem and not error else 0,
             advice=error.advice if isinstance(error, PenstockError) else "",
         )
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from penstock.capture.delivery import signals
@@ -17,7 +19,16 @@ _LOGGER = logging.getLogger(__name__)
 
 # Why a session is to end; "" while it goes on.
 PAUSE, STOP, SNAPSHOT = "pause", "stop", "snapshot"
-_PROBLEMS_MAX = 10
+# A problem is told for so long: then those who asked have seen it.
+_PROBLEM_SHOWN_MS = 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that was asked for and could not be done."""
+
+    ts_ms: int
+    text: str
 
 
 class Commands:
@@ -30,8 +41,7 @@ class Commands:
         self._state = state
         self._incremental = incremental
         self._names = set(names)
-        # What could not be done, the latest last.
-        self.problems: list[str] = []
+        self._problem: Problem | None = None
 
     def obey(self, signal: Signal, wish: str) -> str:
         """Do what a signal says; the wish that there is afterwards."""
@@ -71,7 +81,14 @@ class Commands:
 
     def complain(self, text: str) -> None:
         _LOGGER.warning("capture %s: %s", self._config.name, text)
-        self.problems = [*self.problems[1 - _PROBLEMS_MAX :], text]
+        self._problem = Problem(time.time_ns() // 1_000_000, text)
+
+    def latest_problem(self) -> Problem | None:
+        """What could not be done a moment ago."""
+        problem = self._problem
+        if problem is None or time.time_ns() // 1_000_000 - problem.ts_ms > _PROBLEM_SHOWN_MS:
+            return None
+        return problem
 
     def _execute(self, signal: Signal) -> None:
         for pattern in signal.tables:

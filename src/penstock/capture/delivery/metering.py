@@ -45,6 +45,8 @@ class CaptureStatus:
     kind: str = ""
     # When this was so.
     ts_ms: int = 0
+    # So often it is told; one that is silent for much longer does not run any more.
+    told_every_ms: int = 1_000
     position: Mapping[str, Any] | None = None
     # From the commit in the database to the commit in the log.
     lag_ms_p50: float | None = None
@@ -60,6 +62,8 @@ class CaptureStatus:
     unfilled: int = 0
     attempts: int = 0
     error: str = ""
+    # When `error` was found, if it is one that does not keep the capture from going on; else 0.
+    problem_ms: int = 0
     advice: str = ""
 
     def encode(self) -> bytes:
