@@ -136,15 +136,15 @@ def stop(flow: Name, data: Data = DEFAULT_DATA) -> None:
 def restart(flow: Name, data: Data = DEFAULT_DATA) -> None:
     """Start a flow anew: one that runs, that was stopped, or that has failed.
 
-    It goes on where it was. The file is not read again: for that, stop `penstock run` and start it
-    again.
+    It goes on where it was. The file is not read again: after a change of the code, stop
+    `penstock run` and start it again.
 
     \b
     Examples:
       penstock flows restart enriched
     """
     _command(data, {"do": "restart", "flow": flow})
-    output.say(f"{flow} is started anew")
+    output.say(f"{flow} is started anew, with the code that `penstock run` has read")
 
 
 @app.command("reset")

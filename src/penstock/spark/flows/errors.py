@@ -25,7 +25,10 @@ class DeclarationError(FlowError):
 class UserCodeError(FlowError):
     """The user's own function or expression failed: trying again gives the same."""
 
-    advice = "Mend the flow's code, then `penstock flows restart` it or start it anew."
+    advice = (
+        "Mend the flow's code, then stop `penstock run` and start it again: the flow goes on where "
+        "it was. (`penstock flows restart` does not read the file again.)"
+    )
 
 
 class IncompatibleError(FlowError):
