@@ -28,11 +28,11 @@ def both(broker: Broker, topic: str | None) -> list[Any]:
 def test_a_topic_that_is_not_there(spark: SparkSession, log_broker: Broker) -> None:
     df = spark.range(2).select(F.col("id").cast("string").alias("value"))
     for into in both(log_broker, "nowhere"):
-        with pytest.raises(SinkError, match=r"nowhere.*Make the topic first") as caught:
+        with pytest.raises(SinkError, match=r"nowhere.*`penstock topics create nowhere`") as caught:
             into.write_batch(df, 0)
         assert not caught.value.retriable
     by_column = AtLeastOnce(log_broker.bootstrap)
-    with pytest.raises(SinkError, match=r"nowhere-too.*Make the topic first"):
+    with pytest.raises(SinkError, match=r"nowhere-too.*`penstock topics create nowhere-too`"):
         by_column.write_batch(df.withColumn("topic", F.lit("nowhere-too")), 0)
 
 
@@ -113,4 +113,6 @@ def test_errors_keep_their_meaning_on_the_way_from_a_task() -> None:
     refused = as_sink_error(RefusedError("writing to t-0", 29))
     assert "Allow this user" in str(refused)
     assert not refused.retriable
+    for doing in ("looking for the topic 'a.b-1'", "writing to a.b-1-0"):
+        assert "`penstock topics create a.b-1`" in str(as_sink_error(RefusedError(doing, 3)))
     assert from_spark(RuntimeError("something else")) is None

@@ -19,17 +19,23 @@ _TOLD: Final = re.compile(f"{_BEGIN}(.*?){_END}", re.DOTALL)
 
 # Kafka's codes, and what a person can do about them.
 _REMEDIES: Final = {
-    3: "Make the topic first: penstock topics create NAME. Or look at its name.",
     10: "Raise max.message.bytes of the topic, or make the values smaller.",
     18: "Raise max.message.bytes of the topic, or set kafka.batch.size lower.",
     29: "Allow this user to write to the topic, or use the credentials of one who may.",
     31: "Allow this user to make topics, or make the topic for it.",
     32: "A record's timestamp is outside of what the topic takes: look at the timestamp column.",
-    44: "The topic's settings forbid this: look at them with penstock topics describe NAME.",
+    44: "The topic's settings forbid this: `penstock topics describe` shows them.",
     50: "Lower kafka.transaction.timeout.ms to at most the broker's transaction.max.timeout.ms.",
     53: "Allow this user to use the transactional id, or use the credentials of one who may.",
     87: "The topic does not take such records; a compacted one needs keys.",
 }
+
+
+_NO_TOPIC: Final = 3
+# How errors of the client name a topic: by itself, or with a partition behind it.
+_TOPIC_NAMED: Final = re.compile(
+    r"the topic '([^']+)'|(?:the leader of|writing to) ([A-Za-z0-9._-]+)-\d+"
+)
 
 
 class SinkError(PenstockError):
@@ -95,10 +101,21 @@ def as_sink_error(error: PenstockError) -> SinkError:
     advice = error.advice
     if isinstance(error, RefusedError):
         advice = _REMEDIES.get(int(error.code), advice)
-        if error.code == 3:
-            return SinkError(str(error), advice=advice)
+        if error.code == _NO_TOPIC:
+            return SinkError(str(error), advice=_no_topic_advice(str(error)))
     kind = SinkUnavailableError if error.retriable else SinkError
     return kind(str(error), advice=advice)
+
+
+def _no_topic_advice(text: str) -> str:
+    """What to do about a topic, or a partition of it, that is not there."""
+    found = _TOPIC_NAMED.search(text)
+    name = (found[1] or found[2]) if found is not None else ""
+    if "no such partition" in text:
+        return f"Look at the column partition; `penstock topics describe {name}` shows how many."
+    if not name:
+        return "Make the topic first, with `penstock topics create`, or look at its name."
+    return f"Make the topic first: `penstock topics create {name}`. Or look at its name."
 
 
 def from_spark(error: Exception) -> SinkError | None:
