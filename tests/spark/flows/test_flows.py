@@ -191,8 +191,13 @@ def test_what_the_function_does_wrong_is_said_with_its_line(tester: FlowTester) 
     def still(clicks: DataFrame, people: DataFrame) -> DataFrame:
         return people
 
+    @flow(inputs=stream("clicks", json="user strng"), output=topic("out6"))
+    def schema(clicks: DataFrame) -> DataFrame:
+        return clicks
+
     tester.feed("clicks", [click("ann")])
     expected = {
+        schema: f"{__file__}:[0-9]+: stream 'clicks', json='user strng'",
         column: f"{__file__}:[0-9]+: .*`colour`",
         worker: f"{__file__}:[0-9]+: ZeroDivisionError: division by zero",
         key: "no column 'nothing', which is to be its key",

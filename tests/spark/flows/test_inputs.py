@@ -6,7 +6,9 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from penstock.spark.flows.inputs import captured_key
+from penstock.spark.flows.declare import Stream, Table, stream, table
+from penstock.spark.flows.errors import DeclarationError
+from penstock.spark.flows.inputs import captured_key, check_schema
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -38,3 +40,31 @@ def test_a_captured_key_of_one_column_is_its_value(spark: SparkSession) -> None:
     rows = spark.createDataFrame([(key,) for key in KEYS], "key string")
     found = rows.select("key", captured_key(F.col("key")).alias("seen")).collect()
     assert {row["key"]: row["seen"] for row in found} == KEYS
+
+
+@pytest.mark.usefixtures("spark")
+def test_a_schema_that_cannot_be_read_is_said_with_its_place() -> None:
+    wrong: dict[str, Stream | Table] = {
+        """stream 'clicks', json='user string, page strng': .*"STRNG\"""": stream(
+            "clicks", json="user string, page strng"
+        ),
+        "table 'shop.customers', debezium='id': .*Syntax error": table(
+            "shop.customers", debezium="id"
+        ),
+        "table 'people', avro='{': not an Avro schema": table("people", avro="{"),
+        "stream 'clicks', json=' ': it has no fields": stream("clicks", json=" "),
+    }
+    for words, declared in wrong.items():
+        with pytest.raises(DeclarationError, match=rf"^{__file__}:\d+: {words}") as caught:
+            check_schema(declared)
+        assert "\n" not in str(caught.value)
+        assert "SQLSTATE" not in str(caught.value)
+        assert "`penstock run`" in caught.value.advice
+    for good in (
+        stream("clicks", json="user string"),
+        stream("clicks"),
+        stream("clicks", text=True),
+        table("people", debezium="id bigint not null, tags array<string>"),
+        table("people", avro='{"type":"record","name":"r","fields":[{"name":"a","type":"int"}]}'),
+    ):
+        check_schema(good)

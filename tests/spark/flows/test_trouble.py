@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from pyspark.errors import AnalysisException, StreamingQueryException
 
@@ -120,6 +123,22 @@ def test_the_users_function_in_a_worker() -> None:
     assert message == "/home/me/flows.py:12: ZeroDivisionError: division by zero"
     assert advice == UserCodeError.advice
     assert not retriable
+
+
+def test_the_standard_library_is_never_the_place() -> None:
+    lines = (
+        '  File "/home/me/flows.py", line 12, in read\n'
+        "    return json.loads(value)\n"
+        '  File "/usr/lib/python3.11/json/decoder.py", line 337, in decode\n'
+        "ValueError: no JSON"
+    )
+    assert why(told(WORKER.format(lines)))[0] == "/home/me/flows.py:12: ValueError: no JSON"
+    with ThreadPoolExecutor(1) as pool:
+        error = pool.submit(json.loads, "{").exception()
+    assert error is not None
+    message, advice, _ = why(error)
+    assert message.startswith("JSONDecodeError: ")
+    assert "`penstock run`" in advice
 
 
 def test_the_users_function_here() -> None:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -70,6 +71,8 @@ class Stream:
     start: str = "earliest"
     dead_letters: str | None = None
     options: Mapping[str, str] = field(default_factory=dict)
+    # The file and line that declare it.
+    where: str = field(default="", compare=False)
 
     @property
     def is_typed(self) -> bool:
@@ -85,6 +88,7 @@ class Table:
     key: str | None = None
     max_rows: int = DEFAULT_MAX_ROWS
     options: Mapping[str, str] = field(default_factory=dict)
+    where: str = field(default="", compare=False)
 
 
 Input = Stream | Table
@@ -126,7 +130,7 @@ def stream(
         )  # fmt: skip
     if letters is not None:
         _check_topic(letters)
-    return Stream(topic, reading, start, letters, dict(options or {}))
+    return Stream(topic, reading, start, letters, dict(options or {}), _caller())
 
 
 def table(
@@ -156,7 +160,13 @@ def table(
         reading = Reading("debezium", debezium)
     else:
         reading = _reading(topic, json=json, avro=avro, text=False)
-    return Table(topic, reading, key, max_rows, dict(options or {}))
+    return Table(topic, reading, key, max_rows, dict(options or {}), _caller())
+
+
+def _caller() -> str:
+    """`file:line` of who calls the function that calls this."""
+    frame = sys._getframe(2)
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def _reading(topic: str, *, json: str | None, avro: str | None, text: bool) -> Reading:

@@ -8,11 +8,13 @@ each record stood: `_key`, `_topic`, `_partition`, `_offset`, `_timestamp`. Colu
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
+from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
@@ -21,7 +23,13 @@ from penstock.client.connection import Cluster
 from penstock.client.metadata import LATEST, Metadata, offsets
 from penstock.spark import reading
 from penstock.spark.flows.declare import Reading, Stream, Table
-from penstock.spark.flows.errors import DeclarationError, FlowError, UnknownTopicError
+from penstock.spark.flows.errors import (
+    DeclarationError,
+    FlowError,
+    UnknownTopicError,
+    UserCodeError,
+)
+from penstock.spark.reading.avro_types import parse as parse_avro
 from penstock.spark.source.options import parse
 from penstock.spark.source.table import TableReader, read_task
 
@@ -91,6 +99,34 @@ def check_topics(place: Place, flow: str, topics: list[str]) -> None:
             "shows what there is. If it was deleted, what the flow had read of it stays counted: "
             f"`penstock flows reset {flow}` begins anew.",
         )
+
+
+def check_schema(declared: Stream | Table) -> None:
+    """DeclarationError if the schema of an input cannot be read: said with where it stands.
+
+    Only Spark knows the types, so this needs a session.
+    """
+    how = declared.reading
+    try:
+        if how.format in {"json", "debezium"}:
+            found = T.StructType.fromDDL(how.schema)
+            empty = not isinstance(found, T.StructType) or not found.fields
+        else:
+            empty = how.format == "avro" and not parse_avro(how.schema)["fields"]
+        if not empty:
+            return
+        reason, advice = "it has no fields", ""
+    except PySparkException as error:
+        # Below the first lines the text is shown once more.
+        reason = " ".join(re.sub(r" ?SQLSTATE: \w+", "", str(error).split("\n\n==")[0]).split())
+        advice = 'A schema is names and types of Spark, such as "user string, at timestamp".'
+    except reading.ReadingError as error:
+        reason, advice = str(error), error.advice
+    kind = type(declared).__name__.lower()
+    raise DeclarationError(
+        f"{declared.where}: {kind} {declared.topic!r}, {how.format}={how.schema!r}: {reason}",
+        advice=f"{advice} {UserCodeError.advice}".strip(),
+    )
 
 
 def topic_ids(place: Place, declared: Sequence[Stream]) -> tuple[str, ...]:

@@ -143,6 +143,8 @@ class Running:
 
     def plan(self) -> Plan:
         """Ask the function for its DataFrames, and see what they need."""
+        for declared in self.flow.inputs:
+            inputs.check_schema(declared)
         inputs.check_topics(self._place, self.flow.name, [each.topic for each in self.flow.inputs])
         frames: list[DataFrame] = []
         letters: list[DataFrame] = []

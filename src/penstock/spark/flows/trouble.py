@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import sysconfig
 import traceback
 from pathlib import Path
 from typing import Any, Final
@@ -225,19 +226,16 @@ def _user_place(error: BaseException) -> str:
 
 
 _PACKAGE: Final = str(Path(__file__).resolve().parents[2])
+_STANDARD: Final = tuple(sysconfig.get_path(name) + "/" for name in ("stdlib", "platstdlib"))
+# The standard library of a worker on another machine.
+_STANDARD_ELSEWHERE: Final = re.compile(r"/lib(64)?/python3\.\d+t?/")
 
 
 def _is_library(filename: str) -> bool:
-    parts = (
-        "site-packages",
-        "dist-packages",
-        "/pyspark/",
-        "pyspark.zip",
-        "py4j",
-        "<",
-        "threading.py",
-    )
-    return filename.startswith(_PACKAGE) or any(part in filename for part in parts)
+    if filename.startswith((_PACKAGE, *_STANDARD)) or _STANDARD_ELSEWHERE.search(filename):
+        return True
+    parts = ("site-packages", "dist-packages", "/pyspark/", "pyspark.zip", "py4j", "<")
+    return any(part in filename for part in parts)
 
 
 def _first_sentence(text: str) -> str:
