@@ -160,6 +160,72 @@ def test_sections_come_and_go(tmp_path: Path) -> None:
     assert load(file).named("capture") == {"a": {"url": 'x"y', "include": ["p", "q"]}}
 
 
+def test_a_check_knows_no_name_and_what_is_missing_is_warned_of(shop: Path) -> None:
+    ran = run("capture", "check", "sqlite:///shop.db").ok()
+    assert "made when the capture runs" in ran.out
+    assert "run check" not in ran.out + ran.err
+    assert "warning" not in ran.out
+    change(shop, "CREATE TABLE plain (x)")
+    none = run("capture", "add", "none", "sqlite:///shop.db", "--include", "missing").ok()
+    assert "no table fits" in none.err
+    keyless = run("capture", "add", "keyless", "sqlite:///shop.db").ok()
+    assert "key of plain" in keyless.err
+    assert "no table fits" not in keyless.err
+
+
+def test_wrong_settings_stop_the_broker_before_it_starts(shop: Path, at: str) -> None:
+    Path("penstock.toml").write_text(
+        '[capture.a]\nurl = "sqlite:///shop.db"\n\n'
+        '[capture.shop]\nurl = "sqlite:///shop.db"\npartitions = "many"\n'
+    )
+    ran = run("up", "--listen", "127.0.0.1:0", "--data", "data")
+    assert ran.status == 1
+    assert "penstock.toml, line 6: capture.shop.partitions" in ran.err
+    assert not Path("data").exists()
+    Path("penstock.toml").write_text('[capture]\nshop = "sqlite:///shop.db"\n')
+    ran = run("up", "--listen", "127.0.0.1:0", "--data", "data")
+    assert ran.status == 1
+    assert "line 2" in ran.err
+    Path("penstock.toml").write_text('[capture."My Shop"]\nurl = "sqlite:///shop.db"\n')
+    ran = run("up", "--listen", "127.0.0.1:0", "--data", "data")
+    assert "penstock.toml, line 1" in ran.err
+    # Without captures nobody looks; the address is in use.
+    ran = run("up", "--listen", at, "--data", "data", "--no-captures")
+    assert ran.status == 1
+    assert "penstock.toml" not in ran.err
+
+
+def test_several_captures_and_a_snapshot_of_one(shop: Path, at: str) -> None:
+    for name in ("one", "two"):
+        run("capture", "add", name, "sqlite:///shop.db").ok()
+    ran = run("capture", "snapshot", "orders")
+    assert ran.status == 1
+    assert "--capture NAME" in ran.err
+
+
+def test_a_capture_of_a_database_that_is_gone_is_removed(shop: Path, at: str) -> None:
+    run("capture", "add", "gone", "sqlite:///shop.db").ok()
+    shop.unlink()
+    declined = run("capture", "remove", "gone")
+    assert declined.status == 1
+    assert "nothing was removed" in declined.err
+    refused = run("capture", "remove", "gone", "--yes")
+    assert refused.status == 1
+    assert "--force" in refused.err
+    assert "gone" in load().named("capture")
+    forced = run("capture", "remove", "gone", "--yes", "--force").ok()
+    assert "may be left" in forced.err
+    assert load().named("capture") == {}
+
+
+def test_what_may_be_left_in_postgres_is_named(shop: Path, at: str) -> None:
+    url = "postgresql://nobody@127.0.0.1:1/shop"
+    Path("penstock.toml").write_text(f'[capture.far]\nurl = "{url}"\n')
+    forced = run("capture", "remove", "far", "--yes", "--force").ok()
+    assert "pg_drop_replication_slot('penstock_far')" in forced.err
+    assert "DROP PUBLICATION penstock_far" in forced.err
+
+
 # ---- running ---------------------------------------------------------------------------------
 
 
@@ -167,6 +233,8 @@ def test_sections_come_and_go(tmp_path: Path) -> None:
 def test_a_life(shop: Path, at: str) -> None:
     run("capture", "add", "shop", "sqlite:///shop.db").ok()
     assert state() == "never run"
+    empty = shop.parent / "empty.toml"
+    empty.write_text("")
     with running(at) as process:
         eventually(lambda: state() == "streaming", poll_s=0.2)
         change(shop, "INSERT INTO orders VALUES (10, 'ten')")
@@ -179,6 +247,15 @@ def test_a_life(shop: Path, at: str) -> None:
         assert told.ok().err.rstrip().endswith("is done")
         eventually(lambda: len(events(at, "shop.orders")) == count + 5, poll_s=0.2)
         assert table(events(at, "shop.orders")) == wanted
+        missing = run("capture", "snapshot", "nope")
+        assert missing.status == 1
+        assert "no table 'nope'" in missing.err
+        # As another machine would ask, which does not have the project's file.
+        unknown = run("capture", "snapshot", "nope", "--capture", "shop", "-p", str(empty))
+        assert unknown.status == 1
+        assert "no such table" in unknown.err
+        again = run("capture", "snapshot", "orders").ok()
+        assert "nope" not in again.err
         run("capture", "pause", "shop").ok()
         eventually(lambda: state() == "paused", poll_s=0.2)
         change(shop, "UPDATE orders SET item = 'TEN' WHERE id = 10")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -162,8 +164,17 @@ def add(
                 advice="Mend what is marked above, and add it again.",
             )
         tables = source.tables()
+    for item in checks:
+        # Without tables this is said below.
+        if not item.ok and item.name != "tables":
+            output.warn(f"{item.name}: {item.found}. {item.remedy}".rstrip(" ."))
     add_section(path, name, written)
     output.say(f"{path.name} has the capture {name} of {output.count(len(tables), 'table')}")
+    if not tables:
+        output.warn(
+            f"no table fits include = {include} and exclude = {exclude}: nothing is captured "
+            f"until there is one, or until the patterns in {path.name} are changed"
+        )
     output.say(f"run it: penstock capture run {name}, or with the broker: penstock up")
 
 
@@ -181,7 +192,10 @@ def run(
     take_over: Annotated[
         bool, typer.Option("--take-over", help="Take the place of one that runs already.")
     ] = False,
-    beside: Annotated[bool, typer.Option("--beside", hidden=True)] = False,
+    beside: Annotated[
+        bool,
+        typer.Option("--beside", hidden=True, help="As penstock up runs it: end with its input."),
+    ] = False,
     log_level: LogLevelOption = LogLevel.INFO,
     client: ClientSettings = [],  # noqa: B006
 ) -> None:
@@ -199,7 +213,7 @@ def run(
     from penstock.capture.delivery.capture import Capture
 
     found = project.load(file)
-    config = _configured(found, _the_one(found, name))
+    config = configured(found, _the_one(found, name))
     bootstrap = _bootstrap(found, bootstrap)
     connect(bootstrap, client)
     live = sys.stderr.isatty() and not plain
@@ -325,17 +339,21 @@ def snapshot(
     if bool(chosen) == all_tables:
         raise typer.BadParameter("name the tables, or say --all")
     found = project.load(file)
-    name = _the_one(found, name)
+    name = _the_one(found, name, option="--capture NAME")
     bootstrap = _bootstrap(found, bootstrap)
     connect(bootstrap, client)
     signal = snapshot_all_signal() if all_tables else snapshot_signal(*chosen, where=where)
+    _must_have(found, name, chosen)
     with _cluster(bootstrap, client) as cluster:
-        send(cluster, name, signal)
         status = _status_of(cluster, name)
+        send(cluster, name, signal)
         if status is None or not is_running(status):
             output.say(f"{name} does not run now; it takes the snapshot when it does")
+        elif status.state == "paused":
+            output.say(f"{name} is paused; it takes the snapshot when it is resumed: "
+                       f"penstock capture resume {name}")  # fmt: skip
         elif wait:
-            follow_snapshot(cluster, name, chosen)
+            follow_snapshot(cluster, name, chosen, status)
         else:
             output.say(f"{name} is told; penstock capture status shows how far it is")
 
@@ -344,6 +362,12 @@ def snapshot(
 def remove(
     name: Name,
     yes: Yes = False,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force", help="Also if the database is out of reach; what is left in it is told."
+        ),
+    ] = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     file: ProjectFile = None,
     client: ClientSettings = [],  # noqa: B006
@@ -355,13 +379,18 @@ def remove(
     \b
     Examples:
       penstock capture remove shop
+      penstock capture remove shop --force
     """
     from penstock.capture.delivery.control import Signal, forget, send
 
     found = project.load(file)
-    config = _configured(found, name)
-    question = f"Remove the capture {name} from {_safe(config)}? Its topics stay."
+    config = configured(found, name)
+    question = (
+        f"Remove the capture {name} from {_safe(config)}? Its slot and publication, or its "
+        "triggers, go, and its position; its topics stay."
+    )
     if not yes and not output.confirm(question):
+        output.say("nothing was removed; --yes removes without asking")
         raise typer.Exit(output.EXIT_FAILURE)
     bootstrap = _bootstrap(found, bootstrap)
     connect(bootstrap, client)
@@ -370,8 +399,7 @@ def remove(
         if status is not None and is_running(status):
             send(cluster, name, Signal("stop"))
             _wait_stopped(cluster, name)
-        with _open(config) as source:
-            removed = source.remove()
+        removed = _remove_from_database(config, force=force)
         forget(cluster, name)
     for item in removed:
         output.say(f"removed {item}")
@@ -394,7 +422,7 @@ def alter(name: Name, statement: Statement, file: ProjectFile = None) -> None:
     """
     from penstock.capture.sqlite.source import SqliteSource
 
-    config = _configured(project.load(file), name)
+    config = configured(project.load(file), name)
     with _open(config) as source:
         if not isinstance(source, SqliteSource):
             raise ConfigError(
@@ -419,7 +447,7 @@ def _config_of(name: str, data: dict[str, Any], folder: Path | None = None) -> C
     return CaptureConfig.from_mapping(name, data)
 
 
-def _configured(found: project.Project, name: str) -> CaptureConfig:
+def configured(found: project.Project, name: str) -> CaptureConfig:
     """The settings of a capture of the project file."""
     captures = found.named("capture")
     if name not in captures:
@@ -429,11 +457,42 @@ def _configured(found: project.Project, name: str) -> CaptureConfig:
             advice=f"It has: {', '.join(captures)}." if captures
             else f"Add one: penstock capture add {name} URL",
         )  # fmt: skip
-    with found.explained():
-        return _config_of(name, dict(captures[name]), found.folder)
+    settings: Any = captures[name]
+    path = f"capture.{name}"
+    if not isinstance(settings, Mapping):
+        raise found.error(path, f"{path} must be a table of settings, not {settings!r}")
+    with found.explained(path):
+        return _config_of(name, dict(settings), found.folder)
 
 
-def _the_one(found: project.Project, name: str) -> str:
+def _must_have(found: project.Project, name: str, patterns: list[str]) -> None:
+    """ConfigError if a capture has no table of these names.
+
+    Only if the database can be asked from here; else the capture itself will complain.
+    """
+    if not patterns or name not in found.named("capture"):
+        return
+    config = configured(found, name)
+    try:
+        with _open(config) as source:
+            names = [table.full_name for table in source.tables()]
+    except PenstockError:
+        return
+    for pattern in patterns:
+        if not any(fnmatchcase(table, pattern) for table in names):
+            raise ConfigError(
+                f"the capture {name} has no table {pattern!r}, so no snapshot was asked for",
+                advice=f"It has: {_some(names)}.",
+            )
+
+
+def _some(names: list[str]) -> str:
+    """Names for a message, not too many."""
+    shown = ", ".join(names[:20]) or "none"
+    return f"{shown}, and {len(names) - 20} more" if len(names) > 20 else shown
+
+
+def _the_one(found: project.Project, name: str, option: str = "NAME") -> str:
     """The capture that is meant if none is named."""
     captures = list(found.named("capture"))
     if name or len(captures) == 1:
@@ -443,7 +502,10 @@ def _the_one(found: project.Project, name: str) -> str:
             "there is no capture in the project file",
             advice="Add one: penstock capture add NAME URL",
         )
-    raise ConfigError("there are several captures", advice=f"Name one of {', '.join(captures)}.")
+    raise ConfigError(
+        "there are several captures",
+        advice=f"Say which by {option}, one of {', '.join(captures)}.",
+    )
 
 
 def _bootstrap(found: project.Project, given: str) -> str:
@@ -465,6 +527,50 @@ def _open(config: CaptureConfig) -> Source:
     from penstock.capture.sources import open_source
 
     return open_source(config.source)
+
+
+def _remove_from_database(config: CaptureConfig, *, force: bool) -> list[str]:
+    """Take what a capture has made out of its database; what that was."""
+    try:
+        with _open(config) as source:
+            return source.remove()
+    except PenstockError as error:
+        if not force:
+            advice = f"{error.advice} " if error.advice else ""
+            raise PenstockError(
+                str(error),
+                advice=f"{advice}If the database is gone for good: "
+                f"penstock capture remove {config.name} --force",
+            ) from error
+        output.warn(f"{_safe(config)} was left as it is: {error}")
+        for line in _left_in_database(config):
+            output.warn(line)
+        return []
+
+
+def _left_in_database(config: CaptureConfig) -> list[str]:
+    """What may be in a database that nobody has asked, and how to remove it."""
+    scheme = config.source.url.partition("://")[0].lower()
+    if scheme in {"postgresql", "postgres"}:
+        from penstock.capture.postgres.options import PostgresOptions
+
+        options = PostgresOptions.of(config.source)
+        return [
+            (
+                f"the slot {options.slot} may be left, for which the server keeps its WAL: "
+                f"SELECT pg_drop_replication_slot('{options.slot}')"
+            ),
+            (
+                f"the publication {options.publication} may be left: "
+                f"DROP PUBLICATION {options.publication}"
+            ),
+        ]
+    if scheme == "sqlite":
+        from penstock.capture.sqlite.catalog import names_of
+
+        prefix = names_of(config.name).prefix
+        return [f"triggers and tables named {prefix}* may be left"]
+    return []
 
 
 def _safe(config: CaptureConfig) -> str:
@@ -516,7 +622,7 @@ def _database_status(found: project.Project) -> Any:
         if name not in found.named("capture"):
             return {}
         try:
-            with _open(_configured(found, name)) as source:
+            with _open(configured(found, name)) as source:
                 told = source.status()
         except PenstockError as error:
             return {"problem": str(error)}

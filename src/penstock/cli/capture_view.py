@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.cli import output
@@ -169,35 +170,61 @@ def follow(capture: Capture, *, live: bool) -> Iterator[None]:
         thread.join()
 
 
-def follow_snapshot(cluster: Cluster, name: str, tables: Sequence[str]) -> None:
-    """Show a snapshot that a capture was told to take, until it is done."""
+def follow_snapshot(
+    cluster: Cluster, name: str, tables: Sequence[str], before: CaptureStatus
+) -> None:
+    """Show a snapshot that a capture was told to take, until it is done; `before` is what it told
+    before that."""
     from penstock.capture.delivery.control import status_of
 
     begun, heard, last = time.monotonic(), False, ""
     pause = threading.Event()
     while True:
-        status = status_of(cluster, name)
-        if status is not None and status.state == "failed":
-            raise PenstockError(f"{name} has stopped: {status.error}", advice=status.advice)
-        at_work = status is not None and (status.snapshot is not None or status.state == "snapshot")
-        if at_work and status is not None and status.snapshot is not None:
+        status = status_of(cluster, name) or before
+        _must_run(status, heard=heard)
+        if status.snapshot is not None:
             heard = True
             text = progress_text(asdict(status.snapshot))
             if text != last:
                 _tell(f"{name}: {text}")
                 last = text
-        elif heard or (status is not None and _is_newer(status, begun) and not at_work):
+        elif _is_at_rest(status) and (heard or _is_newer(status, begun)):
             if sys.stderr.isatty() and last:
                 output.say("")
+            _must_be_done(status, tables, before)
             output.say(f"{name}: the snapshot of {', '.join(tables) or 'all tables'} is done")
-            if status is not None and status.error:
-                output.warn(status.error)
             return
         if not heard and time.monotonic() - begun > HEARD_S:
             raise PenstockError(
                 f"{name} has not begun the snapshot", advice="penstock capture status shows why."
             )
         pause.wait(LOOK_S)
+
+
+def _must_run(status: CaptureStatus, *, heard: bool) -> None:
+    """PenstockError if nobody is there who could take the snapshot."""
+    again = f"It goes on with the snapshot when it is run: penstock capture run {status.name}"
+    if status.state == "failed":
+        raise PenstockError(f"{status.name} has stopped: {status.error}", advice=status.advice)
+    if status.state == "stopped" and not heard:
+        raise PenstockError(f"{status.name} was stopped", advice=again)
+    if status.state != "stopped" and not is_running(status):
+        raise PenstockError(f"{status.name} has ended without a word", advice=again)
+
+
+def _is_at_rest(status: CaptureStatus) -> bool:
+    """Whether a snapshot that it was told of is over, if it has heard of it."""
+    return status.state in {"streaming", "stopped"}
+
+
+def _must_be_done(status: CaptureStatus, tables: Sequence[str], before: CaptureStatus) -> None:
+    """PenstockError if it has told of a problem with one of these tables since."""
+    if status.problem_ms <= before.ts_ms:
+        return
+    words = [word.strip(":,;") for word in status.error.split()]
+    if any(fnmatchcase(word, table) for word in words for table in tables):
+        raise PenstockError(f"{status.name}: {status.error}")
+    output.warn(status.error)
 
 
 def _is_newer(status: CaptureStatus, begun: float) -> bool:

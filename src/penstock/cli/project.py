@@ -75,16 +75,19 @@ class Project:
         return f"{self.path.name}, line {line}: " if line else f"{self.path.name}: "
 
     @contextmanager
-    def explained(self) -> Iterator[None]:
-        """Errors about settings say where in the file they stand."""
+    def explained(self, path: str = "") -> Iterator[None]:
+        """Errors about settings say where in the file they stand; those that name no setting, where
+        the path is."""
         try:
             yield
         except ConfigError as error:
             message = str(error)
             found = _PATH.match(message)
-            if self.path is None or found is None or found.group().split(".")[0] not in self.data:
+            if found is not None and found.group().split(".")[0] in self.data:
+                path = found.group()
+            if self.path is None or not path:
                 raise
-            raise self.error(found.group(), message, error.advice) from error
+            raise self.error(path, message, error.advice) from error
 
 
 def find(start: Path | None = None) -> Path | None:

@@ -152,6 +152,13 @@ AlertWebhookOption = Annotated[
         help="Also send alerts there, as JSON by POST.",
     ),
 ]
+CapturesOption = Annotated[
+    bool,
+    typer.Option(
+        "--captures/--no-captures",
+        help="Run the captures of penstock.toml, found here or above, beside the broker.",
+    ),
+]
 QuietOption = Annotated[
     bool, typer.Option("--quiet", "-q", help="Print only the address, when ready.")
 ]
@@ -174,6 +181,7 @@ def up(
     metrics: MetricsOption = None,
     alert_before: AlertBeforeOption = "1h",
     alert_webhook: AlertWebhookOption = None,
+    captures: CapturesOption = True,
     quiet: QuietOption = False,
     log_level: LogLevelOption = LogLevel.WARNING,
     log_json: LogJsonOption = False,
@@ -183,6 +191,9 @@ def up(
     Any Kafka client can then use the address it prints. Everything it knows is in the data
     directory: start it there again and all is as it was, also after a crash. One broker at a
     time can use a directory.
+
+    If there is a penstock.toml here or above, or named by PENSTOCK_PROJECT, its captures run
+    beside the broker, each in a process of its own: see `penstock capture`.
 
     \b
     Examples:
@@ -220,7 +231,7 @@ def up(
         **watching,
     )
     _warn_of_strangers(broker_config)
-    beside = _beside()
+    beside = _beside() if captures else None
     with _directory(data) as made:
 
         def ready(broker: Broker) -> None:
@@ -316,7 +327,7 @@ def _remove_fresh(data: Path) -> None:
 
 
 def _beside() -> Beside | None:
-    """What the project file wants to have run beside the broker."""
+    """What the project file wants to have run beside the broker; ConfigError if it is wrong."""
     from penstock.cli import project
 
     if project.find() is None:
@@ -324,7 +335,10 @@ def _beside() -> Beside | None:
     from penstock.cli.beside import Beside
 
     beside = Beside(project.load())
-    return beside if beside.names else None
+    if not beside.names:
+        return None
+    beside.check()
+    return beside
 
 
 def _reached_at(broker: Broker) -> str:

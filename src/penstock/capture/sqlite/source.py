@@ -129,8 +129,7 @@ class SqliteSource(Source):
 
     def _check_setup(self, connection: sqlite3.Connection) -> Check:
         if not self._catalog.is_installed(connection):
-            remedy = f"None needed: penstock capture run {self.settings.name} installs them."
-            return Check("triggers", False, "not installed", remedy, required=False)
+            return Check("triggers", True, "made when the capture runs")
         count = len(self._catalog.active(connection))
         return Check("triggers", True, f"on {count} tables")
 

@@ -209,7 +209,7 @@ class Stream:
                 raise PositionLostError(
                     f"{self._path}: the changelog of capture {catalog.settings.name} is not there",
                     advice="Run the capture again and take a new snapshot: "
-                    f"penstock capture snapshot {catalog.settings.name} --all",
+                    f"penstock capture snapshot --all --capture {catalog.settings.name}",
                 )
             self._schema = catalog.follow(writer)
             meta, top = catalog.meta(writer), catalog.top(writer)
