@@ -9,6 +9,8 @@ import pytest
 from rich.console import Console
 
 from penstock.cli import output
+from penstock.errors import PenstockError
+from penstock.spark.java import JavaError
 
 LAG = (
     ("topic", ">part", ">committed", ">end", ">records", ">bytes", ">age", ">loss in",
@@ -58,3 +60,9 @@ def test_what_fits_is_left_alone() -> None:
 
 def test_where_no_word_fits_nothing_is_promised() -> None:
     assert output.column_widths(("partition", "records"), [("1", "2")], (False, True), 8) is None
+
+
+def test_a_remedy_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+    for error in (JavaError("there is no Java"), PenstockError("no", advice="Do this.")):
+        output.fail(error)
+        assert capsys.readouterr().err.count(error.advice) == 1

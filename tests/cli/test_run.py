@@ -149,6 +149,13 @@ def test_a_reset_can_be_left_for_the_next_run(known: Folder, data: str) -> None:
     ran = run("flows", "reset", "counts", "--yes", "--data", data).ok()
     assert "the next `penstock run` rebuilds counts, as generation 2" in ran.err
     assert known.record("counts").rebuilding == 2
+    # What will count is named while it is built.
+    described = run("flows", "describe", "counts", "--data", data).ok().out
+    assert re.search(r"being rebuilt +as generation 2\s+topic counts\.v2\s", described)
+    known.write(replace(known.record("counts"), generation=2, rebuilding=3,
+                        outputs=("topic counts.v2", "files at /x")))  # fmt: skip
+    as_json = run("flows", "describe", "counts", "--json", "--data", data).ok().json
+    assert as_json["rebuilding_outputs"] == ["topic counts.v3"]
 
 
 # ---- a real run --------------------------------------------------------------------------

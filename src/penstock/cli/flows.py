@@ -108,8 +108,9 @@ def describe(flow: Name, data: Data = DEFAULT_DATA, json: AsJson = False) -> Non
         ("generation", str(record.generation)),
         ("checkpoint", folder.checkpoint(flow, record.generation)),
         ("operators", "\n".join(made_from.operators) if made_from is not None else ""),
-        ("being rebuilt", f"as generation {record.rebuilding}" if record.rebuilding else ""),
-    ]
+        ("being rebuilt", "\n".join((f"as generation {record.rebuilding}", *_rebuilt(record)))
+         if record.rebuilding else ""),
+    ]  # fmt: skip
     if not running:
         lines += [("last state", f"{_state(record)}, {_when(record)}"), ("error", record.error),
                   ("remedy", record.advice)]  # fmt: skip
@@ -216,6 +217,18 @@ def _when(record: Record) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.updated_ms / 1000))
 
 
+def _rebuilt(record: Record) -> list[str]:
+    """The topics that are being built, which take the place of the present ones."""
+    from penstock.spark.flows.declare import physical
+
+    present = f".v{record.generation}" if record.generation > 1 else ""
+    return [
+        physical(each.removesuffix(present), record.rebuilding)
+        for each in record.outputs
+        if record.rebuilding and each.startswith("topic ")
+    ]
+
+
 def _as_json(record: Record) -> dict[str, Any]:
     made_from = record.fingerprint(record.generation)
     return {
@@ -228,6 +241,7 @@ def _as_json(record: Record) -> dict[str, Any]:
         "outputs": list(record.outputs),
         "generation": record.generation,
         "rebuilding": record.rebuilding,
+        "rebuilding_outputs": _rebuilt(record),
         "operators": list(made_from.operators) if made_from is not None else [],
         "error": record.error,
         "advice": record.advice,

@@ -39,7 +39,8 @@ def warn(text: str) -> None:
 def fail(error: PenstockError) -> None:
     """An expected error: what happened and what to do."""
     say(f"{_paint('error:', '1;31')} {error}")
-    if error.advice:
+    # Some put their remedy into their text.
+    if error.advice and error.advice not in str(error):
         say(f"       {error.advice}")
 
 
