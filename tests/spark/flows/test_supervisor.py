@@ -54,6 +54,17 @@ def test_progress_begins_the_count_anew() -> None:
     assert flow.restarts == 50
 
 
+def test_a_flow_that_runs_again_has_no_error_but_the_failure_counts() -> None:
+    flow = Supervised(POLICY, lambda: 0.0)
+    flow.failed(PASSING, 0.0)
+    assert flow.tick(100.0) is Do.START
+    shown = [flow.failure]
+    flow.started()
+    shown.append(flow.failure)
+    assert shown == [PASSING, None]
+    assert flow.failures == 1
+
+
 def test_what_cannot_be_mended_is_not_tried_again() -> None:
     flow = Supervised(POLICY, lambda: 0.0)
     flow.started()

@@ -92,6 +92,9 @@ class Supervised:
             return Do.STOP
         if self.state == "starting":
             self.state = "running"
+            # It runs again: why it had not is of no use any more. It still counts, until there is
+            # progress.
+            self.failure = None
         return Do.NOTHING
 
     def progressed(self) -> None:
