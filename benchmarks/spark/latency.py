@@ -89,7 +89,8 @@ def _measure(bootstrap: str, into: str, out: str, samples: int) -> list[float]:
         for _ in range(samples + 5):
             producer.produce(into, _STAMP.pack(perf_counter()), partition=0)
             producer.flush(TIMEOUT_S)
-            took.append((perf_counter() - _next(consumer)) * 1000)
+            stamp = _next(consumer)
+            took.append((perf_counter() - stamp) * 1000)
     finally:
         consumer.close()
     return took[5:]

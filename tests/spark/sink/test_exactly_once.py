@@ -45,13 +45,16 @@ def expected(first: int, last: int) -> list[bytes]:
 def sink_of(
     bootstrap: str, topic: str | None, name: str | None = None, driver_bytes: int = DRIVER_BYTES
 ) -> ExactlyOnce:
-    return ExactlyOnce(
+    made = ExactlyOnce(
         name or f"q-{uuid4()}",
         bootstrap,
         topic=topic,
         query_id="life",
         driver_bytes=driver_bytes,
     )
+    # As after a small batch: the first one is always left to tasks.
+    made._is_large = driver_bytes <= 0
+    return made
 
 
 # Sent by the driver, or by tasks.

@@ -152,7 +152,8 @@ class ExactlyOnce:
         self.is_prepared = False
         # What the last batch was like.
         self._driver_bytes = driver_bytes
-        self._is_large = driver_bytes <= 0
+        # Nobody knows yet, and a large batch that is taken for a small one is computed twice.
+        self._is_large = True
         self._topics: frozenset[str] = frozenset()
         self._hold: _Hold | None = None
         self._lock = threading.Lock()
