@@ -25,7 +25,7 @@ _STAMP: Final = struct.Struct(">d")
 
 
 def measure(asked: Asked) -> Cells:
-    samples = 30 if asked.quick else 200
+    samples = 30 if asked.quick else 100
     cells: Cells = {"latency_p50": {}, "latency_p99": {}}
     with data.broker() as bootstrap:
         spark = data.spark_session()
