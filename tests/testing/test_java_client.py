@@ -148,11 +148,14 @@ def test_configs_are_described_and_altered(client: JavaClient, topic: str) -> No
     client.alter_configs(
         topic, ("append", "cleanup.policy", "compact"), ("set", "segment.bytes", "1048576")
     )
-    configs = client.describe_configs(topic)
-    assert configs["cleanup.policy"]["value"] == "delete,compact"
-    assert configs["segment.bytes"]["source"] == "DYNAMIC_TOPIC_CONFIG"
+    # The controller answers, and the broker that is asked hears of the change a little later.
+    eventually(
+        lambda: client.describe_configs(topic)["cleanup.policy"]["value"] == "delete,compact"
+    )
+    segment_bytes = client.describe_configs(topic)["segment.bytes"]
+    assert segment_bytes["source"] == "DYNAMIC_TOPIC_CONFIG"
     client.alter_configs(topic, ("delete", "segment.bytes", None))
-    assert client.describe_configs(topic)["segment.bytes"]["value"] == "1073741824"
+    eventually(lambda: client.describe_configs(topic)["segment.bytes"]["value"] == "1073741824")
     assert client.describe_configs("1", resource_type="broker")["node.id"]["read_only"]
 
 
