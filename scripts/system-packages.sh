@@ -2,7 +2,7 @@
 # Installs the system packages that are missing, and only those.
 #
 #   system-packages.sh python   what running Penstock needs: Python with venv
-#   system-packages.sh test     also what the tests need: kcat, a JDK, Maven, database servers
+#   system-packages.sh test     also what the tests need: kcat, a JDK, Maven, servers
 #
 # As root on Debian or Ubuntu it installs them; elsewhere it names them and fails.
 set -eu
@@ -41,6 +41,8 @@ if [ "$want" = test ]; then
     # The server alone, without the package that would start it as a service.
     has mariadbd || [ -x /usr/sbin/mariadbd ] || missing="$missing mariadb-server-core"
     has_postgres || missing="$missing postgresql"
+    # Its check program is the server itself, by another name; the server's package would start one.
+    has redis-server || has redis-check-rdb || missing="$missing redis-tools"
 fi
 [ -n "$missing" ] || exit 0
 
