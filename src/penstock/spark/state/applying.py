@@ -1,0 +1,145 @@
+"""An operator over DataFrames: rows brought together by key, one task for each shard.
+
+Several inputs travel as one frame, each in a column of its own, and part again in the task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import types as T  # noqa: N812
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from penstock.spark.state.context import DEFAULT_SHARDS, Batch, Planning, current
+from penstock.spark.state.operator import Operator, Shard
+from penstock.spark.state.store import Place, opened
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+_INPUT: Final = "_penstock_input"
+_SHARD: Final = "_penstock_shard"
+# Rows are sorted by these, as far as an input has them: their place in the log.
+ORDER: Final = ("_topic", "_partition", "_offset")
+_MOST_SHARDS: Final = 4096
+
+
+def apply(
+    inputs: Mapping[str, DataFrame],
+    operator: Operator,
+    *,
+    key: Sequence[str] | Mapping[str, Sequence[str]],
+    schema: str | T.StructType,
+    name: str | None = None,
+) -> DataFrame:
+    """What an operator gives for the rows of its inputs.
+
+    `key` names the columns by which rows belong together, for all inputs or for each: the values
+    of all keys must have the same types in all inputs. `schema` is that of the rows that come out.
+    `name` tells two operators of the same kind in a flow apart even if their order is changed.
+    """
+    wanted = T.StructType.fromDDL(schema) if isinstance(schema, str) else schema
+    assert isinstance(wanted, T.StructType)
+    context = current()
+    title = name or (operator.kind if context is None else context.name(operator.kind))
+    keys = {each: list(key[each] if isinstance(key, Mapping) else key) for each in inputs}
+    if isinstance(context, Planning):
+        context.operators.append(f"{title}: {operator.describes}")
+    shards = context.shards if isinstance(context, Batch) else DEFAULT_SHARDS
+    assert 1 <= shards <= _MOST_SHARDS
+    names = tuple(inputs)
+    frames = [
+        _tagged(rows, number, _shard_of(rows, keys[each], shards))
+        for number, (each, rows) in enumerate(inputs.items())
+    ]
+    united = reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), frames)
+    spread = united.repartitionById(shards, F.col(_SHARD)).drop(_SHARD)
+    place = Place(f"{context.folder}/{title}") if isinstance(context, Batch) else None
+    task = _Task(
+        operator,
+        names,
+        shards,
+        place,
+        context.batch_id if isinstance(context, Batch) else 0,
+        context.watermark_us if isinstance(context, Batch) else None,
+        to_arrow_schema(wanted, timezone="UTC"),
+    )
+    return spread.mapInArrow(task, wanted)
+
+
+def _shard_of(rows: DataFrame, key: Sequence[str], shards: int) -> Column:
+    if not key:
+        return F.lit(0)
+    return F.pmod(F.xxhash64(*(F.col(f"`{each}`") for each in key)), F.lit(shards)).cast("int")
+
+
+def _column(number: int) -> str:
+    return f"_penstock_rows_{number}"
+
+
+def _tagged(rows: DataFrame, number: int, shard: Column) -> DataFrame:
+    whole = F.struct(*(F.col(f"`{each}`") for each in rows.columns))
+    return rows.select(
+        shard.alias(_SHARD), F.lit(number).alias(_INPUT), whole.alias(_column(number))
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """What runs in a task: one shard of one micro-batch."""
+
+    operator: Operator
+    names: tuple[str, ...]
+    shards: int
+    # None in batch: nothing is kept.
+    place: Place | None
+    version: int
+    watermark_us: int | None
+    schema: pa.Schema
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        number = 0 if context is None else context.partitionId()
+        inputs = self._parted(batches)
+        with opened(self.place, number, self.version) as state:
+            shard = Shard(number, self.shards, self.version, self.watermark_us, state)
+            rows = self.operator.process(shard, inputs)
+        yield from rows.cast(self.schema).to_batches(max_chunksize=65_536)
+
+    def _parted(self, batches: Iterable[pa.RecordBatch]) -> dict[str, pa.Table]:
+        taken = list(batches)
+        if not taken:
+            return {}
+        whole = pa.Table.from_batches(taken)
+        found = {}
+        for number, name in enumerate(self.names):
+            column = whole[_column(number)]
+            if len(self.names) > 1:
+                column = column.filter(pa.compute.equal(whole[_INPUT], number))
+            if len(column):
+                found[name] = _in_order(_flat(column))
+        return found
+
+
+def _flat(column: pa.ChunkedArray) -> pa.Table:
+    fields = column.type.fields
+    batches = [
+        pa.RecordBatch.from_arrays(chunk.flatten(), schema=pa.schema(fields))
+        for chunk in column.chunks
+        if len(chunk)
+    ]
+    return pa.Table.from_batches(batches, schema=pa.schema(fields)).combine_chunks()
+
+
+def _in_order(rows: pa.Table) -> pa.Table:
+    order = [(each, "ascending") for each in ORDER if each in rows.column_names]
+    return rows.sort_by(order) if order else rows
+
+
+Rows = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]

@@ -1,0 +1,66 @@
+"""Which micro-batch a flow's function is being called for.
+
+A flow's function is called once for planning, on streams, and then for each micro-batch, on its
+rows. In between operators have to find out where their state is: here. Outside of a flow there is
+neither, and operators work over all rows at once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Final
+
+DEFAULT_SHARDS: Final = 4
+
+
+@dataclass(slots=True)
+class _Numbered:
+    """Names for operators that have none: by kind, in the order in which they are called."""
+
+    names: Counter[str] = field(default_factory=Counter)
+
+    def name(self, kind: str) -> str:
+        self.names[kind] += 1
+        return f"{kind}-{self.names[kind]}"
+
+
+@dataclass(slots=True)
+class Planning(_Numbered):
+    """The function is asked for its plan: what keeps state is noted down, and nothing is run."""
+
+    # What each operator is, as text that changes if its state does.
+    operators: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Batch(_Numbered):
+    """The function is called for a micro-batch."""
+
+    # Where states are: a path, or a URL of a store that all workers reach.
+    folder: str = ""
+    batch_id: int = 0
+    shards: int = DEFAULT_SHARDS
+    # Before this event time nothing more is expected, microseconds; None if no input has a time.
+    watermark_us: int | None = None
+
+
+_current: ContextVar[Planning | Batch | None] = ContextVar("_current", default=None)
+
+
+def current() -> Planning | Batch | None:
+    """What the function is called for; None outside of a flow."""
+    return _current.get()
+
+
+@contextmanager
+def entered(context: Planning | Batch) -> Iterator[None]:
+    """While a flow's function is called."""
+    token = _current.set(context)
+    try:
+        yield
+    finally:
+        _current.reset(token)
