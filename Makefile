@@ -20,7 +20,9 @@ JARS_STAMP := $(KAFKA)/.jars
 CLASSES_STAMP := $(KAFKA)/.classes
 SPARK_JARS_STAMP := $(KAFKA)/.spark-jars
 DEBEZIUM_STAMP := $(KAFKA)/.debezium
+OPENSEARCH_STAMP := $(KAFKA)/.opensearch
 DEBEZIUM := benchmarks/capture/debezium
+OPENSEARCH := conformance/opensearch
 JAVA_SOURCES := $(wildcard conformance/kafka/src/*.java)
 
 .PHONY: help
@@ -46,7 +48,7 @@ run: $(SETUP_STAMP) ## Start the broker (options: make run ARGS='--data DIR --li
 	@exec $(BIN)/penstock up $(ARGS)
 
 .PHONY: test
-test: setup kafka-jars databases ## Run the tests (some of them: make test ARGS='tests/log -k recovery')
+test: setup kafka-jars opensearch-jars databases ## Run the tests (some of them: make test ARGS='tests/log -k recovery')
 	@$(BIN)/pytest -n $(WORKERS) --dist loadfile -m 'not soak' $(ARGS)
 
 .PHONY: conformance
@@ -134,6 +136,20 @@ $(DEBEZIUM_STAMP): $(DEBEZIUM)/pom.xml $(DEBEZIUM)/DebeziumBench.java
 		dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory='$(CURDIR)/$(KAFKA)/debezium'
 	@javac --release 17 -Xlint:all -Werror -proc:none -d $(KAFKA)/debezium -cp '$(KAFKA)/debezium/*' \
 		$(DEBEZIUM)/DebeziumBench.java
+	@touch $@
+
+.PHONY: opensearch-jars
+opensearch-jars: $(OPENSEARCH_STAMP) ## Fetch OpenSearch's jars and compile the node that tests start
+
+$(OPENSEARCH_STAMP): $(OPENSEARCH)/pom.xml $(OPENSEARCH)/SearchNode.java
+	@scripts/system-packages.sh test
+	@echo "opensearch-jars: fetching into $(KAFKA)/opensearch"
+	@rm -rf $(KAFKA)/opensearch
+	@mkdir -p $(KAFKA)
+	@mvn --quiet --batch-mode -Dmaven.wagon.http.retryHandler.count=10 --file $< \
+		dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory='$(CURDIR)/$(KAFKA)/opensearch'
+	@javac --release 17 -proc:none -d $(KAFKA)/opensearch -cp '$(KAFKA)/opensearch/*' \
+		$(OPENSEARCH)/SearchNode.java
 	@touch $@
 
 .PHONY: clean
