@@ -1,0 +1,1 @@
+"""Joins: streams with streams within a time (`within`), events with tables (`enrich`)."""

@@ -1,0 +1,302 @@
+"""Events joined with the table that a changelog keeps: latest rows, or those of the event's time.
+
+    @flow(inputs=[SALES, RATES], output=topic("taxed"))
+    def taxed(sales, rates):
+        return enrich(sales, rates, on={"country": "code"}, columns=["rate"], version="as_of")
+
+The changes are a stream like the events, `stream(TOPIC, debezium="...")`, and the table is kept as
+state in shards by the columns of `on`, which say which row an event belongs to. At most one row of
+the table has their values at a time; where several do, the one that changed last counts.
+
+**latest** answers at once, with the table as the log has delivered it up to and including this
+micro-batch. Whether a change was there before an event therefore depends on how fast both topics
+are read, and a replay may answer otherwise. It is right where the newest is what is wanted.
+
+**as_of** answers with the row that was valid at the event's own time, and the same in every replay:
+an event waits until the watermark has passed its time, so that all changes up to then are known.
+A change counts from its own time on (`_time` if the stream of changes declares one, otherwise the
+time of the record), or from the time in the column `valid_from`, whichever is later: what was
+written after an event never changes its answer. With `valid_from` the row with the latest such time
+counts, so that a table of rates by day of validity can be joined; a deletion ends the validity of
+its row, and of no later one. Give both streams a time, so that the watermark speaks for both. Kept
+are one row for each key, and what is newer than the watermark.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal
+
+import pyarrow as pa
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import types as T  # noqa: N812
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from penstock.spark.flows.errors import DeclarationError
+from penstock.spark.joins.enriching import (
+    AT,
+    FROM,
+    GONE,
+    KNOWN,
+    TIME,
+    WATERMARK,
+    AsOf,
+    Latest,
+    Shape,
+    kept_name,
+    key_name,
+    sent_name,
+)
+from penstock.spark.state import Operator, apply, current
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+Version = Literal["latest", "as_of"]
+How = Literal["left", "inner"]
+
+STAMP: Final = "_timestamp"
+AFTER: Final = "_after"
+BEFORE: Final = "_before"
+KEY: Final = "_key"
+_PLACES: Final = ("_topic", "_partition", "_offset")
+
+
+def enrich(
+    events: DataFrame,
+    changes: DataFrame,
+    *,
+    on: Mapping[str, str] | Sequence[str] | str,
+    columns: Sequence[str] | Mapping[str, str] | None = None,
+    how: How = "left",
+    version: Version = "latest",
+    valid_from: str | None = None,
+    name: str | None = None,
+) -> DataFrame:
+    """Events with columns of the row that they belong to.
+
+    `on` maps columns of the events to columns of the table; a name alone means the same in both.
+    `columns` are those of the table that are wanted, all but those of `on` if not given, or a
+    mapping of them to the names that they shall have. With how="left" an event that has no row
+    keeps nulls in their place, with "inner" it is left out. For `version` and `valid_from` see the
+    module.
+    """
+    where = _caller()
+    pairs = _pairs(on)
+    row = _row_type(changes, where)
+    _check_columns(events, row, pairs, version, valid_from, where)
+    wanted = _wanted(row, columns, pairs, where)
+    clashing = sorted(set(wanted.values()) & set(events.columns))
+    if clashing:
+        raise DeclarationError(
+            f"{where}: enrich: the events have a column {clashing[0]!r} already",
+            advice=f'Give it another name, as in columns={{"{clashing[0]}": "other"}}.',
+        )
+    if how not in {"left", "inner"} or version not in {"latest", "as_of"}:
+        raise DeclarationError(
+            f"{where}: enrich: how={how!r}, version={version!r} is not known",
+            advice='how is "left" or "inner", version is "latest" or "as_of".',
+        )
+    keys = _key_columns(events, row, pairs, where)
+    told = _changes(changes, row, pairs, list(wanted), [kind for _, kind in keys], valid_from)
+    sent = events.select(
+        *(F.col(f"`{each}`").alias(sent_name(each)) for each in events.columns),
+        *(column.alias(key_name(at)) for at, (column, _) in enumerate(keys)),
+    )
+    out = T.StructType(
+        [T.StructField(each.name, each.dataType, True) for each in events.schema.fields]
+        + [T.StructField(new, row[old].dataType, True) for old, new in wanted.items()]
+    )
+    names = tuple(key_name(at) for at in range(len(keys)))
+    shape = Shape(
+        tuple(events.columns),
+        tuple(wanted.items()),
+        names,
+        how == "inner",
+        _kept(told, names, list(wanted)),
+        to_arrow_schema(out, timezone="UTC"),
+    )
+    operator: Operator = Latest(shape)
+    if version == "as_of":
+        everything = current() is None and WATERMARK not in events.columns
+        operator = AsOf(shape, everything)
+    return apply({"events": sent, "changes": told}, operator, key=names, schema=out, name=name)
+
+
+def _kept(changes: DataFrame, keys: Sequence[str], columns: Sequence[str]) -> pa.Schema:
+    """What the state keeps of each row."""
+    names = [*keys, *(kept_name(each) for each in columns), FROM]
+    fields = [T.StructField(each, changes.schema[each].dataType, True) for each in names]
+    return to_arrow_schema(T.StructType(fields), timezone="UTC")
+
+
+def _caller() -> str:
+    frame = sys._getframe(2)
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+
+
+def _pairs(on: Mapping[str, str] | Sequence[str] | str) -> dict[str, str]:
+    if isinstance(on, str):
+        return {on: on}
+    return dict(on) if isinstance(on, Mapping) else {each: each for each in on}
+
+
+def _row_type(changes: DataFrame, where: str) -> T.StructType:
+    found = changes.schema[AFTER].dataType if AFTER in changes.columns else None
+    if not isinstance(found, T.StructType) or BEFORE not in changes.columns:
+        raise DeclarationError(
+            f"{where}: enrich: the second frame is no stream of changes: it has no structs "
+            f"{BEFORE!r} and {AFTER!r}",
+            advice='Declare it as stream("TOPIC", debezium="id long, name string").',
+        )
+    return found
+
+
+def _check_columns(
+    events: DataFrame,
+    row: T.StructType,
+    pairs: Mapping[str, str],
+    version: Version,
+    valid_from: str | None,
+    where: str,
+) -> None:
+    if not pairs:
+        raise DeclarationError(
+            f"{where}: enrich: on= names no column",
+            advice='Say which columns belong together, as in on={"customer_id": "id"}.',
+        )
+    for mine, theirs in pairs.items():
+        _check_there(mine, events.columns, "events", where)
+        _check_there(theirs, row.names, "table", where)
+    if valid_from is not None:
+        _check_there(valid_from, row.names, "table", where)
+        if version != "as_of":
+            raise DeclarationError(
+                f'{where}: enrich: valid_from= is for version="as_of"',
+                advice='With version="latest" the row that changed last counts.',
+            )
+        if not isinstance(row[valid_from].dataType, T.TimestampType | T.DateType):
+            raise DeclarationError(
+                f"{where}: enrich: the table's column {valid_from!r}, which says from when a row "
+                f"is valid, is {row[valid_from].dataType.simpleString()}, not a time",
+                advice="Declare it as timestamp or date.",
+            )
+    if version == "as_of" and TIME not in events.columns:
+        raise DeclarationError(
+            f"{where}: enrich: the events have no time, and the row of their time is wanted",
+            advice='Say which column is their time, as in stream("TOPIC", ..., time="at").',
+        )
+
+
+def _check_there(name: str, names: Sequence[str], what: str, where: str) -> None:
+    if name not in names:
+        raise DeclarationError(
+            f"{where}: enrich: the {what} have no column {name!r}; there are "
+            f"{', '.join(each for each in names if not each.startswith('_'))}"
+        )
+
+
+def _wanted(
+    row: T.StructType,
+    columns: Sequence[str] | Mapping[str, str] | None,
+    pairs: Mapping[str, str],
+    where: str,
+) -> dict[str, str]:
+    if columns is None:
+        return {each: each for each in row.names if each not in pairs.values()}
+    found = dict(columns) if isinstance(columns, Mapping) else {each: each for each in columns}
+    for each in found:
+        _check_there(each, row.names, "table", where)
+    return found
+
+
+def _key_columns(
+    events: DataFrame, row: T.StructType, pairs: Mapping[str, str], where: str
+) -> list[tuple[Column, str]]:
+    """The key as columns of the events, and the types that both sides have it in."""
+    found = []
+    for mine, theirs in pairs.items():
+        left, right = events.schema[mine].dataType, row[theirs].dataType
+        column = F.col(f"`{mine}`")
+        if isinstance(left, T.IntegralType) and isinstance(right, T.IntegralType):
+            found.append((column.cast("bigint"), "bigint"))
+        elif left == right:
+            found.append((column, left.simpleString()))
+        else:
+            raise DeclarationError(
+                f"{where}: enrich: {mine!r} of the events is {left.simpleString()}, and {theirs!r} "
+                f"of the table is {right.simpleString()}: they are never equal",
+                advice="Cast the column of the events to the type of the table's.",
+            )
+    return found
+
+
+def _changes(
+    changes: DataFrame,
+    row: T.StructType,
+    pairs: Mapping[str, str],
+    wanted: Sequence[str],
+    kinds: Sequence[str],
+    valid_from: str | None,
+) -> DataFrame:
+    """What the state needs of each change: key, columns, whether the row is gone, and times.
+
+    A row whose key has changed is gone from its old one: two rows come of it.
+    """
+    known = F.coalesce(*(F.col(each) for each in (TIME, STAMP) if each in changes.columns))
+    keys = list(zip(pairs.values(), kinds, strict=True))
+    after = [F.col(f"{AFTER}.`{each}`").cast(kind) for each, kind in keys]
+    before = [F.col(f"{BEFORE}.`{each}`").cast(kind) for each, kind in keys]
+    # A tombstone has only its key.
+    lost = [_from_key(changes, each, kind) for each, kind in keys]
+    start_new, start_old = known, known
+    if valid_from is not None:
+        start_new = F.coalesce(F.col(f"{AFTER}.`{valid_from}`").cast("timestamp"), known)
+        start_old = F.coalesce(F.col(f"{BEFORE}.`{valid_from}`").cast("timestamp"), known)
+    new = _entry(after, [F.col(f"{AFTER}.`{each}`") for each in wanted], wanted, False, start_new)
+    nothing = [F.lit(None).cast(row[each].dataType) for each in wanted]
+    old_key = [F.coalesce(mine, own) for mine, own in zip(before, lost, strict=True)]
+    old = _entry(old_key, nothing, wanted, True, start_old)
+    moved = F.lit(False)
+    for mine, theirs in zip(before, after, strict=True):
+        moved = moved | (mine.isNotNull() & ~mine.eqNullSafe(theirs))
+    if valid_from is not None:
+        # What was to be valid later on, and is not any more.
+        moved = moved | ((start_old > known) & ~start_old.eqNullSafe(start_new))
+    gone = F.col(AFTER).isNull()
+    entries = F.when(gone, F.array(old)).when(moved, F.array(old, new)).otherwise(F.array(new))
+    places = [F.col(each) for each in _PLACES if each in changes.columns]
+    told = changes.select(F.explode(entries).alias("_e"), known.alias(KNOWN), *places)
+    start = F.coalesce(F.col(f"_e.{FROM}"), F.col(KNOWN))
+    return told.select(
+        "_e.*", F.greatest(start, F.col(KNOWN)).alias(AT), KNOWN,
+        *(F.col(each) for each in _PLACES if each in changes.columns),
+    )  # fmt: skip
+
+
+def _entry(
+    key: Sequence[Column],
+    columns: Sequence[Column],
+    names: Sequence[str],
+    gone: bool,
+    start: Column,
+) -> Column:
+    return F.struct(
+        *(each.alias(key_name(at)) for at, each in enumerate(key)),
+        *(each.alias(kept_name(own)) for each, own in zip(columns, names, strict=True)),
+        F.lit(gone).alias(GONE),
+        start.alias(FROM),
+    )
+
+
+def _from_key(changes: DataFrame, name: str, kind: str) -> Column:
+    """A column of the key of a change event, which is JSON, maybe beside its schema."""
+    if KEY not in changes.columns:
+        return F.lit(None).cast(kind)
+    text = F.col(KEY).cast("string")
+    found = F.coalesce(
+        F.get_json_object(text, f"$.payload['{name}']"), F.get_json_object(text, f"$['{name}']")
+    )
+    return found.try_cast(kind)

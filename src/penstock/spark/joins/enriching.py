@@ -1,0 +1,335 @@
+"""What the tasks of an enrichment do: a table by key, and events looked up in it by columns.
+
+Both operators keep one row for each key. The one for the time of the event keeps beside it what the
+watermark has not passed: events that wait, and changes that do not count yet. When it passes them,
+each event is looked up among the changes of its key that have come to count by its time (sorted, by
+bisection), and where there is none, in the table of before; afterwards the last of the changes are
+the table. So no version is kept that no event can ask for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.records.columns.compiled import kernel
+from penstock.spark.state import KeyedTable, Shard
+
+GONE: Final = "_gone"
+# From when a row is valid; when the change was made; and from when it counts: the later of them.
+FROM: Final = "_from"
+KNOWN: Final = "_known"
+AT: Final = "_at"
+TIME: Final = "_time"
+WATERMARK: Final = "_watermark_end"
+_WAITING: Final = "events"
+_COMING: Final = "changes"
+
+
+def key_name(number: int) -> str:
+    return f"_k{number}"
+
+
+def sent_name(column: str) -> str:
+    """What a column of the events is called on its way: their order is of no use, so unsorted."""
+    return f"_e_{column}"
+
+
+def kept_name(column: str) -> str:
+    """What a column of the table is called on its way and in the state."""
+    return f"_c_{column}"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What goes in and what comes out."""
+
+    # Of the events.
+    events: tuple[str, ...]
+    # Of the table, and what they are called in the result.
+    columns: tuple[tuple[str, str], ...]
+    keys: tuple[str, ...]
+    inner: bool
+    # The table in the state: keys, columns, and from when the row is valid.
+    kept: pa.Schema
+    out: pa.Schema
+
+    def result(self, events: pa.Table, found: pa.Table, there: Any) -> pa.Table:
+        """Events beside the rows that were found for them."""
+        columns = [events[sent_name(each)] for each in self.events]
+        columns += [found[kept_name(old)] for old, _ in self.columns]
+        rows = pa.table(columns, names=self.out.names)
+        return rows.filter(there) if self.inner else rows
+
+    def describes(self, version: str) -> str:
+        kinds = ", ".join(f"{each.name} {each.type}" for each in self.kept)
+        return f"{version} row of {kinds}"
+
+
+@dataclass(frozen=True, slots=True)
+class Latest:
+    """Events with the row that is there now."""
+
+    shape: Shape
+
+    @property
+    def kind(self) -> str:
+        return "enrich"
+
+    @property
+    def describes(self) -> str:
+        return self.shape.describes("latest")
+
+    def process(self, shard: Shard, inputs: Mapping[str, pa.Table]) -> pa.Table:
+        shape = self.shape
+        events, changes = inputs.get("events"), inputs.get("changes")
+        table = shard.state.table("rows", shape.kept, shape.keys)
+        if changes is not None:
+            changes = _with_keys(changes, shape.keys)
+            numbers, count = codes([changes[each] for each in shape.keys])
+            last = np.zeros(count, np.int64)
+            # Of several at the same place the last one stays.
+            last[numbers] = np.arange(len(numbers))
+            _take_over(table, changes.take(pa.array(last)))
+        if events is None:
+            return shape.out.empty_table()
+        found = table.get(events.select(list(shape.keys)))
+        return shape.result(events, found, found["_found"])
+
+
+@dataclass(frozen=True, slots=True)
+class AsOf:
+    """Events with the row that was valid at their time, once the watermark has passed it."""
+
+    shape: Shape
+    # In batch, without a watermark: all there is is here.
+    everything: bool
+
+    @property
+    def kind(self) -> str:
+        return "enrich"
+
+    @property
+    def describes(self) -> str:
+        return self.shape.describes("as of")
+
+    def process(self, shard: Shard, inputs: Mapping[str, pa.Table]) -> pa.Table:
+        shape = self.shape
+        passed = self._passed(shard, inputs)
+        events = _released(shard, _WAITING, inputs.get("events"), sent_name(TIME), passed)
+        changes = _released(shard, _COMING, inputs.get("changes"), AT, passed)
+        if changes is not None:
+            changes = _without_retracted(_with_keys(changes, shape.keys), shape.keys)
+        if changes is None or not len(changes):
+            if events is None or not len(events):
+                return shape.out.empty_table()
+            table = shard.state.table("rows", shape.kept, shape.keys)
+            found = table.get(events.select(list(shape.keys)))
+            return shape.result(events, found, found["_found"])
+        return self._joined(shard, events, changes)
+
+    def _passed(self, shard: Shard, inputs: Mapping[str, pa.Table]) -> int | None:
+        """The watermark; None if it has passed everything."""
+        if shard.watermark_us is not None:
+            return shard.watermark_us
+        for rows in inputs.values():
+            if sent_name(WATERMARK) in rows.column_names and len(rows):
+                return int(_micros(rows[sent_name(WATERMARK)].slice(0, 1))[0])
+        return None if self.everything else np.iinfo(np.int64).min
+
+    def _joined(self, shard: Shard, events: pa.Table | None, changes: pa.Table) -> pa.Table:
+        shape = self.shape
+        table = shard.state.table("rows", shape.kept, shape.keys)
+        asked = changes.select(list(shape.keys))
+        if events is not None:
+            asked = pa.concat_tables([asked, _plain(events.select(list(shape.keys)))])
+        numbers, count = codes([asked[each] for each in shape.keys])
+        # Any row of each key. Events without a key have the number -1.
+        first = np.zeros(count, np.int64)
+        named = np.flatnonzero(numbers >= 0)
+        first[numbers[named]] = named
+        before = table.get(asked.take(pa.array(first)))
+        there = before["_found"].combine_chunks().to_numpy(zero_copy_only=False)
+        own = numbers[: len(changes)]
+        at, valid = _micros(changes[AT]), _micros(changes[FROM])
+        gone = changes[GONE].combine_chunks().to_numpy(zero_copy_only=False)
+        # Stable, so that of changes at the same time the last in the log counts.
+        order = np.lexsort((at, own))
+        valid_before = _micros(before[FROM])
+        starts = np.searchsorted(own[order], np.arange(count + 1))
+        state = settle(starts, order, valid, gone, there, valid_before)
+        rows = pa.concat_tables(
+            [_plain(before.select(shape.kept.names)), _plain(changes.select(shape.kept.names))]
+        )
+        result = shape.out.empty_table()
+        if events is not None and len(events):
+            picked = look_up(
+                numbers[len(changes) :],
+                _micros(events[sent_name(TIME)]),
+                starts,
+                at[order],
+                state,
+                there,
+            )
+            found = rows.take(pa.array(picked, mask=picked < 0))
+            result = shape.result(events, found, pa.array(picked >= 0))
+        self._keep(table, rows, starts, state, there)
+        return result
+
+    def _keep(self, table: KeyedTable, rows: pa.Table, starts: Any, state: Any, there: Any) -> None:
+        """What holds after the last change of each key is the table from now on."""
+        changed = starts[1:] > starts[:-1]
+        last = state[starts[1:][changed] - 1]
+        known = np.flatnonzero(changed)
+        # An index below the number of keys is the row of before.
+        put = last[last >= len(there)]
+        if len(put):
+            table.put(rows.take(pa.array(put)))
+        lost = known[(last < 0) & there[known]]
+        if len(lost):
+            table.delete(rows.take(pa.array(lost)))
+
+
+@kernel("int64[:](int64[:], int64[:], int64[:], boolean[:], boolean[:], int64[:])")
+def settle(starts: Any, order: Any, valid: Any, gone: Any, there: Any, valid_before: Any) -> Any:
+    """Which row holds after each change, in their order by key and time; -1 if none does.
+
+    Rows of before are numbered by key, changes after them. A change that is valid from earlier on
+    than what holds already is none: it corrects the past, which has been told.
+    """
+    count = len(starts) - 1
+    state = np.empty(len(order), np.int64)
+    for key in range(count):
+        holds = np.int64(-1)
+        since = np.int64(-(1 << 63))
+        if there[key]:
+            holds = np.int64(key)
+            since = valid_before[key]
+        for at in range(starts[key], starts[key + 1]):
+            change = order[at]
+            if valid[change] >= since:
+                since = valid[change]
+                holds = np.int64(-1) if gone[change] else np.int64(count + change)
+            state[at] = holds
+    return state
+
+
+@kernel("int64[:](int64[:], int64[:], int64[:], int64[:], int64[:], boolean[:])")
+def look_up(numbers: Any, times: Any, starts: Any, at: Any, state: Any, there: Any) -> Any:
+    """The row that holds at the time of each event, by the numbers of their keys; -1 if none."""
+    found = np.empty(len(numbers), np.int64)
+    for each in range(len(numbers)):
+        key = numbers[each]
+        if key < 0:
+            found[each] = -1
+            continue
+        low, high = starts[key], starts[key + 1]
+        while low < high:
+            middle = (low + high) >> 1
+            if at[middle] <= times[each]:
+                low = middle + 1
+            else:
+                high = middle
+        if low > starts[key]:
+            found[each] = state[low - 1]
+        else:
+            found[each] = key if there[key] else -1
+    return found
+
+
+def codes(columns: Sequence[pa.ChunkedArray]) -> tuple[Any, int]:
+    """For each row a number that rows with the same values share, -1 where one is null."""
+    numbers, count = _codes_of(columns[0])
+    for each in columns[1:]:
+        more, size = _codes_of(each)
+        both = np.where((numbers < 0) | (more < 0), -1, numbers * size + more)
+        joined = pa.array(both, mask=both < 0)
+        numbers, count = _codes_of(pa.chunked_array([joined]))
+    return numbers, count
+
+
+def _codes_of(column: pa.ChunkedArray) -> tuple[Any, int]:
+    whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    found = pc.dictionary_encode(whole, null_encoding="mask")
+    return _numbers(found.indices.cast(pa.int64()), -1), len(found.dictionary)
+
+
+def _numbers(column: pa.Array, missing: int) -> Any:
+    """As kernels take them, which is writable."""
+    filled = column.fill_null(missing).to_numpy(zero_copy_only=False)
+    return np.require(filled, requirements=["W"])
+
+
+def _micros(column: pa.ChunkedArray) -> Any:
+    """Times as numbers; what has none was always there."""
+    whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    plain = whole.cast(pa.timestamp("us", whole.type.tz)).cast(pa.int64())
+    return _numbers(plain, np.iinfo(np.int64).min)
+
+
+def _plain(rows: pa.Table) -> pa.Table:
+    """All columns may be null: whether they are is of no use here, and tables have to fit."""
+    return pa.table(rows.columns, names=rows.column_names)
+
+
+def _with_keys(changes: pa.Table, keys: Sequence[str]) -> pa.Table:
+    """Without those whose key is not known: tombstones after deletions, of keys of another kind."""
+    kept = None
+    for each in keys:
+        if changes[each].null_count:
+            own = pc.is_valid(changes[each])
+            kept = own if kept is None else pc.and_(kept, own)
+    return _plain(changes if kept is None else changes.filter(kept))
+
+
+def _released(
+    shard: Shard, name: str, fresh: pa.Table | None, time: str, passed: int | None
+) -> pa.Table | None:
+    """The rows that the watermark has passed; the others wait in the state."""
+    waiting = shard.state.value(name)
+    if waiting is not None and not len(waiting):
+        waiting = None
+    given = [_plain(each) for each in (waiting, fresh) if each is not None]
+    if not given:
+        return None
+    rows = pa.concat_tables(given) if len(given) > 1 else given[0]
+    if passed is None:
+        return rows
+    ready = _micros(rows[time]) < passed
+    if ready.all():
+        if waiting is not None:
+            shard.state.keep(name, rows.slice(0, 0))
+        return rows
+    if fresh is not None or ready.any():
+        shard.state.keep(name, rows.filter(pa.array(~ready)).combine_chunks())
+    return rows.filter(pa.array(ready))
+
+
+def _without_retracted(changes: pa.Table, keys: Sequence[str]) -> pa.Table:
+    """Without rows that were to be valid later on and were taken back before."""
+    gone = changes[GONE].combine_chunks().to_numpy(zero_copy_only=False)
+    valid = _micros(changes[FROM])
+    taken_back = np.flatnonzero(gone & (valid > _micros(changes[KNOWN])))
+    if not len(taken_back):
+        return changes
+    numbers, _ = codes([changes[each] for each in keys])
+    kept = np.ones(len(changes), np.bool_)
+    for at in taken_back:
+        kept[: at + 1] &= ~((numbers[: at + 1] == numbers[at]) & (valid[: at + 1] == valid[at]))
+    return changes.filter(pa.array(kept))
+
+
+def _take_over(table: KeyedTable, changes: pa.Table) -> None:
+    """Rows of which no two have the same key, into the table or out of it."""
+    gone = changes[GONE]
+    lost = changes.filter(gone)
+    if len(lost):
+        table.delete(lost)
+    put = changes.filter(pc.invert(gone)) if len(lost) else changes
+    if len(put):
+        table.put(put)
