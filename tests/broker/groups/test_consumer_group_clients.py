@@ -131,6 +131,19 @@ def fill(broker: Broker, name: str, partitions: int, each: int = 10) -> int:
     return partitions * each
 
 
+def commit_start(broker: Broker, group: str, name: str, partitions: int) -> None:
+    """Let members begin at a committed 0 instead of asking for the beginning.
+
+    librdkafka may ask twice while it joins, and leaves the timer of the second question running
+    when the first is answered: if it goes off while the broker is away, the member reads from the
+    beginning again, whatever it had read.
+    """
+    committer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": group, "log_level": 0})
+    places = [TopicPartition(name, number, 0) for number in range(partitions)]
+    committer.commit(offsets=places, asynchronous=False)
+    committer.close()
+
+
 def group_of(broker: Broker, group_id: str) -> ConsumerGroup:
     group = broker.server.coordination.groups.get(group_id)
     assert isinstance(group, ConsumerGroup)
@@ -182,6 +195,7 @@ def test_patterns_and_topics_that_come_grow_and_go(broker: Broker, crowd: Crowd)
 
 def test_a_broker_that_crashes_in_between_is_not_noticed(broker: Broker, crowd: Crowd) -> None:
     name = topic(broker, 4)
+    commit_start(broker, crowd.group, name, 4)
     for member in "ab":
         crowd.add(member, name)
     crowd.until_owned(2, 2)
