@@ -26,19 +26,24 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, Self, cast, runtime_checkable
 
+from penstock.spark.flows.durations import microseconds
 from penstock.spark.flows.errors import DeclarationError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-Format = Literal["raw", "text", "json", "avro", "debezium"]
+Format = Literal["raw", "text", "json", "avro", "debezium", "changelog"]
 Mode = Literal["append", "update", "complete"]
 Body = Callable[..., Any]
 
 DEFAULT_MAX_ROWS: Final = 5_000_000
+DEFAULT_SHARDS: Final = 4
+MOST_SHARDS: Final = 4096
 DEAD_SUFFIX: Final = ".dead"
+LATE_SUFFIX: Final = ".late"
+LEAST_IDLE_US: Final = 1_000_000
 MAX_NAME: Final = 100
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
@@ -71,6 +76,13 @@ class Stream:
     start: str = "earliest"
     dead_letters: str | None = None
     options: Mapping[str, str] = field(default_factory=dict)
+    # The field that is its event time, and by how much a record may be behind another before it.
+    time: str | None = None
+    lateness_us: int = 0
+    # Where records go that are later than that; None counts and drops them.
+    late: str | None = None
+    # After how long without a record a partition gets a heartbeat.
+    idle_us: int | None = None
     # The file and line that declare it.
     where: str = field(default="", compare=False)
 
@@ -99,9 +111,15 @@ def stream(
     *,
     json: str | None = None,
     avro: str | None = None,
+    debezium: str | None = None,
+    changelog: str | None = None,
     text: bool = False,
     start: str = "earliest",
     dead_letters: str | None = "",
+    time: str | None = None,
+    lateness: str = "0 seconds",
+    late: str | None = "",
+    idle: str | None = None,
     options: Mapping[str, str] | None = None,
 ) -> Stream:
     """A topic, read record by record.
@@ -113,6 +131,22 @@ def stream(
     With `text` the key and the value are strings. With none of these the columns are those of
     Spark's own Kafka source.
 
+    With `debezium` (the schema of a row) the values are change events as capture writes them: the
+    columns are `_before` and `_after`, structs of that schema, `_op`, and `_changed`, when it was
+    changed in the database, beside those that say where the record stood. Tombstones are left out.
+    `changelog` is the same for topics that hold the row itself as JSON and a null for its deletion:
+    `_before` is always null, `_op` is "u" or "d".
+
+    `time` names the field that says when something happened, "at" or "order.placed", or
+    "_timestamp" for the record's own. It becomes the column `_time`. `lateness` is how far a record
+    may be behind the latest before it *in the same partition of the log*; one that is further
+    behind is late. It goes, as it was read, to the topic `late`, which is TOPIC.late unless said
+    otherwise, with headers that say where it stood and why it is late; `None` drops it. Either way
+    it is counted. Because the place in the log decides, every replay finds the same records late.
+    A partition that gets no records holds windows open, for something old may still come. With
+    `idle`, such as "30 seconds", a partition without news for so long gets a heartbeat, a record
+    that only says that time has passed: for streams whose event time is that of the clock.
+
     `start` is where a new flow begins: "earliest" or "latest". `options` go to the source, such as
     {"maxOffsetsPerTrigger": "100000"}.
     """
@@ -121,16 +155,52 @@ def stream(
         raise DeclarationError(
             f"stream {topic!r}: start={start!r} is not known", advice=f"Use {' or '.join(_START)}."
         )
-    reading = _reading(topic, json=json, avro=avro, text=text)
-    if reading.format in {"raw", "text"}:
-        letters = None
+    reading = _reading(
+        topic, json=json, avro=avro, debezium=debezium, changelog=changelog, text=text
+    )
+    letters = None
+    if reading.format not in {"raw", "text"}:
+        letters = _aside(topic, dead_letters, DEAD_SUFFIX)
+    late_topic, lateness_us, idle_us = None, 0, None
+    if time is None:
+        if idle is not None or late or lateness != "0 seconds":
+            raise DeclarationError(
+                f"stream {topic!r}: lateness, late and idle need an event time",
+                advice='Name the field that it is in, as in time="at".',
+            )
     else:
-        letters = f"{topic}{DEAD_SUFFIX}" if not dead_letters and dead_letters is not None else (
-            dead_letters
-        )  # fmt: skip
-    if letters is not None:
-        _check_topic(letters)
-    return Stream(topic, reading, start, letters, dict(options or {}), _caller())
+        if reading.format in {"raw", "text"}:
+            raise DeclarationError(
+                f"stream {topic!r}: an event time needs columns",
+                advice='Give a schema, as in json="user string, at timestamp".',
+            )
+        late_topic = _aside(topic, late, LATE_SUFFIX)
+        lateness_us = microseconds(lateness, f"stream {topic!r}: lateness")
+        if idle is not None:
+            idle_us = microseconds(idle, f"stream {topic!r}: idle")
+            if idle_us < LEAST_IDLE_US:
+                raise DeclarationError(f"stream {topic!r}: idle must be at least 1 second")
+    return Stream(
+        topic,
+        reading,
+        start,
+        letters,
+        dict(options or {}),
+        time,
+        lateness_us,
+        late_topic,
+        idle_us,
+        _caller(),
+    )
+
+
+def _aside(topic: str, given: str | None, suffix: str) -> str | None:
+    """The topic for what goes aside: as given, or the default for an empty text; None for none."""
+    if given is None:
+        return None
+    name = given or f"{topic}{suffix}"
+    _check_topic(name)
+    return name
 
 
 def table(
@@ -169,14 +239,14 @@ def _caller() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-def _reading(topic: str, *, json: str | None, avro: str | None, text: bool) -> Reading:
-    given = [name for name, value in (("json", json), ("avro", avro), ("text", text)) if value]
-    if len(given) > 1:
-        raise DeclarationError(f"{topic!r}: give {' or '.join(given)}, not both")
-    if json:
-        return Reading("json", json)
-    if avro:
-        return Reading("avro", avro)
+def _reading(topic: str, *, text: bool, **schemas: str | None) -> Reading:
+    given = [(name, schema) for name, schema in schemas.items() if schema]
+    names = [name for name, _ in given] + (["text"] if text else [])
+    if len(names) > 1:
+        raise DeclarationError(f"{topic!r}: give {' or '.join(names)}, not both")
+    if given:
+        [(name, schema)] = given
+        return Reading(cast(Format, name), schema)
     return Reading("text" if text else "raw")
 
 
@@ -288,6 +358,8 @@ class Flow:
     mode: Mode
     every: str | None
     exactly_once: bool
+    # Into how many parts state is divided when the flow first runs.
+    shards: int
     where: str
 
     def __call__(self, *args: Any, **named: Any) -> Any:
@@ -333,6 +405,7 @@ def flow(
     mode: Mode = "append",
     every: str | None = None,
     exactly_once: bool = True,
+    shards: int = DEFAULT_SHARDS,
 ) -> _Decorator:
     """Declare that a function turns inputs into outputs.
 
@@ -345,6 +418,11 @@ def flow(
     begins when one ends and there is something to do. `mode` is Spark's output mode, for
     aggregations: "append" writes final results, "update" each change. `exactly_once=False` is
     faster, and after a failure may write records a second time.
+
+    A function that uses Penstock's windows, joins, views or patterns is run on each micro-batch
+    too, over any number of streams. What they keep is divided by key into `shards`, each of which
+    is one task: as many as there are cores is a good number. It counts when the flow first runs;
+    later `penstock flows rescale` changes it.
     """
     many: dict[str, Topic | Output] = dict(outputs) if outputs is not None else {}
     if (output is None) == (outputs is None) or (outputs is not None and not many):
@@ -363,6 +441,7 @@ def flow(
             mode=mode,
             every=every,
             exactly_once=exactly_once,
+            shards=shards,
             where=f"{code.co_filename}:{code.co_firstlineno}",
         )
         _check(made)
@@ -398,6 +477,8 @@ def _check(made: Flow) -> None:
         raise DeclarationError(f"{place}: mode={made.mode!r} is none of append, update, complete")
     if made.every is not None and not _EVERY.fullmatch(made.every):
         raise DeclarationError(f'{place}: every={made.every!r} is not such as "10 seconds"')
+    if not 1 <= made.shards <= MOST_SHARDS:
+        raise DeclarationError(f"{place}: shards={made.shards} is not from 1 to {MOST_SHARDS}")
     _check_names(made, place)
     _check_parameters(made, place)
 

@@ -30,6 +30,7 @@ from penstock.spark.flows.errors import (
     UserCodeError,
 )
 from penstock.spark.reading.avro_types import parse as parse_avro
+from penstock.spark.reading.frame import Tombstones
 from penstock.spark.source.options import parse
 from penstock.spark.source.table import TableReader, read_task
 
@@ -40,6 +41,11 @@ _SECURITY: Final = ("security.", "sasl.", "ssl.")
 # More tasks than this do not read a table any faster.
 _MAX_SHARES: Final = 8
 _VALUE: Final = "_penstock_value"
+# The event time of a timed stream, and the name by which a record's own timestamp can be that.
+TIME: Final = "_time"
+STAMP: Final = "_timestamp"
+# The key of a record without a value that only says that time has passed.
+HEARTBEAT: Final = b"penstock.heartbeat"
 POSITIONS: Final = {name: f"_{name}" for name in reading.POSITION}
 
 
@@ -108,7 +114,7 @@ def check_schema(declared: Stream | Table) -> None:
     """
     how = declared.reading
     try:
-        if how.format in {"json", "debezium"}:
+        if how.format in {"json", "debezium", "changelog"}:
             found = T.StructType.fromDDL(how.schema)
             empty = not isinstance(found, T.StructType) or not found.fields
         else:
@@ -147,19 +153,125 @@ def open_stream(spark: SparkSession, place: Place, declared: Stream, *, replay: 
     return spark.readStream.format(FORMAT).options(**options).load()
 
 
-def typed(records: DataFrame, how: Reading, *, metrics: str) -> DataFrame:
-    """Records with the parsed value in one column, and what is wrong with it in another."""
-    if how.format == "json":
-        return reading.json(records, how.schema, into=_VALUE, metrics=metrics)
+def typed(records: DataFrame, how: Reading, *, metrics: str, time: str | None = None) -> DataFrame:
+    """Records with the parsed value in one column, and what is wrong with it in another.
+
+    With `time`, the path of a field, a column `_time` is its event time, and what has no value is
+    kept: heartbeats count for time, and only there.
+    """
+    if time is None:
+        records = without_heartbeats(records)
+    keep = time is not None or how.format == "changelog"
+    tombstones: Tombstones = "keep" if keep else "drop"
+    shaped: Callable[[Column], Column] = _SHAPES.get(how.format, _same)
+
+    def check(value: Column) -> Column:
+        reasons = [F.lit(None).cast("string")]
+        there = F.col("value").isNotNull()
+        if how.format == "debezium":
+            no_op = shaped(value)["_op"].isNull()
+            reasons.append(F.when(there & no_op, F.lit("the value is no change event: no op")))
+        if how.format == "changelog":
+            reasons.append(F.when(F.col("key").isNull(), F.lit("the record has no key")))
+        if time is not None and time != STAMP:
+            timeless = there & _field(shaped(value), time).isNull()
+            reasons.append(F.when(timeless, F.lit(f"the event time {time} is missing or null")))
+        return F.coalesce(*reasons)
+
     if how.format == "avro":
-        return reading.avro(records, how.schema, into=_VALUE, metrics=metrics)
-    raise DeclarationError(f"a stream cannot be read as {how.format}")
+        rows = reading.avro(
+            records, how.schema, into=_VALUE, metrics=metrics, tombstones=tombstones, check=check
+        )
+    else:
+        schema = _change_schema(how.schema) if how.format == "debezium" else how.schema
+        rows = reading.json(
+            records, schema, into=_VALUE, metrics=metrics, tombstones=tombstones, check=check
+        )
+    if how.format in _SHAPES:
+        good = F.col(reading.ERROR).isNull() & ~is_heartbeat(F.col("key"), _is_null(rows))
+        rows = rows.withColumn(_VALUE, F.when(good, shaped(F.col(_VALUE))))
+    if time is not None:
+        stamp = F.col("timestamp")
+        at = stamp if time == STAMP else _field(F.col(_VALUE), time)
+        beat = is_heartbeat(F.col("key"), F.col(reading.TOMBSTONE))
+        at = F.when(beat, stamp).when(F.col(_VALUE).isNotNull(), at)
+        rows = rows.withColumn(TIME, at.cast("timestamp"))
+    return rows.drop(reading.TOMBSTONE)
+
+
+def _is_null(rows: DataFrame) -> Column:
+    return F.col(reading.TOMBSTONE) if reading.TOMBSTONE in rows.columns else F.lit(False)
+
+
+def _field(value: Column, path: str) -> Column:
+    for name in path.split("."):
+        value = value[name]
+    return value
+
+
+def _change_schema(row: str) -> str:
+    """The schema of a change event of rows: its envelope, which may stand under `payload`."""
+    fields = _as_struct(row)
+    envelope = (
+        f"before struct<{fields}>, after struct<{fields}>, op string, ts_ms bigint, "
+        "source struct<ts_ms: bigint>"
+    )
+    return f"{envelope}, payload struct<{_as_struct(envelope)}>"
+
+
+def _change(event: Column) -> Column:
+    """What a function sees of a change event."""
+    inner = event["payload"]
+    wrapped = inner["op"].isNotNull()
+
+    def either(name: str) -> Column:
+        return F.when(wrapped, inner[name]).otherwise(event[name])
+
+    ms = F.coalesce(either("source")["ts_ms"], either("ts_ms"))
+    return F.struct(
+        either("before").alias("_before"),
+        either("after").alias("_after"),
+        either("op").alias("_op"),
+        F.timestamp_millis(ms).alias("_changed"),
+    )
+
+
+def _upsert(row: Column) -> Column:
+    """The same of a row of a changelog without envelopes: null is a deletion."""
+    return F.struct(
+        F.when(F.lit(False), row).alias("_before"),
+        row.alias("_after"),
+        F.when(row.isNull(), F.lit("d")).otherwise(F.lit("u")).alias("_op"),
+    )
+
+
+def _same(value: Column) -> Column:
+    return value
+
+
+_SHAPES: Final[Mapping[str, Callable[[Column], Column]]] = {
+    "debezium": _change,
+    "changelog": _upsert,
+}
+
+
+def is_heartbeat(key: Column, is_null: Column) -> Column:
+    """Whether a record only says that time has passed: see `heartbeats`."""
+    return is_null & key.eqNullSafe(F.lit(HEARTBEAT))
+
+
+def without_heartbeats(records: DataFrame) -> DataFrame:
+    return records.where(~is_heartbeat(F.col("key"), F.col("value").isNull()))
 
 
 def visible(rows: DataFrame) -> DataFrame:
     """The good rows of a typed frame, as the user's function sees them."""
     taken = [F.col(name).alias(hidden) for name, hidden in POSITIONS.items()]
-    return reading.good(rows).select(f"{_VALUE}.*", *taken)
+    good = reading.good(rows)
+    if TIME in rows.columns:
+        # What has a time but no value is a heartbeat.
+        good, taken = good.where(F.col(_VALUE).isNotNull()), [*taken, F.col(TIME)]
+    return good.select(f"{_VALUE}.*", *taken)
 
 
 def as_text(records: DataFrame) -> DataFrame:

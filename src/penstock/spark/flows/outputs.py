@@ -96,5 +96,6 @@ def make_topics(place: Place, flow: Flow, generation: int) -> None:
                 exists_ok=True,
             )
         for declared in flow.streams:
-            if declared.dead_letters is not None:
-                topics.create(cluster, declared.dead_letters, exists_ok=True)
+            for aside in (declared.dead_letters, declared.late):
+                if aside is not None:
+                    topics.create(cluster, aside, exists_ok=True)

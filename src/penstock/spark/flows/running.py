@@ -1,12 +1,13 @@
 """One flow as a Spark query: built from its declaration, started, watched and stopped.
 
-There are two ways. If the function treats each row by itself and reads one stream, Spark streams
+There are three ways. If the function treats each row by itself and reads one stream, Spark streams
 the records as they are, and the function is run on each micro-batch: several outputs come from one
-reading. Otherwise the function is run once, on the stream, and Spark keeps
+reading. So it is if the function keeps state by operators of ours, over any number of streams
+(`operated`). Otherwise the function is run once, on the stream, and Spark keeps
 its state; what it gives and the dead letters are united in one plan, so that they still are one
 query, one checkpoint and one transaction per micro-batch.
 
-Either way a micro-batch ends in `_write`: all topics in one transaction of the sink, then the other
+Either way a micro-batch ends in `write`: all topics in one transaction of the sink, then the other
 outputs, each of which takes a batch a second time without harm.
 
 **Stopping.** Spark's own stop breaks off the micro-batch that runs. So a gate stands before each:
@@ -19,7 +20,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Final
@@ -34,11 +35,13 @@ from penstock.spark.flows.declare import Flow, Output, Stream, Table, Topic, phy
 from penstock.spark.flows.errors import UserCodeError
 from penstock.spark.flows.folder import Fingerprint
 from penstock.spark.flows.inputs import Place, Snapshot
+from penstock.spark.flows.operated import Operated, united
 from penstock.spark.flows.outputs import COLUMNS, make_topics, topic_rows
 from penstock.spark.flows.progress import Progress
 from penstock.spark.flows.supervisor import Failure
 from penstock.spark.flows.trouble import explain
 from penstock.spark.flows.writing import Counts, TopicWriter, observed
+from penstock.spark.state.context import Planning, entered
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -95,6 +98,8 @@ class Plan:
 
     rowwise: bool
     fingerprint: Fingerprint
+    # What keeps state by operators of ours; None if nothing does.
+    operated: Planning | None
     # The one plan of a flow that Spark runs as a stream; the records for one that it does not.
     rows: DataFrame
 
@@ -159,7 +164,9 @@ class Running:
             if each.dead_letters is not None:
                 bad = inputs.typed(opened, each.reading, metrics=f"dead-letters-{at}")
                 letters.append(reading.dead_letters(bad, each.dead_letters))
-        results = self._call(frames)
+        planned = Planning()
+        with entered(planned):
+            results = self.call(frames)
         for name, rows in results.items():
             if not rows.isStreaming:
                 raise UserCodeError(
@@ -167,22 +174,37 @@ class Running:
                     f"stream{f', as {name!r}' if name else ''}",
                     advice="Let what it returns be made from at least one of its streams.",
                 )
-        rowwise = len(records) == 1 and all(map(planning.is_rowwise, results.values()))
+        rowwise = all(map(planning.is_rowwise, results.values()))
+        spark_operators = [
+            text for rows in results.values() for text in planning.operators(rows)
+        ]  # fmt: skip
+        is_operated = bool(planned.operators)
+        if is_operated and not rowwise:
+            self._refuse_both(planned, spark_operators)
         made_from = Fingerprint(
             streams=tuple(self._place.resolve(each.topic) for each in self.flow.streams),
             outputs=tuple(f"{name}: {self._target(output)}" if name else self._target(output)
                           for name, output in self.flow.outputs.items()),
             mode=self.flow.mode,
             ids=inputs.topic_ids(self._place, self.flow.streams),
-            operators=tuple(
-                text for rows in results.values() for text in planning.operators(rows)
-            ),
+            operators=(*planned.operators, *spark_operators),
         )  # fmt: skip
-        if rowwise:
+        if is_operated or (rowwise and len(records) == 1):
             # Only to see that they can be written.
-            self._united(results, [])
-            return Plan(True, made_from, records[0])
-        return Plan(False, made_from, self._united(results, letters))
+            self.united(results, [])
+            return Plan(True, made_from, planned if is_operated else None, united(records))
+        return Plan(False, made_from, None, self.united(results, letters))
+
+    def _refuse_both(self, planned: Planning, by_spark: list[str]) -> None:
+        ours = ", ".join(each.split(":")[0] for each in planned.operators)
+        theirs = ", ".join(sorted({each.split(" ")[0] for each in by_spark})) or "sorting or limits"
+        raise UserCodeError(
+            f"{self.flow.where}: flow {self.flow.name!r} keeps state by Penstock's operators "
+            f"({ours}) and by Spark's own ({theirs}): the first are run on each micro-batch, where "
+            "the second would begin anew each time",
+            advice="Make two flows of it, with a topic between them, or use Penstock's windows, "
+            "joins and views for both.",
+        )
 
     def _target(self, output: Topic | Output) -> str:
         """What an output is called in the fingerprint: without the generation."""
@@ -191,15 +213,15 @@ class Running:
     def _seen(self, records: DataFrame, declared: Stream, *, metrics: str) -> DataFrame:
         """What the function sees of a stream, or of a micro-batch of it."""
         if declared.reading.format == "raw":
-            return records
+            return inputs.without_heartbeats(records)
         if declared.reading.format == "text":
-            return inputs.as_text(records)
-        rows = inputs.typed(records, declared.reading, metrics=metrics)
+            return inputs.as_text(inputs.without_heartbeats(records))
+        rows = inputs.typed(records, declared.reading, metrics=metrics, time=declared.time)
         if declared.dead_letters is None:
             rows = inputs.failing(rows, "the record at")
         return inputs.visible(rows)
 
-    def _call(self, frames: list[DataFrame]) -> dict[str, DataFrame]:
+    def call(self, frames: list[DataFrame]) -> dict[str, DataFrame]:
         given = self.flow.function(*frames)
         wanted = self.flow.outputs
         results = given if isinstance(given, Mapping) else {"": given}
@@ -219,7 +241,7 @@ class Running:
                 )
         return {name: results[name] for name in wanted}
 
-    def _united(self, results: Mapping[str, DataFrame], letters: list[DataFrame]) -> DataFrame:
+    def united(self, results: Mapping[str, DataFrame], letters: list[DataFrame]) -> DataFrame:
         """All rows to be written in one frame: records for topics, other outputs in columns."""
         others = [name for name in results if not isinstance(self.flow.outputs[name], Topic)]
         parts = []
@@ -249,7 +271,11 @@ class Running:
             writer = writer.trigger(availableNow=True)
         elif self.flow.every is not None:
             writer = writer.trigger(processingTime=self.flow.every)
-        on_batch = self._on_records if plan.rowwise else self._on_rows
+        on_batch: Callable[[DataFrame, int], Counts]
+        if plan.operated is not None:
+            on_batch = Operated(self, plan.operated)
+        else:
+            on_batch = self._on_records if plan.rowwise else self._on_rows
         self._query = writer.foreachBatch(self._guarded(on_batch)).start()
 
     @property
@@ -292,39 +318,41 @@ class Running:
         rows, bad = records, None
         if declared.is_typed:
             rows = inputs.typed(records, declared.reading, metrics="input")
-        kept = rows = rows.persist() if self._shares else rows
+        kept = rows = rows.persist() if self.shares else rows
         try:
             seen = rows
-            if declared.dead_letters is not None and not self._shares:
+            if declared.dead_letters is not None and not self.shares:
                 bad = Observation()
                 seen = rows.observe(bad, F.count(reading.ERROR).alias("records"))
-            results = self._call(self._frames(self._seen_of(seen, declared)))
-            counts = self._write(self._united(results, []), batch_id, with_letters=False)
+            results = self.call(self.frames([self.seen_of(seen, declared)]))
+            counts = self.write(self.united(results, []), batch_id, with_letters=False)
             # After a replay nothing was computed, and so nothing counted.
             known = None if bad is None or counts.skipped else observed(bad, "records")
             if declared.dead_letters is not None and known != 0:
                 assert self._writer is not None
                 letters = reading.dead_letters(rows, declared.dead_letters)
-                if not self._shares and not counts.skipped:
+                if not self.shares and not counts.skipped:
                     self._twice.add(batch_id)
                 counts = counts.plus(0, self._writer.write_letters(letters, batch_id))
             return counts
         finally:
-            if self._shares:
+            if self.shares:
                 kept.unpersist()
 
     @property
-    def _shares(self) -> bool:
+    def shares(self) -> bool:
         """Whether several read the same rows, or somebody of whom we do not know how often."""
         return len(self.flow.outputs) > 1 or not self.flow.topics
 
-    def _frames(self, seen: DataFrame) -> list[DataFrame]:
-        tables = iter(self._snapshots)
+    def frames(self, seen: Sequence[DataFrame]) -> list[DataFrame]:
+        """What the function is given: streams, and tables as they are now, in their order."""
+        tables, streams = iter(self._snapshots), iter(seen)
         return [
-            seen if isinstance(each, Stream) else next(tables).rows() for each in self.flow.inputs
+            next(streams) if isinstance(each, Stream) else next(tables).rows()
+            for each in self.flow.inputs
         ]
 
-    def _seen_of(self, rows: DataFrame, declared: Stream) -> DataFrame:
+    def seen_of(self, rows: DataFrame, declared: Stream) -> DataFrame:
         if not declared.is_typed:
             return self._seen(rows, declared, metrics="input")
         if declared.dead_letters is None:
@@ -333,9 +361,9 @@ class Running:
 
     def _on_rows(self, rows: DataFrame, batch_id: int) -> Counts:
         """A micro-batch of what the function gave."""
-        return self._write(rows, batch_id, with_letters=True)
+        return self.write(rows, batch_id, with_letters=True)
 
-    def _write(self, rows: DataFrame, batch_id: int, *, with_letters: bool) -> Counts:
+    def write(self, rows: DataFrame, batch_id: int, *, with_letters: bool) -> Counts:
         others = [each for each in self.flow.outputs.values() if not isinstance(each, Topic)]
         assert self._writer is not None
         if not others:
@@ -354,6 +382,15 @@ class Running:
             return counts
         finally:
             kept.unpersist()
+
+    def write_letters(self, letters: DataFrame, batch_id: int) -> int:
+        """Write what goes aside, in a transaction of its own; how many there were."""
+        assert self._writer is not None
+        return self._writer.write_letters(letters, batch_id)
+
+    def note_second_reading(self, batch_id: int) -> None:
+        """Spark counts the rows of a batch whenever they are read."""
+        self._twice.add(batch_id)
 
     # ---- watching ------------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ from penstock.spark.reading.frame import (
     HEADERS_TYPE,
     POSITION,
     VALUE,
+    Check,
     ReadingError,
     Tombstones,
     check_input,
@@ -51,6 +52,7 @@ def avro(
     into: str | None = None,
     tombstones: Tombstones = "drop",
     metrics: str = "reading",
+    check: Check | None = None,
 ) -> DataFrame:
     """Read the values of a topic's frame as Avro records of this schema.
 
@@ -97,6 +99,7 @@ def avro(
         into=into,
         tombstones=tombstones,
         metrics=metrics,
+        check=check,
     )
 
 

@@ -9,7 +9,7 @@ outputs splits it by `_error`, in the same pass.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Literal, get_args
 
 from pyspark.sql import Column, DataFrame
@@ -39,6 +39,8 @@ RAW_TYPE: Final = T.StructType(
 )
 
 Tombstones = Literal["drop", "keep", "error"]
+# From the parsed value to a further reason why the record cannot be taken, null if it can.
+Check = Callable[[Column], Column]
 
 
 class ReadingError(PenstockError):
@@ -84,8 +86,11 @@ def finish(
     into: str | None,
     tombstones: Tombstones,
     metrics: str,
+    check: Check | None = None,
 ) -> DataFrame:
     """The typed frame of one that has the original columns, `_error` and a parsed struct."""
+    if check is not None:
+        df = df.withColumn(ERROR, F.coalesce(F.col(ERROR), check(parsed).cast("string")))
     headers = F.col(HEADERS) if HEADERS in df.columns else F.lit(None)
     bad = F.col(ERROR).isNotNull()
     raw = F.when(

@@ -28,6 +28,7 @@ from pyspark.sql import types as T  # noqa: N812
 from penstock.spark.reading.frame import (
     ERROR,
     VALUE,
+    Check,
     ReadingError,
     Tombstones,
     check_input,
@@ -61,6 +62,7 @@ def json(
     tombstones: Tombstones = "drop",
     options: Mapping[str, str] | None = None,
     metrics: str = "reading",
+    check: Check | None = None,
 ) -> DataFrame:
     """Read the values of a topic's frame as JSON objects of this schema.
 
@@ -70,6 +72,7 @@ def json(
     and `routed`. Null values are left out, kept as rows with `_tombstone` true, or errors. The
     counts `records`, `dead_letters` and `tombstones` are in the query's observed metrics under the
     name that `metrics` says. `options` are those of Spark's `from_json`, for formats of dates.
+    `check` gives a further reason, from the parsed value, why a record cannot be taken.
     """
     check_input(df, tombstones)
     wanted = T.StructType.fromDDL(schema) if isinstance(schema, str) else schema
@@ -93,7 +96,13 @@ def json(
     if asked != nullable(wanted):
         parsed = parsed.cast(nullable(wanted))
     return finish(
-        steps, parsed=parsed, fields=fields, into=into, tombstones=tombstones, metrics=metrics
+        steps,
+        parsed=parsed,
+        fields=fields,
+        into=into,
+        tombstones=tombstones,
+        metrics=metrics,
+        check=check,
     )
 
 

@@ -1,6 +1,9 @@
 """An operator over DataFrames: rows brought together by key, one task for each shard.
 
-Several inputs travel as one frame, each in a column of its own, and part again in the task.
+Several inputs travel as one frame, each in a column of its own, and part again in the task. With
+them travels one row for each shard that says its number: a task cannot know it otherwise, for in a
+union its partitions are counted on from those of others, and Spark leaves out tasks for which there
+is nothing at all, though time may have passed for their keys.
 """
 
 from __future__ import annotations
@@ -11,12 +14,12 @@ from functools import reduce
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
-from pyspark import TaskContext
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from penstock.spark.state.context import DEFAULT_SHARDS, Batch, Planning, current
+from penstock.spark.state.files import StateError
 from penstock.spark.state.operator import Operator, Shard
 from penstock.spark.state.store import Place, opened
 
@@ -27,7 +30,9 @@ _INPUT: Final = "_penstock_input"
 _SHARD: Final = "_penstock_shard"
 # Rows are sorted by these, as far as an input has them: their place in the log.
 ORDER: Final = ("_topic", "_partition", "_offset")
-_MOST_SHARDS: Final = 4096
+MOST_SHARDS: Final = 4096
+# The input of the rows that only say which shard it is.
+_HERALD: Final = -1
 
 
 def apply(
@@ -52,14 +57,21 @@ def apply(
     if isinstance(context, Planning):
         context.operators.append(f"{title}: {operator.describes}")
     shards = context.shards if isinstance(context, Batch) else DEFAULT_SHARDS
-    assert 1 <= shards <= _MOST_SHARDS
+    assert 1 <= shards <= MOST_SHARDS
     names = tuple(inputs)
     frames = [
         _tagged(rows, number, _shard_of(rows, keys[each], shards))
         for number, (each, rows) in enumerate(inputs.items())
     ]
+    if not isinstance(context, Planning):
+        spark = frames[0].sparkSession
+        frames.append(
+            spark.range(0, shards, 1, 1).select(
+                F.col("id").cast("int").alias(_SHARD), F.lit(_HERALD).alias(_INPUT)
+            )
+        )
     united = reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), frames)
-    spread = united.repartitionById(shards, F.col(_SHARD)).drop(_SHARD)
+    spread = united.repartitionById(shards, F.col(_SHARD))
     place = Place(f"{context.folder}/{title}") if isinstance(context, Batch) else None
     task = _Task(
         operator,
@@ -70,7 +82,14 @@ def apply(
         context.watermark_us if isinstance(context, Batch) else None,
         to_arrow_schema(wanted, timezone="UTC"),
     )
-    return spread.mapInArrow(task, wanted)
+    rows = spread.mapInArrow(task, wanted)
+    if isinstance(context, Batch):
+        if title in context.made:
+            raise StateError(
+                f"two operators are named {title!r}", advice="Give one another name, with name=."
+            )
+        rows = context.made[title] = rows.persist() if context.shares else rows
+    return rows
 
 
 def _shard_of(rows: DataFrame, key: Sequence[str], shards: int) -> Column:
@@ -104,24 +123,21 @@ class _Task:
     schema: pa.Schema
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        context = TaskContext.get()
-        number = 0 if context is None else context.partitionId()
-        inputs = self._parted(batches)
+        whole = pa.Table.from_batches(list(batches))
+        numbers = pa.compute.unique(whole[_SHARD]).to_pylist()
+        assert len(numbers) == 1, f"shards {numbers} came to one task"
+        number = numbers[0]
+        inputs = self._parted(whole)
         with opened(self.place, number, self.version) as state:
             shard = Shard(number, self.shards, self.version, self.watermark_us, state)
             rows = self.operator.process(shard, inputs)
         yield from rows.cast(self.schema).to_batches(max_chunksize=65_536)
 
-    def _parted(self, batches: Iterable[pa.RecordBatch]) -> dict[str, pa.Table]:
-        taken = list(batches)
-        if not taken:
-            return {}
-        whole = pa.Table.from_batches(taken)
+    def _parted(self, whole: pa.Table) -> dict[str, pa.Table]:
         found = {}
         for number, name in enumerate(self.names):
-            column = whole[_column(number)]
-            if len(self.names) > 1:
-                column = column.filter(pa.compute.equal(whole[_INPUT], number))
+            is_of = pa.compute.equal(whole[_INPUT], number)
+            column = whole[_column(number)].filter(is_of)
             if len(column):
                 found[name] = _in_order(_flat(column))
         return found

@@ -12,7 +12,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 DEFAULT_SHARDS: Final = 4
 
@@ -46,6 +49,10 @@ class Batch(_Numbered):
     shards: int = DEFAULT_SHARDS
     # Before this event time nothing more is expected, microseconds; None if no input has a time.
     watermark_us: int | None = None
+    # Whether several outputs read what an operator gives: then it is kept until all are written.
+    shares: bool = False
+    # What was applied, by the name of its state.
+    made: dict[str, DataFrame] = field(default_factory=dict)
 
 
 _current: ContextVar[Planning | Batch | None] = ContextVar("_current", default=None)

@@ -118,6 +118,12 @@ def opened(place: Place | None, shard: int, version: int) -> Iterator[State]:
     _warm[place.folder, shard] = (version, state)
 
 
+def is_whole(place: Place, shards: int, version: int) -> bool:
+    """Whether all shards of an operator have written a version."""
+    folder = Path(place.folder)
+    return all((folder / str(at) / f"{version}{_SUFFIX}").exists() for at in range(shards))
+
+
 def _versions(folder: Path) -> list[int]:
     if not folder.is_dir():
         return []
