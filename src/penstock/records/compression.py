@@ -43,8 +43,9 @@ def compress(codec: int, data: bytes | memoryview) -> bytes:
         case 2:
             return _snappy_compress(data)
         case 3:
-            # Kafka's Java reader refuses frames whose blocks refer to earlier ones.
-            lz4 = cramjam.lz4.Compressor(block_linked=False)
+            # Kafka's Java reader refuses frames whose blocks refer to earlier ones. The default
+            # level is the thorough kind of LZ4: three times the work for a tenth less.
+            lz4 = cramjam.lz4.Compressor(level=1, block_linked=False)
             lz4.compress(bytes(data))
             return bytes(lz4.finish())
         case 4:
