@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +18,7 @@ from penstock.wire.messages.create_partitions import (
 from tests.broker import requests as rq
 from tests.broker.raw import RawClient
 from tests.broker.robustness.disks import PRODUCE, Writer, broker_on
+from tests.small_disk import small_file_system
 
 FULL = ErrorCode.KAFKA_STORAGE_ERROR
 
@@ -198,18 +197,8 @@ def test_what_needs_the_metadata_log_says_that_it_cannot() -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A real file system of 4 MiB, where one may be mounted."""
-    if os.uname().sysname != "Linux" or os.geteuid() != 0:
-        pytest.skip("only root on Linux can mount a small disk")
-    libc = ctypes.CDLL(None, use_errno=True)
-    place = tmp_path / "small"
-    place.mkdir()
-    if libc.mount(b"tmpfs", os.fsencode(place), b"tmpfs", 0, b"size=4m") != 0:
-        pytest.skip(f"mounting is not allowed here: {os.strerror(ctypes.get_errno())}")
-    try:
+    with small_file_system(tmp_path / "small", mebibytes=4) as place:
         yield place
-    finally:
-        libc.umount2(os.fsencode(place), 2)
 
 
 def test_a_real_full_disk(small_disk: Path) -> None:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from penstock.errors import PenstockError
 from penstock.spark.flows.declare import Collected, Flow, Topic, physical
-from penstock.spark.flows.errors import IncompatibleError, UnknownFlowError
+from penstock.spark.flows.errors import CheckpointFullError, IncompatibleError, UnknownFlowError
 from penstock.spark.flows.folder import Folder, Record
 from penstock.spark.flows.inputs import Place
 from penstock.spark.flows.progress import Progress
@@ -89,6 +89,8 @@ class _Unit:
         # What a thread is doing for it: starting or stopping.
         self.work: Future[None] | None = None
         self.stop_wanted = False
+        # What was last said about its waiting, so that it is said once.
+        self.told = ""
 
 
 class Manager:
@@ -429,7 +431,14 @@ class Manager:
             return
         name, old = rebuilt.flow.name, live.generation
         record = replace(self._record(rebuilt.flow), generation=rebuilt.generation, rebuilding=0)
-        self._folder.write(record)
+        try:
+            self._folder.write(record)
+        except CheckpointFullError as error:
+            # Until there is space again the old generation counts; each look tries once more.
+            if rebuilt.told != str(error):
+                rebuilt.told = str(error)
+                log.warning("flow %s waits to be switched: %s. %s", name, error, error.advice)
+            return
         self._folder.forget_checkpoint(name, old)
         del self._rebuilds[name]
         unit = _Unit(rebuilt.flow, rebuilt.generation, "live", self._settings.policy)
