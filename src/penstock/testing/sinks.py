@@ -51,7 +51,7 @@ from penstock.sinks.schema import json_field
 TOPIC: Final = "kit.changes"
 PLACE: Final = (TOPIC, 0)
 KEYS: Final = 40
-KILLS: Final = 3
+KILLS: Final = 2
 KILL_ROWS: Final = 200
 Cannot = Literal["nul", "nan", "infinity", "switch", "widen"]
 Row = dict[str, Any]

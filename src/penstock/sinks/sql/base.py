@@ -367,7 +367,8 @@ class SqlSink(Sink):
         values: list[Any] = []
         limits = []
         keys = [schema.field(name) for name in schema.key]
-        names = ", ".join(self.quote(each.name) for each in keys)
+        # Of the table: what is selected may be the text of it.
+        names = ", ".join(f"t.{self.quote(each.name)}" for each in keys)
         for limit, sign in ((low, ">="), (high, "<")):
             if limit is not None:
                 marks = ", ".join([self.mark] * len(keys))
@@ -377,7 +378,7 @@ class SqlSink(Sink):
                 ]
         columns = ", ".join(map(self._selected, schema.fields))
         where = f" WHERE {' AND '.join(limits)}" if limits else ""
-        sql = f"SELECT {columns} FROM {self.quote(self.table)}{where} ORDER BY {names}"
+        sql = f"SELECT {columns} FROM {self.quote(self.table)} t{where} ORDER BY {names}"
         with self._transaction(write=False):
             for rows in self._batches(sql, values, batch_rows):
                 arrays = [
