@@ -98,7 +98,8 @@ class MysqlSink(SqlSink):
             ssl=ssl.create_default_context() if with_tls else None,
             ssl_disabled=not with_tls,
         )
-        is_maria = "mariadb" in str(connection.server_version).lower()
+        server = connection.get_server_info()  # type: ignore[no-untyped-call]
+        is_maria = "mariadb" in str(server).lower()
         self._collation = "utf8mb4_nopad_bin" if is_maria else "utf8mb4_0900_bin"
         with connection.cursor() as cursor:
             cursor.execute("SET time_zone = '+00:00'")
