@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -13,6 +15,14 @@ SEED_VARIABLE = "PENSTOCK_SEED"
 # A loaded machine is slow, not wrong: time is bounded per test, not per example.
 settings.register_profile("penstock", deadline=None, print_blob=True)
 settings.load_profile("penstock")
+
+
+@pytest.fixture(autouse=True)
+def _log_level() -> Iterator[None]:
+    """Commands that are run in this process set the level of the log, which is everybody's."""
+    level = logging.getLogger().level
+    yield
+    logging.getLogger().setLevel(level)
 
 
 @pytest.fixture

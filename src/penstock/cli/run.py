@@ -136,8 +136,7 @@ def run(
 
     logging.basicConfig(level=log_level.value.upper(), stream=sys.stderr, force=True,
                         format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")  # fmt: skip
-    # It tells of each call between Python and Java.
-    logging.getLogger("py4j").setLevel(logging.WARNING)
+    quieten_spark()
     settings = Settings(
         bootstrap=bootstrap,
         options={f"kafka.{name}": value for name, value in parse_pairs(client).items()},
@@ -185,6 +184,17 @@ def need_spark() -> None:
             f"flows need {', '.join(missing)}, which is not installed",
             advice="Install it with `pip install 'penstock[spark]'`.",
         )
+
+
+def quieten_spark() -> None:
+    """Let Spark's Python side not write to stderr what the flow's own error says in a line."""
+    from pyspark.logger import PySparkLogger
+
+    # It tells of each call between Python and Java.
+    logging.getLogger("py4j").setLevel(logging.WARNING)
+    # They write each refused query with a stack trace, before anybody has asked for its reason.
+    for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
+        PySparkLogger.getLogger(name).disabled = True
 
 
 def seconds(text: str, option: str) -> float:
