@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -14,8 +15,11 @@ from pyspark.sql import DataFrame
 
 from penstock.spark.flows.declare import Flow, flow, stream, topic
 from penstock.spark.flows.folder import Folder
+from penstock.spark.flows.heartbeats import Heartbeats, Idleness
+from penstock.spark.flows.inputs import Place
 from penstock.spark.state import Shard, apply, layout
 from penstock.testing.flows import FlowFailedError, FlowTester
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.timeout(600)
 # Workers cannot import a module of the tests.
@@ -158,3 +162,79 @@ def test_a_changelog_without_envelopes(tester: FlowTester) -> None:
     ]
     [letter] = tester.records("names.dead")
     assert letter.headers["penstock.error.reason"] == b"the record has no key"
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """How many rows a shard has, and the watermark."""
+
+    kind: str = "marks"
+    describes: str = "marks"
+
+    def process(self, shard: Shard, inputs: Mapping[str, pa.Table]) -> pa.Table:
+        assert shard.watermark_us is not None
+        count = len(inputs["rows"]) if "rows" in inputs else 0
+        return pa.table({"rows": [count], "mark": [shard.watermark_us], "shard": [shard.number]})
+
+
+def test_late_records_go_aside_and_heartbeats_close(tester: FlowTester) -> None:
+    times = stream("times", json="id bigint, at timestamp", time="at", lateness="10 seconds")
+
+    @flow(inputs=times, output=topic("marks"), shards=2)
+    def marks(rows: DataFrame) -> DataFrame:
+        taken = {"rows": rows.select("id", "_time", "_offset")}
+        return apply(taken, Marks(), key=["id"], schema="rows bigint, mark bigint, shard int")
+
+    def row(number: int, seconds: int) -> dict[str, Any]:
+        return {"id": number, "at": tester.now + timedelta(seconds=seconds)}
+
+    def mark(seconds: int) -> int:
+        return int((start + timedelta(seconds=seconds)).timestamp() * 1_000_000)
+
+    tester.use(marks)
+    start = tester.now
+    tester.feed(
+        "times", [row(1, 60), row(2, 50), row(3, 49), {"id": 4, "at": None}], key=list("1234")
+    )
+    status = tester.run()["marks"]
+    found = tester.rows("marks")
+    assert {each["shard"] for each in found} == {0, 1}
+    assert sum(each["rows"] for each in found) == 2
+    assert {each["mark"] for each in found} == {mark(50)}
+    [late] = tester.records("times.late")
+    assert late.json() == {"id": 3, "at": (start + timedelta(seconds=49)).isoformat()}
+    assert late.key == b"3"
+    assert late.headers["penstock.late.offset"] == b"2"
+    assert int(late.headers["penstock.late.watermark"] or 0) * 1000 == mark(50)
+    [dead] = tester.records("times.dead")
+    assert dead.headers["penstock.error.reason"] == b"the event time at is missing or null"
+    assert (status.progress.late_rows, status.progress.dead_letters) == (1, 1)
+    assert status.progress.watermark == "2026-01-01T00:00:50.000Z"
+    # A heartbeat: time passes without a row; what comes after it may be late for it.
+    tester.advance(100)
+    tester.feed("times", [None], key=["penstock.heartbeat"])
+    status = tester.run()["marks"]
+    assert [each["rows"] for each in tester.rows("marks")[2:]] == [0, 0]
+    assert {each["mark"] for each in tester.rows("marks")[2:]} == {mark(90)}
+    assert status.progress.rows_out == 2
+    tester.feed("times", [{"id": 5, "at": start + timedelta(seconds=89)}])
+    assert tester.run()["marks"].progress.late_rows == 1
+    assert len(tester.records("times.late")) == 2
+
+
+def test_idle_partitions_get_heartbeats(tester: FlowTester) -> None:
+    idle = Idleness({"a": 10.0})
+    assert idle.look({("a", 0): 5, ("a", 1): 0}, 0.0) == []
+    assert idle.look({("a", 0): 6, ("a", 1): 0}, 10.0) == [("a", 1)]
+    assert idle.look({("a", 0): 6, ("a", 1): 1}, 19.0) == []
+    assert idle.look({("a", 0): 6, ("a", 1): 1}, 29.0) == [("a", 0), ("a", 1)]
+    tester.make_topic("quiet", partitions=2)
+    place = Place(tester.broker.bootstrap, {}, str)
+    beats = Heartbeats(place, {"quiet": 1_000_000}, clock_ms=lambda: 1_234_567)
+    beats.start()
+    eventually(lambda: len({each.partition for each in tester.records("quiet")}) == 2)
+    beats.close()
+    found = tester.records("quiet")
+    assert {each.partition for each in found} == {0, 1}
+    assert {(each.key, each.value) for each in found} == {(b"penstock.heartbeat", None)}
+    assert found[0].timestamp.timestamp() == 1_234.567

@@ -11,23 +11,31 @@ run again from the state before it, and its own is written anew, the same; and o
 recognises as written, and skips, has its state already. One case is left: Spark does not compute
 what it can show to be of no use, as an output that a filter makes empty. So after each micro-batch
 it is looked whether every shard of every operator has its state; if not, it is computed by itself.
+
+**Time.** Streams with an event time are looked at first, by themselves, to tell how far time has
+come (`penstock.spark.state.time`). Only where a micro-batch has rows that may be late are they put
+in the order of the log to tell which. Late records are read once more, as they are, and written
+with the dead letters.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Final
 
-from pyspark.sql import DataFrame, Observation
+from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812
 
+from penstock.client.metadata import Metadata
 from penstock.spark import reading
 from penstock.spark.flows import inputs
 from penstock.spark.flows.writing import Counts, observed
+from penstock.spark.reading.frame import HEADERS_TYPE
 from penstock.spark.state import layout, store
+from penstock.spark.state import time as clock
 from penstock.spark.state.context import Batch, Planning, entered
 
 if TYPE_CHECKING:
@@ -53,8 +61,21 @@ class _Part:
     declared: Stream
     # With the bad ones, if it is typed.
     rows: DataFrame
+    # As they were read.
+    records: DataFrame
     # Counts the bad ones while they pass, if they go to a topic.
-    bad: Observation | None
+    bad: Observation | None = None
+    # How many there are, if that is known from elsewhere.
+    bad_count: int | None = None
+    # The rows with `_late`, and how many are; None where none is.
+    split: DataFrame | None = None
+    late: int = 0
+
+    @property
+    def on_time(self) -> DataFrame:
+        if self.split is None:
+            return self.rows
+        return self.split.where(~F.col(clock.LATE)).drop(clock.LATE, clock.BEFORE)
 
 
 class Operated:
@@ -68,6 +89,10 @@ class Operated:
             len(flow.streams) > 1 or len(planned.operators) > 1 or running.shares
         )  # fmt: skip
         self._layout = layout.begin(running.checkpoint, flow.shards)
+        self._times = clock.TimesFolder(f"{self._layout.folder}/{layout.TIME}")
+        self._lateness_us = {
+            at: each.lateness_us for at, each in enumerate(flow.streams) if each.time is not None
+        }
 
     def __call__(self, records: DataFrame, batch_id: int) -> Counts:
         with _keeping() as kept:
@@ -77,30 +102,84 @@ class Operated:
                 self._part(records, at, each)
                 for at, each in enumerate(self._running.flow.streams)
             ]  # fmt: skip
+            watermark_us = None
+            if self._lateness_us:
+                parts, watermark_us = self._timed(parts, batch_id, kept)
             batch = Batch(
                 folder=self._layout.folder,
                 batch_id=batch_id,
                 shards=self._layout.shards,
+                watermark_us=watermark_us,
                 shares=self._running.shares,
             )
             counts = self._run(parts, batch, kept)
             return self._with_letters(parts, counts, batch_id)
 
+    # ---- time ----------------------------------------------------------------------------
+
+    def _timed(
+        self, parts: list[_Part], batch_id: int, kept: list[DataFrame]
+    ) -> tuple[list[_Part], int]:
+        """How far time has come, and which rows are late."""
+        times = self._times.before(batch_id)
+        if times is None:
+            times = clock.Times(self._partitions())
+        for at in self._lateness_us:
+            parts[at] = replace(parts[at], rows=parts[at].rows.persist())
+            kept.append(parts[at].rows)
+        count = F.count(reading.ERROR).alias("bad")
+        looks = [clock.seen_of(parts[at].rows, at, count) for at in self._lateness_us]
+        found = reduce(lambda a, b: a.unionByName(b), looks).collect()
+        for at in self._lateness_us:
+            bad = sum(row["bad"] for row in found if row["number"] == at)
+            parts[at] = replace(parts[at], bad_count=bad)
+        seen = [
+            clock.Seen(row["number"], (row["topic"], row["partition"]), row["least"], row["latest"])
+            for row in found
+            if row["latest"] is not None
+        ]
+        for at, lateness_us in self._lateness_us.items():
+            if any(times.may_be_late(each, lateness_us) for each in seen if each.number == at):
+                before = times.before(at)
+                split = clock.with_late(parts[at].rows, lateness_us, before).persist()
+                kept.append(split)
+                late = split.where(clock.LATE).count()
+                parts[at] = replace(parts[at], split=split, late=late)
+        after = times.advanced(seen, self._lateness_us)
+        self._times.write(batch_id, after)
+        self._running.progress.note_time(sum(each.late for each in parts), after.watermark_us)
+        return parts, after.watermark_us
+
+    def _partitions(self) -> dict[int, dict[clock.Part, int | None]]:
+        """The partitions of the timed streams as they are when the flow first runs."""
+        streams = self._running.flow.streams
+        found: dict[int, dict[clock.Part, int | None]] = {}
+        with self._running.place.cluster() as cluster:
+            metadata = Metadata(cluster)
+            for at in self._lateness_us:
+                topic = self._running.place.resolve(streams[at].topic)
+                found[at] = {(topic, number): None for number in metadata.partitions(topic)}
+        return found
+
+    # ---- rows ----------------------------------------------------------------------------
+
     def _part(self, records: DataFrame, at: int, declared: Stream) -> _Part:
         if len(self._running.flow.streams) > 1:
             records = records.where(F.col(STREAM) == at).drop(STREAM)
         if not declared.is_typed:
-            return _Part(declared, records, None)
-        rows = inputs.typed(records, declared.reading, metrics=f"input-{at}")
+            return _Part(declared, records, records)
+        rows = inputs.typed(
+            records, declared.reading, metrics=f"input-{at}", time=declared.time
+        )  # fmt: skip
         bad = None
-        if declared.dead_letters is not None:
+        if declared.dead_letters is not None and declared.time is None:
             bad = Observation()
             rows = rows.observe(bad, F.count(reading.ERROR).alias("records"))
-        return _Part(declared, rows, bad)
+        return _Part(declared, rows, records, bad)
 
     def _run(self, parts: list[_Part], batch: Batch, kept: list[DataFrame]) -> Counts:
         running = self._running
-        seen = [running.seen_of(each.rows, each.declared) for each in parts]
+        seen = [running.seen_of(each.on_time, each.declared) for each in parts]
         try:
             with entered(batch):
                 results = running.call(running.frames(seen))
@@ -115,21 +194,64 @@ class Operated:
         return counts
 
     def _with_letters(self, parts: list[_Part], counts: Counts, batch_id: int) -> Counts:
-        """Write what could not be read, if there is any."""
+        """Write what could not be read, and what is late, if there is any."""
+        aside = [
+            _late_letters(each, each.split, each.declared.late)
+            for each in parts
+            if each.declared.late is not None and each.split is not None and each.late
+        ]
         letters = []
         for each in parts:
             if each.declared.dead_letters is None:
                 continue
             # After a replay nothing was computed, and so nothing counted.
-            known = None if each.bad is None or counts.skipped else observed(each.bad, "records")
+            known = each.bad_count
+            if each.bad is not None and not counts.skipped:
+                known = observed(each.bad, "records")
             if known != 0:
                 letters.append(reading.dead_letters(each.rows, each.declared.dead_letters))
-        if not letters:
+        if not letters and not aside:
             return counts
-        if not self._reads_often and not counts.skipped:
+        if not self._reads_often and not counts.skipped and (aside or not self._lateness_us):
             self._running.note_second_reading(batch_id)
-        whole = reduce(lambda a, b: a.unionByName(b), letters)
-        return counts.plus(0, self._running.write_letters(whole, batch_id))
+        whole = reduce(lambda a, b: a.unionByName(b), [*letters, *aside])
+        written = self._running.write_letters(whole, batch_id)
+        late = sum(each.late for each in parts if each.declared.late is not None)
+        return counts.plus(0, max(0, written - late))
+
+
+def _late_letters(part: _Part, split: DataFrame, topic: str) -> DataFrame:
+    """What goes to the topic for late records: as they were read, and why they are late."""
+    place = ["topic", "partition", "offset"]
+    told = split.where(clock.LATE).select(*place, clock.TIME, clock.BEFORE)
+    found = part.records.join(F.broadcast(told), place)
+
+    def header(name: str, value: Column) -> Column:
+        return F.struct(
+            F.lit(f"penstock.late.{name}").alias("key"),
+            value.cast("string").cast("binary").alias("value"),
+        )
+
+    at, mark = F.unix_millis(clock.TIME), F.col(clock.BEFORE)
+    headers = F.array(
+        header("topic", F.col("topic")),
+        header("partition", F.col("partition")),
+        header("offset", F.col("offset")),
+        header("timestamp", F.unix_millis("timestamp")),
+        header("time", at),
+        header("watermark", F.floor(mark / 1000)),
+        header(
+            "reason",
+            F.concat(
+                F.lit("its time is "), F.round((mark - F.unix_micros(clock.TIME)) / 1e6, 3),
+                F.lit(" s before what its partition had reached, less the lateness"),
+            ),
+        ),
+    ).cast(HEADERS_TYPE)  # fmt: skip
+    own = F.coalesce(F.col("headers"), F.array().cast(HEADERS_TYPE))
+    return found.select(
+        "key", "value", F.concat(own, headers).alias("headers"), F.lit(topic).alias("topic")
+    )
 
 
 @contextmanager

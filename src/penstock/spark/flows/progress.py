@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from penstock.spark.source.lag import lag
@@ -37,6 +37,16 @@ class Progress:
     state_bytes: int = 0
     # When the last micro-batch with rows began, by Spark's clock.
     timestamp: str = ""
+    # Time is kept by operators of ours, of which Spark reports nothing.
+    is_timed: bool = False
+
+    def note_time(self, late_rows: int, watermark_us: int) -> None:
+        """What a micro-batch has found about event time."""
+        self.is_timed = True
+        self.late_rows += late_rows
+        at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=watermark_us)
+        # The first day of all is the watermark before there is one.
+        self.watermark = "" if at.year == 1 else at.strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
 
     def take(
         self,
@@ -78,10 +88,12 @@ class Progress:
         operators: Sequence[Mapping[str, Any]] = report.get("stateOperators") or ()
         self.state_rows = sum(int(each.get("numRowsTotal") or 0) for each in operators)
         self.state_bytes = sum(int(each.get("memoryUsedBytes") or 0) for each in operators)
-        watermark = str((report.get("eventTime") or {}).get("watermark", ""))
-        self.watermark = "" if watermark.startswith(_EPOCH) else watermark
         behind = lag(report)
         self.lag = None if behind is None else behind.total_offsets
+        if self.is_timed:
+            return
+        watermark = str((report.get("eventTime") or {}).get("watermark", ""))
+        self.watermark = "" if watermark.startswith(_EPOCH) else watermark
 
     def watermark_s(self) -> float | None:
         """The watermark as seconds since 1970."""

@@ -34,6 +34,7 @@ from penstock.spark.flows import inputs, planning
 from penstock.spark.flows.declare import Flow, Output, Stream, Table, Topic, physical
 from penstock.spark.flows.errors import UserCodeError
 from penstock.spark.flows.folder import Fingerprint
+from penstock.spark.flows.heartbeats import Heartbeats
 from penstock.spark.flows.inputs import Place, Snapshot
 from penstock.spark.flows.operated import Operated, united
 from penstock.spark.flows.outputs import COLUMNS, make_topics, topic_rows
@@ -130,7 +131,7 @@ class Running:
         self.flow = flow
         self.generation = generation
         self.checkpoint = checkpoint
-        self._place = place
+        self.place = place
         self._once = once
         self._gate = Gate()
         self._query: StreamingQuery | None = None
@@ -142,6 +143,7 @@ class Running:
         self._twice: set[int] = set()
         self._snapshots = [Snapshot(spark, place, each) for each in flow.tables]
         self._writer: TopicWriter | None = None
+        self._heartbeats: Heartbeats | None = None
         self.progress = Progress()
 
     # ---- planning ------------------------------------------------------------------------
@@ -150,19 +152,21 @@ class Running:
         """Ask the function for its DataFrames, and see what they need."""
         for declared in self.flow.inputs:
             inputs.check_schema(declared)
-        inputs.check_topics(self._place, self.flow.name, [each.topic for each in self.flow.inputs])
+        inputs.check_topics(self.place, self.flow.name, [each.topic for each in self.flow.inputs])
         frames: list[DataFrame] = []
         letters: list[DataFrame] = []
         records: list[DataFrame] = []
         for at, each in enumerate(self.flow.inputs):
             if isinstance(each, Table):
-                frames.append(inputs.table_rows(self._spark, self._place, each))
+                frames.append(inputs.table_rows(self._spark, self.place, each))
                 continue
-            opened = inputs.open_stream(self._spark, self._place, each, replay=self.generation > 1)
+            opened = inputs.open_stream(self._spark, self.place, each, replay=self.generation > 1)
             records.append(opened)
             frames.append(self._seen(opened, each, metrics=f"input-{at}"))
             if each.dead_letters is not None:
-                bad = inputs.typed(opened, each.reading, metrics=f"dead-letters-{at}")
+                bad = inputs.typed(
+                    opened, each.reading, metrics=f"dead-letters-{at}", time=each.time
+                )
                 letters.append(reading.dead_letters(bad, each.dead_letters))
         planned = Planning()
         with entered(planned):
@@ -178,16 +182,17 @@ class Running:
         spark_operators = [
             text for rows in results.values() for text in planning.operators(rows)
         ]  # fmt: skip
-        is_operated = bool(planned.operators)
+        timed = [f"time of {each.topic}: {each.time}" for each in self.flow.streams if each.time]
+        is_operated = bool(planned.operators or timed)
         if is_operated and not rowwise:
-            self._refuse_both(planned, spark_operators)
+            self._refuse_both(planned.operators or timed, spark_operators)
         made_from = Fingerprint(
-            streams=tuple(self._place.resolve(each.topic) for each in self.flow.streams),
+            streams=tuple(self.place.resolve(each.topic) for each in self.flow.streams),
             outputs=tuple(f"{name}: {self._target(output)}" if name else self._target(output)
                           for name, output in self.flow.outputs.items()),
             mode=self.flow.mode,
-            ids=inputs.topic_ids(self._place, self.flow.streams),
-            operators=(*planned.operators, *spark_operators),
+            ids=inputs.topic_ids(self.place, self.flow.streams),
+            operators=(*timed, *planned.operators, *spark_operators),
         )  # fmt: skip
         if is_operated or (rowwise and len(records) == 1):
             # Only to see that they can be written.
@@ -195,8 +200,8 @@ class Running:
             return Plan(True, made_from, planned if is_operated else None, united(records))
         return Plan(False, made_from, None, self.united(results, letters))
 
-    def _refuse_both(self, planned: Planning, by_spark: list[str]) -> None:
-        ours = ", ".join(each.split(":")[0] for each in planned.operators)
+    def _refuse_both(self, by_us: list[str], by_spark: list[str]) -> None:
+        ours = ", ".join(each.split(":")[0] for each in by_us)
         theirs = ", ".join(sorted({each.split(" ")[0] for each in by_spark})) or "sorting or limits"
         raise UserCodeError(
             f"{self.flow.where}: flow {self.flow.name!r} keeps state by Penstock's operators "
@@ -259,8 +264,8 @@ class Running:
 
     def start(self, plan: Plan) -> None:
         """Start the query; it runs when this returns."""
-        make_topics(self._place, self.flow, self.generation)
-        self._writer = TopicWriter(self._place, self.flow, self.generation)
+        make_topics(self.place, self.flow, self.generation)
+        self._writer = TopicWriter(self.place, self.flow, self.generation)
         self._readings = [
             1 if plan.rowwise or each.dead_letters is None else 2 for each in self.flow.streams
         ]
@@ -277,6 +282,11 @@ class Running:
         else:
             on_batch = self._on_records if plan.rowwise else self._on_rows
         self._query = writer.foreachBatch(self._guarded(on_batch)).start()
+        idle = {self.place.resolve(each.topic): each.idle_us for each in self.flow.streams
+                if each.idle_us is not None}  # fmt: skip
+        if idle and not self._once:
+            self._heartbeats = Heartbeats(self.place, idle)
+            self._heartbeats.start()
 
     @property
     def title(self) -> str:
@@ -461,6 +471,8 @@ class Running:
 
     def close(self) -> None:
         """Let go of what was kept for the micro-batches."""
+        if self._heartbeats is not None:
+            self._heartbeats.close()
         for each in self._snapshots:
             each.close()
         if self._writer is not None:

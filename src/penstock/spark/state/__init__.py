@@ -23,6 +23,7 @@ from penstock.spark.state.applying import apply
 from penstock.spark.state.context import Batch, Planning, current, entered
 from penstock.spark.state.operator import Operator, Shard
 from penstock.spark.state.store import KeyedTable, State
+from penstock.spark.state.time import corrected, marked, watermark_of
 
 __all__ = [
     "Batch",
@@ -32,6 +33,9 @@ __all__ = [
     "Shard",
     "State",
     "apply",
+    "corrected",
     "current",
     "entered",
+    "marked",
+    "watermark_of",
 ]
