@@ -13,7 +13,8 @@ orders = (
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.spark.flows.declare import flow, stream, table, topic
 from penstock.spark.registering import register
@@ -24,11 +25,14 @@ from penstock.spark.source.lag import Lag, lag
 
 if TYPE_CHECKING:
     from penstock.spark.sink import write, write_stream
+    from penstock.spark.state import corrected, marked
 
 __all__ = [
     "Lag",
+    "corrected",
     "flow",
     "lag",
+    "marked",
     "register",
     "session",
     "stream",
@@ -39,10 +43,16 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """What writes is loaded when it is used: tasks that read need none of it."""
-    if name not in {"write", "write_stream"}:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from penstock.spark import sink
+# What is loaded when it is used: tasks that read need none of it.
+_LAZY: Final = {
+    "corrected": "penstock.spark.state",
+    "marked": "penstock.spark.state",
+    "write": "penstock.spark.sink",
+    "write_stream": "penstock.spark.sink",
+}
 
-    return getattr(sink, name)
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_LAZY[name]), name)
