@@ -65,14 +65,13 @@ class KeyedTable:
 
         A column `_found` says whether there is one.
         """
-        numbered = keys.select(list(self.key)).append_column(
-            "_at", pa.array(range(len(keys)), pa.int64())
-        )
-        kept = self.rows.append_column("_found", pa.array([True] * len(self.rows), pa.bool_()))
-        found = numbered.join(kept, keys=list(self.key), join_type="left outer").sort_by("_at")
-        there = found["_found"].fill_null(False)
-        columns = [found[each] for each in self.schema.names]
-        return pa.table([*columns, there], names=[*self.schema.names, "_found"])
+        # Only keys are joined: the other columns may be of types that Arrow cannot join, as lists.
+        names = list(self.key)
+        asked = keys.select(names).append_column("_at", _numbers(len(keys)))
+        kept = self.rows.select(names).append_column("_row", _numbers(len(self.rows)))
+        at = asked.join(kept, keys=names, join_type="left outer").sort_by("_at")["_row"]
+        columns = [self.rows[each].take(at) for each in self.schema.names]
+        return pa.table([*columns, at.is_valid()], names=[*self.schema.names, "_found"])
 
     def put(self, rows: pa.Table) -> None:
         """Keep rows, of which no two have the same key, in the place of those with their keys."""
@@ -82,9 +81,9 @@ class KeyedTable:
     def delete(self, keys: pa.Table) -> None:
         """Forget the rows with these keys, as far as they are there."""
         names = list(self.key)
-        self.rows = self.rows.join(keys.select(names), keys=names, join_type="left anti").select(
-            self.schema.names
-        )
+        kept = self.rows.select(names).append_column("_row", _numbers(len(self.rows)))
+        left = kept.join(keys.select(names), keys=names, join_type="left anti")
+        self.rows = self.rows.take(left["_row"])
 
     def scan(self) -> pa.Table:
         """All rows, in no order."""
@@ -92,6 +91,10 @@ class KeyedTable:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+
+def _numbers(count: int) -> pa.Array:
+    return pa.array(range(count), pa.int64())
 
 
 # What this worker process has in memory, by folder and shard: the version and the state.
