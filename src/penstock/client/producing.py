@@ -194,10 +194,13 @@ class Sender:
 
     # ---- sending -------------------------------------------------------------------------
 
-    def send(self, topic: str, partition: int, data: bytes | memoryview) -> None:
+    def send(
+        self, topic: str, partition: int, data: bytes | memoryview, *, hold: bool = False
+    ) -> None:
         """Send one batch; waits while too much is on its way.
 
-        Errors may be those of earlier batches. What was given must not change until `flush`.
+        Errors may be those of earlier batches. What was given must not change until `flush`. With
+        `hold` it may wait for the next one or for `flush`, to share a request with others.
         """
         self._raise_failure()
         place = (topic, partition)
@@ -214,7 +217,8 @@ class Sender:
         self._unseen_bytes += len(data)
         # With many lanes not at each batch: each look at them takes time, and a later one finds
         # more to put into a request.
-        if len(self._busy) <= _FEW_LANES or self._unseen_bytes >= _LOOK_BYTES:
+        few = len(self._busy) <= _FEW_LANES and not hold
+        if few or self._unseen_bytes >= _LOOK_BYTES:
             self._unseen_bytes = 0
             self._step(0.0)
         while self._held_bytes > self._max_bytes and self._busy:

@@ -348,7 +348,7 @@ class LogWriter:
         """Wait until everything that was written is acknowledged."""
         self._check_usable()
         try:
-            self._push(everything=True)
+            self._push(everything=True, hold=True)
             self._sender.flush()
         except BaseException as error:
             self._failure = error
@@ -407,14 +407,15 @@ class LogWriter:
         listed = None if headers is None else headers_array(headers)
         self._sort(topic, key_column, value_column, times, listed, [(count, partition)], size)
 
-    def _push(self, *, everything: bool) -> None:
+    def _push(self, *, everything: bool, hold: bool = False) -> None:
         """Send what fills a batch, or everything there is; acknowledged later."""
         if everything:
             for topic in list(self._stages):
                 self._drain(topic)
         limit = 0 if everything else self._batch_bytes
         for place in [place for place, it in self._buffers.items() if it.size >= limit]:
-            self._pack(place)
+            # The last pieces of all partitions go in one request: `flush` sends them.
+            self._pack(place, hold=hold)
         self._oldest = time.monotonic()
 
     # ---- sorting -------------------------------------------------------------------------
@@ -487,7 +488,7 @@ class LogWriter:
         while self._buffered_bytes > self._buffer_bytes:
             self._pack(max(self._buffers, key=lambda it: self._buffers[it].size))
 
-    def _pack(self, place: Place) -> None:
+    def _pack(self, place: Place, *, hold: bool = False) -> None:
         """Number, pack and send what a partition has collected."""
         if self._transaction is not None and not self._transaction.holds(place):
             # All that will be needed soon, at once.
@@ -509,7 +510,7 @@ class LogWriter:
         count = sum(batch.count for batch in packed)
         self._sequences[place] = next_sequence(sequence, count)
         for batch in packed:
-            self._sender.send(*place, batch.data)
+            self._sender.send(*place, batch.data, hold=hold)
 
 
 def _count(
