@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from penstock.capture.delivery.capture import Capture
 from penstock.capture.delivery.config import CaptureConfig
+from penstock.capture.delivery.process import settle
 from penstock.capture.delivery.writing import make_writer
 from penstock.client.connection import Cluster
 
@@ -126,6 +127,7 @@ def main() -> None:
             print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
             os._exit(1)
 
+    settle()
     thread = threading.Thread(target=run)
     thread.start()
     for line in sys.stdin:

@@ -211,6 +211,7 @@ def run(
       penstock capture run shop --bootstrap kafka-1:9092
     """
     from penstock.capture.delivery.capture import Capture
+    from penstock.capture.delivery.process import settle
 
     found = project.load(file)
     config = configured(found, _the_one(found, name))
@@ -231,6 +232,7 @@ def run(
         if stop.is_set():
             return
         output.say(f"{config.name} connects to {_safe(config)} and {bootstrap}")
+        settle()
         with follow(capture, live=live):
             capture.run(stop)
     status = capture.status()
