@@ -30,6 +30,7 @@ COMMANDS: Final = (
     "run",
     "flows",
     "capture",
+    "doctor",
     "migrate",
     "log",
 )

@@ -165,9 +165,10 @@ def _fill(value: Any, path: str, variable: Callable[[str], str | None], project:
 
 def line_of(text: str, path: str) -> int:
     """The line, from 1, of a setting's path such as `capture.shop.keys[1].table`; of what it is in,
-    if it is not there itself; 0 if even that is not."""
+    if it is not there itself; of the first that is in it, if it has no line of its own; else 0."""
     wanted = _steps(path)
     best, best_depth = 0, 0
+    inside = 0
     here: list[str] = []
     arrays: dict[tuple[str, ...], int] = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -185,7 +186,9 @@ def line_of(text: str, path: str) -> int:
         depth = len(found)
         if depth > best_depth and found == wanted[:depth]:
             best, best_depth = number, depth
-    return best
+        elif not inside and found[: len(wanted)] == wanted:
+            inside = number
+    return inside if inside and best_depth < len(wanted) else best
 
 
 def _steps(path: str) -> list[str]:

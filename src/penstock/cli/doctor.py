@@ -1,0 +1,304 @@
+"""`penstock doctor`: whether this machine has what the project needs, and what to do if not.
+
+Each check is a line: what was looked at, what was found, and the remedy. Nothing is changed, and
+nothing is started. Checks of databases and stores are those of the rooms that use them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import typer
+
+from penstock.cli import output, project
+from penstock.cli.kafka import BOOTSTRAP_VARIABLE, DEFAULT_BOOTSTRAP, DEFAULT_PORT, AsJson
+from penstock.cli.values import parse_address
+from penstock.errors import PenstockError
+
+Level = Literal["ok", "warning", "failure"]
+
+# What the whole of it takes on one machine: the broker, a driver of Spark and its workers.
+MEMORY_WANTED_BYTES: Final = 3 << 30
+MEMORY_NEEDED_BYTES: Final = 1 << 30
+DISK_WANTED_BYTES: Final = 5 << 30
+DISK_NEEDED_BYTES: Final = 1 << 30
+CONNECT_TIMEOUT_S: Final = 3.0
+OLDEST_PYTHON: Final = (3, 11)
+# The packages that each extra is made of, as far as somebody would miss them.
+EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
+    "spark": ("pyspark", "pyarrow", "numba", "pandas", "sqlglot", "datasketches"),
+    "postgres": ("psycopg",),
+    "mysql": ("PyMySQL",),
+    "search": ("tantivy",),
+    "cache": ("redis",),
+    "warehouse": ("deltalake", "duckdb"),
+}
+_MARKS: Final = {"ok": "ok", "warning": "warning", "failure": "FAILS"}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a check has found."""
+
+    level: Level
+    what: str
+    found: str
+    remedy: str = ""
+
+
+def doctor(
+    project_file: Annotated[
+        Path | None,
+        typer.Option("--project", "-p", metavar="FILE", envvar=project.VARIABLE,
+                     help="The project file; else the nearest penstock.toml here or above."),
+    ] = None,
+    json: AsJson = False,
+) -> None:  # fmt: skip
+    """Check Python, Java, memory, disk, ports, the broker, databases and stores of the project.
+
+    Nothing is changed. The status is 1 if something fails; warnings do not count.
+
+    \b
+    Examples:
+      penstock doctor
+      penstock doctor --project shop/penstock.toml
+      penstock doctor --json | jq -r '.[] | select(.level != "ok") | .remedy'
+    """
+    findings = list(examine(project_file))
+    if json:
+        output.write_json([asdict(each) for each in findings])
+    else:
+        rows = (
+            (_MARKS[each.level], each.what, "\n".join(filter(None, (each.found, each.remedy))))
+            for each in findings
+        )
+        output.print_table(("", "what", "found"), rows)
+        bad = sum(each.level == "failure" for each in findings)
+        output.say(f"{output.count(bad, 'check')} failed" if bad else "everything needed is there")
+    if any(each.level == "failure" for each in findings):
+        raise typer.Exit(output.EXIT_FAILURE)
+
+
+def examine(project_file: Path | None) -> Iterator[Finding]:
+    """All checks, one after the other; one that breaks is a finding, not the end."""
+    found: list[project.Project] = []
+    yield from _guarded("project", lambda: _project(project_file, found))
+    known = found[0] if found else project.Project()
+    yield from _guarded("Python", _python)
+    yield from _guarded("Java", _java)
+    yield from _guarded("packages", lambda: _packages(known))
+    yield from _guarded("memory", _memory)
+    yield from _guarded("disk", lambda: _disk(known))
+    yield from _guarded("broker", lambda: _broker(known))
+    for name in known.data.get("capture", {}):
+        yield from _guarded(f"capture {name}", partial(_capture, known, name))
+    for name in known.data.get("sinks", {}):
+        yield from _guarded(f"sink {name}", partial(_sink, known, name))
+
+
+def _guarded(what: str, check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+    try:
+        yield from check()
+    except PenstockError as error:
+        yield Finding("failure", what, str(error), error.advice)
+    except OSError as error:
+        yield Finding("failure", what, str(error))
+
+
+# ---- this machine ------------------------------------------------------------------------
+
+
+def _project(file: Path | None, found: list[project.Project]) -> Iterator[Finding]:
+    known = project.load(file)
+    found.append(known)
+    if known.path is None:
+        advice = "`penstock init` makes one; without it every command takes its options."
+        yield Finding("ok", "project", f"no {project.FILE_NAME} here or above", advice)
+        return
+    parts = [
+        output.count(len(value), name.rstrip("s"))
+        for name, value in known.data.items()
+        if isinstance(value, Mapping) and name != "broker" and value
+    ]
+    yield Finding("ok", "project", f"{known.path}: {', '.join(parts) or 'no captures, no sinks'}")
+
+
+def _python() -> Iterator[Finding]:
+    here = ".".join(map(str, sys.version_info[:3]))
+    if sys.version_info < OLDEST_PYTHON:
+        wanted = ".".join(map(str, OLDEST_PYTHON))
+        yield Finding("failure", "Python", here, f"Install Python {wanted} or newer.")
+        return
+    yield Finding("ok", "Python", f"{here}, {sys.executable}")
+
+
+def _java() -> Iterator[Finding]:
+    from penstock.spark.java import JavaError, find_java
+
+    try:
+        java = find_java()
+    except JavaError as error:
+        told = error.args[0] if error.args else str(error)
+        yield Finding("failure", "Java", f"{told}: flows cannot run", error.advice)
+        return
+    yield Finding("ok", "Java", f"{java.version}, {java.program}")
+
+
+def _packages(known: project.Project) -> Iterator[Finding]:
+    yield Finding("ok", "Penstock", _version("penstock") or "not installed, run from its source")
+    needed = _needed_extras(known)
+    for extra, names in EXTRAS.items():
+        there = {name: _version(name) for name in names}
+        missing = [name for name, found in there.items() if found is None]
+        if not missing:
+            versions = ", ".join(f"{name} {found}" for name, found in there.items())
+            yield Finding("ok", f"extra {extra}", versions)
+        elif extra in needed:
+            yield Finding("failure", f"extra {extra}", f"the project needs {', '.join(missing)}",
+                          f"pip install 'penstock[{extra}]'")  # fmt: skip
+        else:
+            yield Finding("ok", f"extra {extra}", f"without {', '.join(missing)}",
+                          f"If you want it: pip install 'penstock[{extra}]'")  # fmt: skip
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+_BY_SCHEME: Final = {
+    "postgres": "postgres", "mysql": "mysql", "mariadb": "mysql", "tantivy": "search",
+    "redis": "cache", "delta": "warehouse", "duckdb": "warehouse", "s3": "warehouse",
+}  # fmt: skip
+
+
+def _needed_extras(known: project.Project) -> set[str]:
+    """The extras that the URLs of the project ask for."""
+    needed = set()
+    for section in ("capture", "sinks"):
+        for settings in known.data.get(section, {}).values():
+            url = str(settings.get("url", "")) if isinstance(settings, Mapping) else ""
+            scheme = url.partition(":")[0]
+            needed |= {extra for start, extra in _BY_SCHEME.items() if scheme.startswith(start)}
+    if known.data.get("sinks") or known.data.get("views"):
+        needed.add("spark")
+    return needed
+
+
+def _memory() -> Iterator[Finding]:
+    free = _free_memory_bytes()
+    if free is None:
+        yield Finding("ok", "memory", "unknown on this system")
+        return
+    text = f"{free / (1 << 30):.1f} GiB available"
+    advice = "Close other programs, or give Spark less: session(**{'spark.driver.memory': '1g'})."
+    if free < MEMORY_NEEDED_BYTES:
+        yield Finding("failure", "memory", text, advice)
+    elif free < MEMORY_WANTED_BYTES:
+        yield Finding("warning", "memory", f"{text}; flows with state like to have 3", advice)
+    else:
+        yield Finding("ok", "memory", text)
+
+
+def _free_memory_bytes() -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    found = next((line for line in lines if line.startswith("MemAvailable:")), None)
+    return int(found.split()[1]) * 1024 if found else None
+
+
+def _disk(known: project.Project) -> Iterator[Finding]:
+    folder = known.folder.resolve()
+    if not os.access(folder, os.W_OK):
+        yield Finding("failure", "disk", f"{folder} cannot be written to",
+                      "Work in a folder of your own.")  # fmt: skip
+        return
+    free = shutil.disk_usage(folder).free
+    text = f"{free / (1 << 30):.1f} GiB free at {folder}"
+    advice = "Free some space, or shorten retention.ms or retention.bytes of topics."
+    if free < DISK_NEEDED_BYTES:
+        yield Finding("failure", "disk", text, advice)
+    elif free < DISK_WANTED_BYTES:
+        yield Finding("warning", "disk", text, advice)
+    else:
+        yield Finding("ok", "disk", text)
+
+
+# ---- what it talks to --------------------------------------------------------------------
+
+
+def _broker(known: project.Project) -> Iterator[Finding]:
+    """Whether a broker answers; or, if none is to be expected yet, whether its port is free."""
+    bootstrap = str(
+        known.section("broker").get("bootstrap")
+        or os.environ.get(BOOTSTRAP_VARIABLE)
+        or DEFAULT_BOOTSTRAP
+    )
+    host, port = parse_address(bootstrap.split(",", maxsplit=1)[0], default_port=DEFAULT_PORT)
+    try:
+        socket.create_connection((host, port), CONNECT_TIMEOUT_S).close()
+    except OSError as error:
+        if not _is_here(host):
+            yield Finding("failure", "broker", f"nobody answers at {bootstrap}: {error}",
+                          "Start it, or mend bootstrap in [broker].")  # fmt: skip
+            return
+        yield Finding("ok", "broker", f"none runs at {bootstrap}; the port is free",
+                      "`penstock up` starts one.")  # fmt: skip
+        return
+    yield _speaks_kafka(bootstrap)
+
+
+def _is_here(host: str) -> bool:
+    return host in {"localhost", "127.0.0.1", "::1", "0.0.0.0"}
+
+
+def _speaks_kafka(bootstrap: str) -> Finding:
+    from penstock.client.connection import Cluster
+    from penstock.client.metadata import Metadata
+
+    try:
+        with Cluster(bootstrap, timeout_s=CONNECT_TIMEOUT_S) as cluster:
+            topics = Metadata(cluster).topics(pattern=".*")
+    except PenstockError as error:
+        return Finding("failure", "broker", f"{bootstrap} is taken by something else, or is a "
+                       f"broker that does not let us in: {error}",
+                       error.advice or "Choose another port: penstock up --listen")  # fmt: skip
+    return Finding("ok", "broker", f"{bootstrap} answers, {output.count(len(topics), 'topic')}")
+
+
+def _capture(known: project.Project, name: str) -> Iterator[Finding]:
+    from penstock.capture.sources import open_source
+    from penstock.cli.capture import configured
+
+    with open_source(configured(known, name).source) as source:
+        for check in source.check():
+            level: Level = "ok" if check.ok else "failure" if check.required else "warning"
+            remedy = "" if check.ok else check.remedy
+            yield Finding(level, f"capture {name}: {check.name}", check.found, remedy)
+
+
+def _sink(known: project.Project, name: str) -> Iterator[Finding]:
+    from penstock.sinks import open_sink
+
+    settings = known.named("sinks")[name]
+    with known.explained(f"sinks.{name}"):
+        url = settings.get("url")
+        if not isinstance(url, str):
+            raise known.error(f"sinks.{name}", f"sinks.{name} has no url")
+        with open_sink(url, settings.get("options", {}), name=name) as sink:
+            at = sink.position()
+            told = "reached, not made yet" if at is None else f"reached, read to {at}"
+            yield Finding("ok", f"sink {name}", f"{sink.target}: {told}")
