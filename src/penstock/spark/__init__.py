@@ -24,6 +24,8 @@ from penstock.spark.session import session
 from penstock.spark.source.lag import Lag, lag
 
 if TYPE_CHECKING:
+    from penstock.spark import patterns as pattern
+    from penstock.spark.patterns import match_recognize
     from penstock.spark.sink import write, write_stream
     from penstock.spark.state import corrected, marked
 
@@ -33,6 +35,8 @@ __all__ = [
     "flow",
     "lag",
     "marked",
+    "match_recognize",
+    "pattern",
     "register",
     "session",
     "stream",
@@ -47,6 +51,8 @@ __all__ = [
 _LAZY: Final = {
     "corrected": "penstock.spark.state",
     "marked": "penstock.spark.state",
+    "match_recognize": "penstock.spark.patterns",
+    "pattern": "penstock.spark.patterns",
     "write": "penstock.spark.sink",
     "write_stream": "penstock.spark.sink",
 }

@@ -1,0 +1,266 @@
+"""A pattern over a DataFrame: what Spark computes before and after the tasks that match."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import types as T  # noqa: N812
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from penstock.spark.patterns import operator as O  # noqa: N812
+from penstock.spark.patterns import tree
+from penstock.spark.patterns.errors import PatternError, UnboundedStateWarning
+from penstock.spark.patterns.plan import (
+    DEFAULT_MAX_ROWS,
+    Definition,
+    Overflow,
+    Plan,
+    planned,
+    told,
+)
+from penstock.spark.patterns.reading import Text
+from penstock.spark.patterns.results import END, EVENTS, START, VARIABLE
+from penstock.spark.state import Batch, apply, current
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_MOST_ROWS: Final = 1_000_000
+_EVENT_TIME: Final = "_time"
+_WATERMARK: Final = "_watermark_end"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """How a pattern is to be matched, and what is to come out."""
+
+    by: tuple[str, ...] = ()
+    order: str | None = _EVENT_TIME
+    measures: Mapping[str, Text] = field(default_factory=dict)
+    all_rows: bool = False
+    events: bool | tuple[str, ...] = True
+    max_rows: int = DEFAULT_MAX_ROWS
+    overflow: Overflow = "fail"
+    name: str | None = None
+
+
+def matched(defined: Definition, rows: DataFrame, wanted: Wanted) -> DataFrame:
+    """The matches of a pattern over rows."""
+    wanted = _checked(defined, rows, wanted)
+    types = _Types(rows)
+    plan = planned(
+        defined, rows.columns, types.of, wanted.measures,
+        max_rows=wanted.max_rows, overflow=wanted.overflow,
+    )  # fmt: skip
+    _warn(defined, plan)
+    shown = _shown(rows, wanted)
+    prepared, measure_columns = _prepared(rows, plan, wanted, shown)
+    schema = _schema(prepared, plan, wanted)
+    matcher = O.Matcher(
+        plan=plan,
+        keys=len(wanted.by),
+        measure_columns=measure_columns,
+        has_time=wanted.order is not None,
+        complete=current() is None and _WATERMARK not in rows.columns,
+        all_rows=wanted.all_rows,
+        events=bool(shown) and not wanted.all_rows,
+        schema=to_arrow_schema(schema, timezone="UTC"),
+        title=f"pattern of {', '.join(plan.names)}",
+        describes=_describes(plan, prepared, wanted),
+    )
+    keys = [O.key_column(number) for number in range(len(wanted.by))]
+    out = apply({O.INPUT: prepared}, matcher, key=keys, schema=schema, name=wanted.name)
+    order_type = None if wanted.order is None else rows.schema[wanted.order].dataType
+    return _finished(out, plan, wanted, shown, order_type)
+
+
+class _Types:
+    """The types of expressions over the columns of rows, each asked for once."""
+
+    def __init__(self, rows: DataFrame) -> None:
+        self._rows = rows
+        self._known: dict[str, T.DataType] = {}
+
+    def of(self, sql: str) -> T.DataType:
+        if sql not in self._known:
+            self._known[sql] = self._rows.select(F.expr(sql)).schema[0].dataType
+        return self._known[sql]
+
+
+def _checked(defined: Definition, rows: DataFrame, wanted: Wanted) -> Wanted:
+    columns = {each.lower(): each for each in rows.columns}
+    order = wanted.order
+    for each in (*wanted.by, *(() if order is None else (order,))):
+        if each.lower() in columns:
+            continue
+        advice = f"The columns are: {', '.join(rows.columns)}."
+        if each == _EVENT_TIME:
+            advice = (
+                "Give the stream a time, name the column with order=, or say order=None for the "
+                "order of the log."
+            )
+        raise _at(defined, each, f"there is no column {each!r}", advice)
+    if order is None:
+        if defined.within_us is not None:
+            raise _at(defined, "within", "within needs an order by time", "Say by which column.")
+    else:
+        kind = rows.schema[columns[order.lower()]].dataType
+        timed = isinstance(kind, T.TimestampType | T.TimestampNTZType | T.DateType)
+        needed = defined.within_us is not None or isinstance(current(), Batch)
+        if not timed and (needed or not isinstance(kind, T.IntegralType)):
+            raise _at(defined, order, f"{order!r} is {kind.simpleString()}, not a time", "")
+    if not 1 <= wanted.max_rows <= _MOST_ROWS:
+        raise PatternError(f"max_rows={wanted.max_rows}: from 1 to {_MOST_ROWS}")
+    if wanted.overflow not in {"fail", "skip"}:
+        raise PatternError(f"overflow={wanted.overflow!r} is not known", advice="fail or skip.")
+    taken = {each.lower() for each in (*wanted.by, START, END, EVENTS)}
+    for name, text in wanted.measures.items():
+        if name.lower() in taken and not wanted.all_rows:
+            raise text.error(f"the name {name!r} is taken by another column that comes out")
+    by = tuple(columns[each.lower()] for each in wanted.by)
+    return Wanted(
+        by, None if order is None else columns[order.lower()], wanted.measures, wanted.all_rows,
+        wanted.events, wanted.max_rows, wanted.overflow, wanted.name,
+    )  # fmt: skip
+
+
+def _at(defined: Definition, word: str, problem: str, advice: str) -> PatternError:
+    """An error at the place of a word in the text, if there is a text."""
+    if defined.text is None:
+        return PatternError(problem, advice=advice)
+    at = defined.text.whole.lower().find(word.lower())
+    return defined.text.error(problem, at, advice=advice)
+
+
+def _warn(defined: Definition, plan: Plan) -> None:
+    if isinstance(current(), Batch):
+        return
+    reasons = []
+    if defined.within_us is None and tree.is_unbounded(defined.node):
+        reasons.append(
+            "no `within`, and a part without a bound: an attempt may stay open for ever, and keeps "
+            f"up to {plan.max_rows} rows of each key"
+        )
+    if plan.lookback:
+        reasons.append(f"PREV keeps the last rows of each key for ever ({plan.lookback} of each)")
+    if plan.counts:
+        reasons.append("MATCH_NUMBER keeps a number for each key for ever")
+    for each in reasons:
+        warnings.warn(
+            f"pattern of {', '.join(plan.names)}: {each}", UnboundedStateWarning, stacklevel=4
+        )
+
+
+def _shown(rows: DataFrame, wanted: Wanted) -> tuple[str, ...]:
+    """The columns of events."""
+    if isinstance(wanted.events, tuple):
+        unknown = [each for each in wanted.events if each not in rows.columns]
+        if unknown:
+            raise PatternError(f"events: there is no column {unknown[0]!r}")
+        return wanted.events
+    if not wanted.events and not wanted.all_rows:
+        return ()
+    return tuple(each for each in rows.columns if not each.startswith("_"))
+
+
+def _prepared(
+    rows: DataFrame, plan: Plan, wanted: Wanted, shown: Sequence[str]
+) -> tuple[DataFrame, dict[str, str]]:
+    """The rows with all that Spark computes for the tasks, and nothing else."""
+    columns: list[Any] = [
+        F.col(f"`{each}`").alias(O.key_column(number)) for number, each in enumerate(wanted.by)
+    ]
+    columns.append(_order_of(rows, wanted.order).alias(O.TIME))
+    columns.append(F.expr(plan.bits_sql()).alias(O.BITS))
+    for number, each in enumerate(plan.columns):
+        columns.append(F.expr(each.sql).alias(O.value_column(number)))
+    measures: dict[str, str] = {}
+    for sql in plan.measured_sql():
+        measures[sql] = O.measure_column(len(measures))
+        columns.append(F.expr(sql).alias(measures[sql]))
+    if shown:
+        columns.append(F.struct(*(F.col(f"`{each}`") for each in shown)).alias(O.ROW))
+    columns += [F.col(each) for each in O.PLACE if each in rows.columns]
+    if _WATERMARK in rows.columns:
+        columns.append(F.unix_micros(_WATERMARK).alias(O.WATERMARK))
+    if wanted.order not in {None, _EVENT_TIME} and _EVENT_TIME in rows.columns:
+        columns.append(F.unix_micros(_EVENT_TIME).alias(O.EVENT_TIME))
+    prepared = rows.select(*columns)
+    return (prepared.where(f"{O.BITS} != 0") if plan.drops_unused else prepared), measures
+
+
+def _order_of(rows: DataFrame, order: str | None) -> Any:
+    if order is None:
+        return F.lit(0).cast("bigint")
+    kind = rows.schema[order].dataType
+    column = F.col(f"`{order}`")
+    if isinstance(kind, T.IntegralType):
+        return column.cast("bigint")
+    return F.unix_micros(column.cast("timestamp"))
+
+
+def _schema(prepared: DataFrame, plan: Plan, wanted: Wanted) -> T.StructType:
+    """What the tasks give."""
+    given = prepared.schema
+    fields = [
+        T.StructField(O.key_column(number), given[O.key_column(number)].dataType)
+        for number in range(len(wanted.by))
+    ]
+    if wanted.order is not None:
+        fields += [T.StructField(START, T.LongType()), T.StructField(END, T.LongType())]
+    fields += [T.StructField(f"_n{number}", each.type) for number, each in enumerate(plan.measured)]
+    if O.ROW in prepared.columns:
+        row = given[O.ROW].dataType
+        assert isinstance(row, T.StructType)
+        if wanted.all_rows:
+            fields.append(T.StructField(O.ROW, row))
+        else:
+            event = T.StructType([T.StructField(VARIABLE, T.StringType()), *row.fields])
+            fields.append(T.StructField(EVENTS, T.ArrayType(event)))
+    return T.StructType(fields)
+
+
+def _finished(
+    out: DataFrame, plan: Plan, wanted: Wanted, shown: Sequence[str], order_type: T.DataType | None
+) -> DataFrame:
+    """The columns by their names, and the measures computed from what was measured."""
+    columns: list[Any] = []
+    if wanted.all_rows:
+        named = {each.lower() for each in wanted.measures}
+        columns += [
+            F.col(f"{O.ROW}.`{each}`").alias(each) for each in shown if each.lower() not in named
+        ]
+    else:
+        columns += [
+            F.col(O.key_column(number)).alias(each) for number, each in enumerate(wanted.by)
+        ]
+    if wanted.order is not None and not wanted.all_rows:
+        moment = isinstance(order_type, T.IntegralType)
+        columns += [
+            (F.col(each) if moment else F.timestamp_micros(each)).alias(each)
+            for each in (START, END)
+        ]
+    for name, sql in plan.measures.items():
+        try:
+            _ = out.select(F.expr(sql)).schema
+        except PySparkException as error:
+            raise wanted.measures[name].error(told(error)) from None
+        columns.append(F.expr(sql).alias(name))
+    if EVENTS in out.columns:
+        columns.append(F.col(EVENTS))
+    return out.select(*columns)
+
+
+def _describes(plan: Plan, prepared: DataFrame, wanted: Wanted) -> str:
+    """Words that change with whatever the kept rows depend on."""
+    told_all = repr((plan.names, plan.bits, plan.columns, plan.code.tolist(), plan.within_us))
+    told_all += prepared.schema.simpleString()
+    digest = hashlib.sha256(told_all.encode()).hexdigest()[:16]
+    by = ", ".join(wanted.by) or "nothing"
+    return f"pattern of {', '.join(plan.names)} by {by}, order {wanted.order or 'log'} ({digest})"
