@@ -104,7 +104,8 @@ class Auctions:
     def _last_auction(self, n: np.ndarray) -> np.ndarray:
         """The newest auction before each event; of the first events, the first auction."""
         within = np.clip(n % EPOCH - PEOPLE_PER_EPOCH, -1, AUCTIONS_PER_EPOCH - 1)
-        return np.maximum(n // EPOCH * AUCTIONS_PER_EPOCH + within, 0)
+        last: np.ndarray = np.maximum(n // EPOCH * AUCTIONS_PER_EPOCH + within, 0)
+        return last
 
     def _someone(self, n: np.ndarray, salt: int) -> np.ndarray:
         newest = self._last_person(n)
