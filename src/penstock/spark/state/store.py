@@ -1,25 +1,43 @@
 """What a shard keeps, by version: values, which are whole tables, and tables by key.
 
-    FOLDER/OPERATOR/SHARD/VERSION.state
+    FOLDER/OPERATOR/SHARD/VERSION-RANDOM.state
 
-A version is one file, written beside its name and moved there, so that it is whole or not there.
-The newest before the version that is asked for counts. A worker that still has the version it
-needs in memory does not read it again.
+A file holds what a version has changed: whole values, and runs of tables (`runs`). At its end
+stands what the version consists of, by file and place, most of it in the files of versions before.
+So a version costs what has changed, and any worker opens one by mapping its files into memory. A
+worker that still has the version it needs does not even do that.
+
+A file is whole or not there, and never changed: two tries of a task write two files, of which
+either will do, for they say the same. The newest version before the one that is asked for counts.
+Files are removed when no version of those that could be needed refers to them.
 """
 
 from __future__ import annotations
 
-import os
+import re
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Final
+from typing import Any, Final
+from uuid import uuid4
 
+import orjson
 import pyarrow as pa
 
+from penstock.spark.state.files import Files, StateError
+from penstock.spark.state.keyed import KeyedTable
+from penstock.spark.state.runs import Run
+
+# So many versions before the newest are kept: the last micro-batch may have to be run again.
 KEPT_VERSIONS: Final = 3
-_SUFFIX: Final = ".state"
+_NAME: Final = re.compile(r"(\d+)-[0-9a-f]+\.state")
+_MAGIC: Final = b"PENSTAT1"
+_ALIGNMENT: Final = 64
+# How many shards a worker process keeps open between micro-batches.
+_MOST_WARM: Final = 64
+__all__ = ["KEPT_VERSIONS", "KeyedTable", "Place", "State", "is_whole", "opened"]
+_DAMAGED: Final = "Rebuild the flow from the log, with `penstock flows reset`."
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +47,27 @@ class Place:
     folder: str
 
 
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of a file: a table as Arrow's stream."""
+
+    file: str
+    offset: int
+    size: int
+    rows: int
+
+    def as_list(self) -> list[Any]:
+        return [self.file, self.offset, self.size, self.rows]
+
+
 @dataclass(slots=True)
 class State:
     """The state of one shard, while a task has it."""
 
     values: dict[str, pa.Table] = field(default_factory=dict)
     tables: dict[str, KeyedTable] = field(default_factory=dict)
+    # Where that which is saved stands, by the identity of a value or run.
+    saved: dict[int, tuple[object, Section]] = field(default_factory=dict)
 
     def value(self, name: str) -> pa.Table | None:
         """A table that is kept whole: right for what is small, or changes wholly."""
@@ -48,57 +81,30 @@ class State:
         """A table by key, of which each version writes only what has changed."""
         found = self.tables.get(name)
         if found is None:
-            found = self.tables[name] = KeyedTable(schema, tuple(key), schema.empty_table())
+            found = self.tables[name] = KeyedTable(schema, key)
+        elif found.key != tuple(key) or _types(found.schema) != _types(schema):
+            raise StateError(
+                f"the table {name!r} was kept with the key {', '.join(found.key)} and the columns "
+                f"{_shown(found.schema)}, and is asked for with others",
+                advice=_DAMAGED,
+            )
+        else:
+            found.schema = schema
         return found
 
 
-@dataclass(slots=True)
-class KeyedTable:
-    """Rows by a key of one or more columns, looked up and changed by the thousand."""
-
-    schema: pa.Schema
-    key: tuple[str, ...]
-    rows: pa.Table
-
-    def get(self, keys: pa.Table) -> pa.Table:
-        """For each row of `keys` the row that is kept, in the same order; nulls where none is.
-
-        A column `_found` says whether there is one.
-        """
-        # Only keys are joined: the other columns may be of types that Arrow cannot join, as lists.
-        names = list(self.key)
-        asked = keys.select(names).append_column("_at", _numbers(len(keys)))
-        kept = self.rows.select(names).append_column("_row", _numbers(len(self.rows)))
-        at = asked.join(kept, keys=names, join_type="left outer").sort_by("_at")["_row"]
-        columns = [self.rows[each].take(at) for each in self.schema.names]
-        return pa.table([*columns, at.is_valid()], names=[*self.schema.names, "_found"])
-
-    def put(self, rows: pa.Table) -> None:
-        """Keep rows, of which no two have the same key, in the place of those with their keys."""
-        self.delete(rows)
-        self.rows = pa.concat_tables([self.rows, rows.select(self.schema.names).cast(self.schema)])
-
-    def delete(self, keys: pa.Table) -> None:
-        """Forget the rows with these keys, as far as they are there."""
-        names = list(self.key)
-        kept = self.rows.select(names).append_column("_row", _numbers(len(self.rows)))
-        left = kept.join(keys.select(names), keys=names, join_type="left anti")
-        self.rows = self.rows.take(left["_row"])
-
-    def scan(self) -> pa.Table:
-        """All rows, in no order."""
-        return self.rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
+def _shown(schema: pa.Schema) -> str:
+    return ", ".join(f"{each.name} {each.type}" for each in schema)
 
 
-def _numbers(count: int) -> pa.Array:
-    return pa.array(range(count), pa.int64())
+def _types(schema: pa.Schema) -> list[tuple[str, pa.DataType]]:
+    return [(each.name, each.type) for each in schema]
 
 
-# What this worker process has in memory, by folder and shard: the version and the state.
-_warm: dict[tuple[str, int], tuple[int, State]] = {}
+# ---- versions ----------------------------------------------------------------------------
+
+# What this worker process has in memory, by folder and shard: the file and the state.
+_warm: OrderedDict[tuple[str, int], tuple[str, State]] = OrderedDict()
 
 
 @contextmanager
@@ -107,57 +113,151 @@ def opened(place: Place | None, shard: int, version: int) -> Iterator[State]:
     if place is None:
         yield State()
         return
-    folder = Path(place.folder) / str(shard)
-    known = _warm.pop((place.folder, shard), None)
-    newest = max((each for each in _versions(folder) if each < version), default=-1)
-    if known is not None and known[0] == newest:
-        state = known[1]
+    files = Files(f"{place.folder}/{shard}")
+    warm = _warm.pop((place.folder, shard), None)
+    newest = newest_before(files, version)
+    if warm is not None and warm[0] == newest:
+        state = warm[1]
     else:
-        state = _read(folder / f"{newest}{_SUFFIX}") if newest >= 0 else State()
+        state = State() if newest is None else read(files, newest)
     yield state
-    _write(folder / f"{version}{_SUFFIX}", state)
-    for old in sorted(each for each in _versions(folder) if each < version)[:-KEPT_VERSIONS]:
-        (folder / f"{old}{_SUFFIX}").unlink(missing_ok=True)
-    _warm[place.folder, shard] = (version, state)
+    name = write(files, version, state)
+    _forget_old(files, version)
+    _warm[place.folder, shard] = (name, state)
+    while len(_warm) > _MOST_WARM:
+        _warm.popitem(last=False)
 
 
 def is_whole(place: Place, shards: int, version: int) -> bool:
     """Whether all shards of an operator have written a version."""
-    folder = Path(place.folder)
-    return all((folder / str(at) / f"{version}{_SUFFIX}").exists() for at in range(shards))
+    files = Files(place.folder)
+    return all(
+        any(found == version for found, _ in _versions(files.names(str(at))))
+        for at in range(shards)
+    )  # fmt: skip
 
 
-def _versions(folder: Path) -> list[int]:
-    if not folder.is_dir():
-        return []
-    return [int(each.stem) for each in folder.iterdir() if each.suffix == _SUFFIX]
+def _versions(names: Any) -> list[tuple[int, str]]:
+    """Versions and their files, from the oldest to the newest."""
+    matches = [found for found in map(_NAME.fullmatch, names) if found is not None]
+    return sorted((int(found[1]), found[0]) for found in matches)
 
 
-def _write(file: Path, state: State) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    beside = file.with_name(f".{file.name}.{os.getpid()}")
-    parts = [("value", name, "", rows) for name, rows in state.values.items()]
-    parts += [("table", n, ",".join(t.key), t.rows) for n, t in state.tables.items()]
-    with pa.OSFile(str(beside), "wb") as out:
-        for kind, name, key, rows in parts:
-            told = {"kind": kind, "name": name, "key": key}
-            with pa.ipc.new_stream(out, rows.schema.with_metadata(told)) as writer:
-                writer.write_table(rows.replace_schema_metadata(told))
-    beside.replace(file)
+def newest_before(files: Files, version: int) -> str | None:
+    """The file of the newest version before one; None if there is none."""
+    found = [name for number, name in _versions(files.names()) if number < version]
+    return found[-1] if found else None
 
 
-def _read(file: Path) -> State:
+def _forget_old(files: Files, version: int) -> None:
+    there = _versions(files.names())
+    numbers = sorted({number for number, _ in there if number < version})
+    if len(numbers) <= KEPT_VERSIONS:
+        return
+    oldest = numbers[-KEPT_VERSIONS]
+    needed = {
+        section.file
+        for number, name in there
+        if number >= oldest
+        for section in sections(_contents(files, name))
+    }
+    for number, name in there:
+        if number < oldest and name not in needed:
+            files.remove(name)
+
+
+# ---- files -------------------------------------------------------------------------------
+
+
+def write(files: Files, version: int, state: State) -> str:
+    """Write a version; the name of its file."""
+    name = f"{version}-{uuid4().hex[:12]}.state"
+    out = pa.BufferOutputStream()
+    saved: dict[int, tuple[object, Section]] = {}
+
+    def section(thing: pa.Table | Run) -> list[Any]:
+        known = state.saved.get(id(thing))
+        if known is not None and known[0] is thing:
+            saved[id(thing)] = known
+            return known[1].as_list()
+        out.write(bytes(-out.tell() % _ALIGNMENT))
+        begin = out.tell()
+        whole = thing.to_batch() if isinstance(thing, Run) else thing
+        with pa.ipc.new_stream(out, whole.schema) as writer:
+            writer.write(whole)
+        made = Section(name, begin, out.tell() - begin, len(thing))
+        saved[id(thing)] = (thing, made)
+        return made.as_list()
+
+    told: dict[str, Any] = {"version": version, "values": {}, "tables": {}}
+    for title, rows in state.values.items():
+        told["values"][title] = section(rows)
+    for title, table in state.tables.items():
+        table.settle()
+        runs = [section(run) for run in table.runs]
+        told["tables"][title] = {"key": list(table.key), "runs": runs}
+    contents = orjson.dumps(told)
+    out.write(contents)
+    out.write(len(contents).to_bytes(8, "little"))
+    out.write(_MAGIC)
+    files.write(name, out.getvalue())
+    state.saved = saved
+    return name
+
+
+def _contents(files: Files, name: str, data: pa.Buffer | None = None) -> dict[str, Any]:
+    """What a version consists of."""
+    data = files.read(name) if data is None else data
+    size = data.size
+    try:
+        if bytes(data.slice(size - 8)) != _MAGIC:
+            raise ValueError("its end is missing")
+        length = int.from_bytes(bytes(data.slice(size - 16, 8)), "little")
+        found: dict[str, Any] = orjson.loads(bytes(data.slice(size - 16 - length, length)))
+    except (ValueError, IndexError, pa.ArrowException) as error:
+        raise StateError(f"{files.folder}/{name} is damaged: {error}", advice=_DAMAGED) from error
+    return found
+
+
+def sections(contents: dict[str, Any]) -> list[Section]:
+    """All parts that a version consists of."""
+    found = [Section(*each) for each in contents["values"].values()]
+    for table in contents["tables"].values():
+        found += [Section(*each) for each in table["runs"]]
+    return found
+
+
+def read(files: Files, name: str) -> State:
+    """The state of a version."""
+    mapped = {name: files.read(name)}
+    contents = _contents(files, name, mapped[name])
     state = State()
-    with pa.memory_map(str(file)) as data:
-        size = data.size()
-        while data.tell() < size:
-            with pa.ipc.open_stream(data) as reader:
-                rows = reader.read_all()
-            told = {key.decode(): value.decode() for key, value in rows.schema.metadata.items()}
-            rows = rows.replace_schema_metadata(None)
-            if told["kind"] == "value":
-                state.values[told["name"]] = rows
-            else:
-                key = tuple(told["key"].split(","))
-                state.tables[told["name"]] = KeyedTable(rows.schema, key, rows)
+
+    def table_of(section: Section) -> pa.Table:
+        try:
+            data = mapped.get(section.file)
+            if data is None:
+                data = mapped[section.file] = files.read(section.file)
+            with pa.ipc.open_stream(data.slice(section.offset, section.size)) as reader:
+                return reader.read_all()
+        except (OSError, pa.ArrowException) as error:
+            raise StateError(
+                f"{files.folder}/{section.file}, which {name} needs, cannot be read: {error}",
+                advice=_DAMAGED,
+            ) from error
+
+    for title, told in contents["values"].items():
+        section = Section(*told)
+        rows = state.values[title] = table_of(section)
+        state.saved[id(rows)] = (rows, section)
+    for title, told in contents["tables"].items():
+        runs = []
+        for each in told["runs"]:
+            section = Section(*each)
+            run = Run.of(table_of(section).to_batches()[0])
+            state.saved[id(run)] = (run, section)
+            runs.append(run)
+        if runs:
+            schema = runs[-1].rows.schema
+            state.tables[title] = KeyedTable(schema, told["key"], runs)
     return state

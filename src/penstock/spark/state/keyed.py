@@ -1,0 +1,161 @@
+"""A table by key: what operators keep, looked up and changed by the thousand.
+
+Below it are sorted runs (`runs`). What a micro-batch changes is a run of its own, and only that,
+and what is merged with it, is written; see `store`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.spark.state.files import StateError
+from penstock.spark.state.hashing import hashes
+from penstock.spark.state.runs import Places, Run, find, made, merged, one_batch
+
+FOUND: Final = "_found"
+# Runs are merged so that each is at least so many times as large as all after it.
+_GROWTH: Final = 2
+
+
+class KeyedTable:
+    """Rows by a key of one or more columns."""
+
+    def __init__(self, schema: pa.Schema, key: Sequence[str], runs: Sequence[Run] = ()) -> None:
+        missing = [name for name in key if name not in schema.names]
+        if missing or not key:
+            raise StateError(f"a table by key has no column {', '.join(missing) or 'as its key'}")
+        self.schema = schema
+        self.key = tuple(key)
+        # From the oldest to the newest.
+        self.runs = list(runs)
+        self._whole: pa.Table | None = None
+
+    def get(self, keys: pa.Table) -> pa.Table:
+        """For each row of `keys` the row that is kept, in the same order; nulls where none is.
+
+        The key's columns are those that were asked for. A column `_found` says whether there is
+        such a row.
+        """
+        asked = self._keys(keys)
+        count = asked.num_rows
+        which, where = self._look_up(asked)
+        parts: list[pa.Table] = []
+        places = np.empty(count, np.int64)
+        filled = 0
+        others = [each for each in self.schema.names if each not in self.key]
+        for number, run in enumerate(self.runs):
+            mine = np.flatnonzero(which == number)
+            if len(mine):
+                taken = run.rows.select(others).take(pa.array(where[mine]))
+                parts.append(pa.Table.from_batches([taken]))
+                places[mine] = np.arange(filled, filled + len(mine))
+                filled += len(mine)
+        nowhere = np.flatnonzero(which < 0)
+        places[nowhere] = filled
+        columns = {name: asked.column(name) for name in self.key}
+        for name in others:
+            kind = self.schema.field(name).type
+            pieces = [each for part in parts for each in part[name].chunks]
+            if len(nowhere):
+                pieces.append(pa.nulls(1, kind))
+            whole = pa.concat_arrays(pieces) if pieces else pa.nulls(0, kind)
+            columns[name] = whole.take(pa.array(places)) if count else whole.slice(0, 0)
+        found = pa.array(which >= 0)
+        return pa.table(
+            [*(columns[name] for name in self.schema.names), found],
+            names=[*self.schema.names, FOUND],
+        )
+
+    def put(self, rows: pa.Table) -> None:
+        """Keep rows, of which no two have the same key, in the place of those with their keys."""
+        if len(rows):
+            chosen = rows.select(self.schema.names).cast(self.schema)
+            self._add(made(one_batch(chosen), self.key))
+
+    def delete(self, keys: pa.Table) -> None:
+        """Forget the rows with these keys, as far as they are there."""
+        if not len(keys) or not self.runs:
+            return
+        asked = self._keys(keys)
+        columns = [
+            asked.column(field.name)
+            if field.name in self.key
+            else pa.nulls(asked.num_rows, field.type)
+            for field in self.schema
+        ]
+        kept = pa.schema([field.with_nullable(True) for field in self.schema])
+        self._add(made(pa.RecordBatch.from_arrays(columns, schema=kept), self.key, dead=True))
+
+    def scan(self) -> pa.Table:
+        """All rows, in no order that means anything, but always in the same."""
+        if self._whole is None:
+            if not self.runs:
+                self._whole = self.schema.empty_table()
+            else:
+                whole = merged(self.runs, self.key, forget=True).rows
+                self._whole = pa.Table.from_batches([whole]).cast(self.schema)
+        return self._whole
+
+    def __len__(self) -> int:
+        return len(self.scan())
+
+    # ---- runs ----------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Merge the newest runs until their sizes are as they should be."""
+        self.runs = _settled(self.runs, self.key)
+
+    def _keys(self, keys: pa.Table) -> pa.RecordBatch:
+        wanted = pa.schema([self.schema.field(name).with_nullable(True) for name in self.key])
+        return one_batch(keys.select(list(self.key)).cast(wanted))
+
+    def _add(self, run: Run) -> None:
+        self._whole = None
+        self.runs.append(run)
+        # Whoever puts a few rows many times does not look them up in as many runs.
+        if len(self.runs) > 1 and len(self.runs[-2]) <= len(run):
+            self.settle()
+
+    def _look_up(self, asked: pa.RecordBatch) -> tuple[Places, Places]:
+        """For each key the number of the run that has it, -1 if none, and where it is there."""
+        count = asked.num_rows
+        which = np.full(count, -1, np.int64)
+        where = np.zeros(count, np.int64)
+        if not count or not self.runs:
+            return which, where
+        numbers = hashes([asked.column(name) for name in self.key])
+        order = np.argsort(numbers)
+        numbers = numbers[order]
+        keys = [asked.column(name).take(pa.array(order)) for name in self.key]
+        for at in range(len(self.runs) - 1, -1, -1):
+            run = self.runs[at]
+            places = find(run, numbers, keys, self.key)
+            hit = places >= 0
+            if not hit.any():
+                continue
+            mine = order[hit]
+            where[mine] = places[hit]
+            which[mine] = at
+            if run.dead is not None:
+                which[mine[run.dead[places[hit]]]] = -1
+            left = ~hit
+            if not left.any():
+                break
+            order, numbers = order[left], numbers[left]
+            keys = [each.filter(pa.array(left)) for each in keys]
+        return which, where
+
+
+def _settled(runs: Sequence[Run], key: Sequence[str]) -> list[Run]:
+    first, after = len(runs) - 1, len(runs[-1]) if runs else 0
+    while first > 0 and len(runs[first - 1]) < _GROWTH * after:
+        first -= 1
+        after += len(runs[first])
+    if first >= len(runs) - 1:
+        return list(runs)
+    one = merged(runs[first:], key, forget=first == 0)
+    return [*runs[:first], one] if len(one) else list(runs[:first])

@@ -1,0 +1,241 @@
+"""Tables by key against a dict: any types, versions, collisions, damage."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.spark.state import hashing, runs, store
+from penstock.spark.state.files import Files, StateError
+from penstock.spark.state.keyed import KeyedTable
+from penstock.spark.state.store import Place, State, opened
+
+INNER = pa.struct([("a", pa.int32()), ("b", pa.string())])
+SCHEMA = pa.schema(
+    [
+        ("name", pa.string()),
+        ("number", pa.int64()),
+        ("price", pa.decimal128(10, 2)),
+        ("at", pa.timestamp("us", "UTC")),
+        ("more", INNER),
+        ("tags", pa.list_(pa.string())),
+    ]
+)
+KEY = ("name", "number")
+NAMES = st.none() | st.sampled_from(["", "a", "b", "ä", "long" * 9])
+NUMBERS = st.none() | st.integers(-2, 3)
+KEYS = st.tuples(NAMES, NUMBERS)
+VALUES = st.fixed_dictionaries(
+    {
+        "price": st.none() | st.sampled_from([Decimal("1.25"), Decimal("-7.00")]),
+        "more": st.none() | st.fixed_dictionaries({"a": NUMBERS, "b": NAMES}),
+        "tags": st.none() | st.lists(NAMES, max_size=2),
+    }
+)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("put"), st.dictionaries(KEYS, VALUES, max_size=9)),
+        st.tuples(st.just("delete"), st.lists(KEYS, max_size=9)),
+        st.tuples(st.just("version"), st.booleans()),
+    ),
+    max_size=25,
+)
+
+
+def table(rows: list[dict[str, Any]]) -> pa.Table:
+    return pa.Table.from_pylist(rows, SCHEMA)
+
+
+def key_table(keys: list[tuple[Any, ...]]) -> pa.Table:
+    kept = pa.schema([SCHEMA.field(name) for name in KEY])
+    return pa.Table.from_pylist([dict(zip(KEY, key, strict=True)) for key in keys], kept)
+
+
+def row(key: tuple[Any, ...], value: dict[str, Any]) -> dict[str, Any]:
+    return {"name": key[0], "number": key[1], "at": None, **value}
+
+
+def check(kept: KeyedTable, model: dict[tuple[Any, ...], dict[str, Any]]) -> None:
+    asked = [*model, ("nobody", 9), (None, None), *reversed(list(model))]
+    found = kept.get(key_table(asked)).to_pylist()
+    assert len(found) == len(asked)
+    for key, each in zip(asked, found, strict=True):
+        assert each.pop("_found") == (key in model)
+        assert (each["name"], each["number"]) == key
+        if key in model:
+            assert each == row(key, model[key])
+        else:
+            assert all(value is None for name, value in each.items() if name not in KEY)
+    assert len(kept) == len(model)
+    scanned = {(each["name"], each["number"]): each for each in kept.scan().to_pylist()}
+    assert scanned == {key: row(key, value) for key, value in model.items()}
+
+
+def follow(folder: Path, steps: list[tuple[str, Any]]) -> None:
+    place, version = Place(str(folder)), 0
+    model: dict[tuple[Any, ...], dict[str, Any]] = {}
+    before = dict(model)
+    todo = iter([*steps, ("version", False)])
+    for step, what in todo:
+        # What is done up to the next version; a try that fails leaves nothing.
+        pending = [(step, what)]
+        while pending[-1][0] != "version":
+            pending.append(next(todo))
+        for fails in [True, False] if pending[-1][1] else [False]:
+            store._warm.clear() if fails else None
+            model = dict(before)
+            with (
+                pytest.raises(KeyError) if fails else _nothing(),
+                opened(place, 0, version) as state,
+            ):
+                kept = state.table("rows", SCHEMA, KEY)
+                for doing, given_ in pending:
+                    if doing == "put":
+                        model |= given_
+                        kept.put(table([row(*each) for each in given_.items()]))
+                    elif doing == "delete":
+                        for key in given_:
+                            model.pop(key, None)
+                        kept.delete(key_table(given_))
+                    check(kept, model)
+                state.keep("count", pa.table({"n": [len(model)]}))
+                if fails:
+                    raise KeyError
+        before = model
+        version += 1
+    store._warm.clear()
+    with opened(place, 0, version) as state:
+        check(state.table("rows", SCHEMA, KEY), model)
+        count = state.value("count")
+        assert count is not None
+        assert count.to_pylist() == [{"n": len(model)}]
+
+
+class _nothing:  # noqa: N801
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+@given(steps=STEPS)
+@settings(max_examples=60, deadline=None)
+def test_a_table_is_a_dict(tmp_path_factory: pytest.TempPathFactory, steps: Any) -> None:
+    follow(tmp_path_factory.mktemp("state"), steps)
+
+
+@given(steps=STEPS)
+@settings(max_examples=30, deadline=None)
+def test_keys_with_the_same_hash_stay_apart(
+    tmp_path_factory: pytest.TempPathFactory, steps: Any
+) -> None:
+    def few(columns: Any) -> Any:
+        return hashing.hashes(columns) % np.uint64(3)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs, "hashes", few)
+        patch.setattr("penstock.spark.state.keyed.hashes", few)
+        follow(tmp_path_factory.mktemp("state"), steps)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        (pa.int8(), [0, None, -1]),
+        (pa.uint64(), [0, None, 2**64 - 1]),
+        (pa.float64(), [0.0, None, float("inf"), 1e-300]),
+        (pa.float32(), [0.5, None]),
+        (pa.bool_(), [True, False, None]),
+        (pa.decimal128(38, 3), [Decimal(0), None, Decimal("-12345678901234567890.125")]),
+        (pa.date32(), [0, None, 5]),
+        (pa.time64("us"), [0, None, 5]),
+        (pa.duration("us"), [0, None, 5]),
+        (pa.large_string(), ["", None, "x"]),
+        (pa.binary(3), [b"abc", None, b"abd"]),
+        (pa.string_view(), ["", None, "more than twelve bytes"]),
+        (pa.dictionary(pa.int32(), pa.string()), ["a", None, "b"]),
+        (INNER, [None, {"a": None, "b": None}, {"a": 1, "b": ""}, {"a": 0, "b": None}]),
+        (pa.list_(pa.int32()), [None, [], [None], [1, 2]]),
+        (pa.null(), [None]),
+    ],
+)
+def test_keys_of_all_types(kind: pa.DataType, values: list[Any]) -> None:
+    column = pa.array(values, kind)
+    # A slice of something larger is the same key.
+    padded = pa.concat_arrays([column, column]).slice(len(column))
+    assert (hashing.hashes([column]) == hashing.hashes([padded])).all()
+    assert len(set(hashing.hashes([column]).tolist())) == len(values)
+    for one in range(len(values)):
+        for other in range(len(values)):
+            alike = hashing.same([column.slice(one, 1)], [padded.slice(other, 1)])
+            assert alike.tolist() == [one == other]
+
+
+def test_floats_that_are_equal_are_one_key() -> None:
+    column = pa.array([0.0, -0.0, float("nan"), -float("nan")])
+    assert len(set(hashing.hashes([column]).tolist())) == 2
+
+
+def test_files_do_not_pile_up_and_old_versions_can_be_run_again(tmp_path: Path) -> None:
+    place = Place(str(tmp_path))
+    schema = pa.schema([("n", pa.int64()), ("total", pa.int64())])
+    for version in range(60):
+        with opened(place, 0, version) as state:
+            kept = state.table("rows", schema, ["n"])
+            keys = pa.table({"n": np.arange(version, version + 50)})
+            before = kept.get(keys)["total"].fill_null(0)
+            kept.put(keys.append_column("total", pa.compute.add(before, 1)))
+        names = [file.name for file in (tmp_path / "0").iterdir()]
+        assert len(names) <= 12
+    # The same number once more, as after a failure: from the state before it.
+    store._warm.clear()
+    with opened(place, 0, 59) as state:
+        kept = state.table("rows", schema, ["n"])
+        assert len(kept) == 108
+        assert kept.get(pa.table({"n": [58]}))["total"].to_pylist() == [50]
+
+
+def test_what_is_wrong_is_said(tmp_path: Path) -> None:
+    place = Place(str(tmp_path))
+    schema = pa.schema([("n", pa.int64())])
+    state = State()
+    kept = state.table("rows", schema, ["n"])
+    with pytest.raises(StateError, match=r"key \{'n': 1\} were put into one table at once"):
+        kept.put(pa.table({"n": [1, 2, 1]}))
+    with pytest.raises(StateError, match="was kept with the key n"):
+        state.table("rows", pa.schema([("n", pa.string())]), ["n"])
+    with opened(place, 3, 0) as fresh:
+        fresh.table("rows", schema, ["n"]).put(pa.table({"n": [1]}))
+    [file] = (tmp_path / "3").iterdir()
+    file.write_bytes(file.read_bytes()[:-5])
+    store._warm.clear()
+    with pytest.raises(StateError, match="is damaged") as caught, opened(place, 3, 1):
+        pass
+    assert "flows reset" in caught.value.advice
+    with pytest.raises(StateError, match="cannot be used for state"):
+        Files("nowhere://x/y")
+
+
+def test_state_in_a_store_that_is_a_url(tmp_path: Path) -> None:
+    files = Files(f"file://{tmp_path}/there")
+    assert files.is_local
+    # As a store behind an interface: the same files through pyarrow.
+    from pyarrow import fs
+
+    other = Files(str(tmp_path / "far"))
+    other._store = fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem())
+    other._path = "far"
+    other.write("a/b", b"data")
+    assert bytes(other.read("a/b")) == b"data"
+    assert other.names("a") == {"b": 4}
+    assert (other.is_there("a/b"), other.is_there("a/c")) == (True, False)
+    other.remove("a/b")
+    other.remove("a/b")
+    other.remove_folder("a")
+    assert other.names("a") == {}
