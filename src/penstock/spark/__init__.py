@@ -42,6 +42,7 @@ __all__ = [
     "stream",
     "table",
     "topic",
+    "views",
     "write",
     "write_stream",
 ]
@@ -59,6 +60,8 @@ _LAZY: Final = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "views":
+        return import_module("penstock.spark.views")
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_LAZY[name]), name)

@@ -1,0 +1,386 @@
+"""Groups of changing rows: count, sum, avg, min, max, count distinct, each with exact retraction.
+
+A group is kept as one row of partial results, from which what the group says is made both before
+and after. Sums are exact: integers and decimals as they are, floats as in `exact`. What is taken
+away may have been the smallest: so min and max keep all values of a group with how often each is
+there, and count distinct does too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Decimal, localcontext
+from typing import Any, Final, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.errors import PenstockError
+from penstock.spark.state import Shard
+from penstock.spark.views import exact
+from penstock.spark.views.columns import (
+    DELETED,
+    SIGN,
+    Indices,
+    kept,
+    key_fields,
+    key_names,
+    keys_of,
+    mask,
+    numbered,
+    same,
+    signed,
+    taken,
+    whole,
+)
+from penstock.spark.views.lists import CODE, Lists
+from penstock.spark.views.netting import INPUT, emptied
+
+Function = Literal["count", "sum", "avg", "min", "max", "count distinct"]
+FUNCTIONS: Final = ("count", "sum", "avg", "min", "max", "count distinct")
+_MOST_DIGITS: Final = 38
+_COUNT: Final = "_count"
+_VALUE, _TIMES = "_value", "_times"
+
+
+class AggregateError(PenstockError):
+    """A column cannot be put together in this way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregated:
+    """One result of a group: `argument` is a column of the rows, None in count(*)."""
+
+    name: str
+    function: Function
+    argument: str | None = None
+    # Of the argument.
+    kind: pa.DataType | None = None
+
+    @property
+    def type(self) -> pa.DataType:
+        """What comes out, as in Spark."""
+        kind = self.kind
+        if self.function in {"count", "count distinct"}:
+            return pa.int64()
+        assert kind is not None
+        if self.function in {"min", "max"}:
+            return kind
+        if pa.types.is_decimal(kind):
+            more = 10 if self.function == "sum" else 4
+            scale = kind.scale + (0 if self.function == "sum" else 4)
+            digits = min(_MOST_DIGITS, kind.precision + more)
+            return pa.decimal128(digits, min(scale, digits))
+        if pa.types.is_integer(kind) and self.function == "sum":
+            return pa.int64()
+        if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+            return pa.float64()
+        raise AggregateError(
+            f"{self.function} of {self.argument} is not possible: it is {kind}",
+            advice="Sums and averages are of numbers; use cast(... as ...) if it holds some.",
+        )
+
+    @property
+    def summed(self) -> pa.DataType:
+        """How a sum is kept."""
+        assert self.kind is not None
+        if pa.types.is_decimal(self.kind):
+            return pa.decimal128(_MOST_DIGITS, self.kind.scale)
+        return pa.int64() if pa.types.is_integer(self.kind) else exact.TYPE
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregate:
+    """Rows with signs by the columns `key`; without a key one row, there even if nothing is."""
+
+    key: tuple[str, ...]
+    key_types: tuple[pa.DataType, ...]
+    results: tuple[Aggregated, ...]
+    # As the output of a view instead of rows with signs.
+    net: bool = False
+    kind: str = "aggregate"
+
+    @property
+    def describes(self) -> str:
+        kinds = ", ".join(f"{n} {k}" for n, k in zip(self.key, self.key_types, strict=True))
+        told = ", ".join(f"{each.function} of {each.kind or 'rows'}" for each in self.results)
+        return f"by {kinds or 'nothing'}: {told or 'distinct'}"
+
+    @property
+    def shown(self) -> pa.Schema:
+        keys = [pa.field(n, k) for n, k in zip(self.key, self.key_types, strict=True)]
+        return pa.schema([*keys, *(pa.field(each.name, each.type) for each in self.results)])
+
+    @property
+    def out(self) -> pa.Schema:
+        return self.shown.append(pa.field(DELETED if self.net else SIGN, pa.bool_()))
+
+    def _kept(self) -> pa.Schema:
+        fields = [*key_fields(self.key_types), pa.field(_COUNT, pa.int64())]
+        for at, each in enumerate(self.results):
+            if each.function in {"sum", "avg"}:
+                fields.append(pa.field(f"_sum{at}", each.summed))
+            elif each.function in {"min", "max"}:
+                fields.append(pa.field(f"_end{at}", each.type))
+            if each.argument is not None and each.function not in {"min", "max"}:
+                fields.append(pa.field(f"_some{at}", pa.int64()))
+        return pa.schema(fields)
+
+    def process(self, shard: Shard, inputs: Mapping[str, pa.Table]) -> pa.Table:
+        if INPUT not in inputs:
+            return self._nothing(shard)
+        rows = inputs[INPUT]
+        weights = np.where(mask(rows[SIGN]), 1, -1).astype(np.int64)
+        numbers, first = numbered(rows, self.key)
+        groups = taken(rows.select(list(self.key)), first) if self.key else None
+        keys = keys_of(groups, self.key) if groups is not None else _the_one()
+        table = shard.state.table("groups", self._kept(), key_names(len(self.key)))
+        old = table.get(keys)
+        columns: dict[str, pa.Array] = {name: whole(keys[name]) for name in keys.column_names}
+        columns[_COUNT] = _plus(old, _COUNT, _sums(numbers, weights, len(keys)))
+        work = _Work(shard, rows, numbers, weights, keys, old, columns, self.key_types)
+        for at, each in enumerate(self.results):
+            work.add(at, each)
+        new = pa.table(columns).select(self._kept().names)
+        there = new[_COUNT].to_numpy() > 0
+        stays = there if self.key else np.ones(1, np.bool_)
+        table.put(kept(new, stays))
+        if not stays.all():
+            table.delete(kept(keys, ~stays))
+        was = mask(old["_found"])
+        return self._told(groups, old, new, was, stays)
+
+    def _nothing(self, shard: Shard) -> pa.Table:
+        """Without rows nothing changes; but a result without groups is there from the start."""
+        if self.key or shard.number != 0:
+            return self.out.empty_table()
+        table = shard.state.table("groups", self._kept(), key_names(0))
+        if len(table):
+            return self.out.empty_table()
+        columns = {
+            field.name: pa.array([0], field.type)
+            if pa.types.is_integer(field.type) and not field.name.startswith("_end")
+            else pa.nulls(1, field.type)
+            for field in self._kept()
+        }
+        new = pa.table(columns, schema=self._kept())
+        table.put(new)
+        none, all_ = np.zeros(1, np.bool_), np.ones(1, np.bool_)
+        return self._told(None, new, new, none, all_)
+
+    def _told(
+        self, groups: pa.Table | None, old: pa.Table, new: pa.Table, was: Any, stays: Any
+    ) -> pa.Table:
+        before, after = self._results(groups, old), self._results(groups, new)
+        names = [each.name for each in self.results]
+        unchanged = was & stays & same(before, after, names)
+        if not self.net:
+            minus, plus = kept(before, was & ~unchanged), kept(after, stays & ~unchanged)
+            return signed(minus, plus, self.shown.names)
+        rows = after.append_column(DELETED, pa.array(~stays))
+        return emptied(kept(rows, (was | stays) & ~unchanged), self.key)
+
+    def _results(self, groups: pa.Table | None, state: pa.Table) -> pa.Table:
+        keys = list(groups.columns) if groups is not None else []
+        made = [_result(at, each, state) for at, each in enumerate(self.results)]
+        if not keys and not made:
+            return pa.table({"_": pa.nulls(len(state))}).drop_columns(["_"])
+        return pa.table([*keys, *made], schema=self.shown)
+
+
+def _the_one() -> pa.Table:
+    return pa.table({"_nulls": pa.array([0], pa.int64())})
+
+
+def _sums(numbers: Indices, values: Indices, count: int) -> Indices:
+    found = np.zeros(count, np.int64)
+    np.add.at(found, numbers, values)
+    return found
+
+
+def _plus(old: pa.Table, name: str, more: Indices) -> pa.Array:
+    return pa.array(whole(old[name]).fill_null(0).to_numpy() + more)
+
+
+@dataclass(slots=True)
+class _Work:
+    """A micro-batch of one shard on its way into the groups."""
+
+    shard: Shard
+    rows: pa.Table
+    numbers: Indices
+    weights: Indices
+    keys: pa.Table
+    old: pa.Table
+    columns: dict[str, pa.Array]
+    key_types: tuple[pa.DataType, ...]
+
+    def add(self, at: int, each: Aggregated) -> None:
+        if each.argument is None:
+            return
+        column = whole(self.rows[each.argument])
+        there = ~column.is_null().to_numpy(zero_copy_only=False)
+        if each.function == "count distinct":
+            self.columns[f"_some{at}"] = self._distinct(at, column, there)
+            return
+        if each.function in {"min", "max"}:
+            self.columns[f"_end{at}"] = self._end(at, each, column, there)
+            return
+        count = _sums(self.numbers[there], self.weights[there], len(self.keys))
+        self.columns[f"_some{at}"] = _plus(self.old, f"_some{at}", count)
+        if each.function != "count":
+            self.columns[f"_sum{at}"] = self._sum(f"_sum{at}", each.summed, column)
+
+    def _sum(self, name: str, kind: pa.DataType, column: pa.Array) -> pa.Array:
+        old = whole(self.old[name])
+        if kind == exact.TYPE:
+            return exact.added(old, self.numbers, column, self.weights)
+        if pa.types.is_integer(kind):
+            numbers = column.cast(pa.int64()).fill_null(0).to_numpy()
+            return _plus(self.old, name, _sums(self.numbers, numbers * self.weights, len(old)))
+        # What was there takes part as a row of its own: sums of decimals keep their type.
+        signed_ = pc.if_else(pa.array(self.weights > 0), column, pc.negate(column)).cast(kind)
+        parts = pa.concat_arrays([old.fill_null(Decimal(0)), signed_])
+        groups = np.concatenate([np.arange(len(old), dtype=np.int64), self.numbers])
+        summed = (
+            pa.table([pa.array(groups), parts], names=["g", "v"])
+            .group_by("g")
+            .aggregate([("v", "sum")])
+        )
+        return whole(summed.sort_by("g")["v_sum"].cast(kind))
+
+    def _times(self, column: pa.Array, there: Any) -> tuple[pa.Table, Indices]:
+        """How often each value of each group comes or goes: CODE, value and the difference."""
+        some = pa.table([pa.array(self.numbers[there]), column.filter(pa.array(there))],
+                        names=[CODE, _VALUE])  # fmt: skip
+        numbers, first = numbered(some, (CODE, _VALUE))
+        change = _sums(numbers, self.weights[there], len(first))
+        changed = change != 0
+        return kept(taken(some, first), changed), change[changed]
+
+    def _distinct(self, at: int, column: pa.Array, there: Any) -> pa.Array:
+        values, change = self._times(column, there)
+        code = values[CODE].to_numpy()
+        kinds = [*self.key_types, column.type]
+        names = key_names(len(self.key_types))
+        schema = pa.schema([*key_fields(kinds), pa.field(_TIMES, pa.int64())])
+        table = self.shard.state.table(f"values{at}", schema, key_names(len(kinds)))
+        own = keys_of(values, [_VALUE])
+        groups = taken(self.keys, code)
+        keys = pa.table([*(groups[name] for name in names[:-1]), own["_k0"], groups[names[-1]]],
+                        names=key_names(len(kinds)))  # fmt: skip
+        before = whole(table.get(keys)[_TIMES]).fill_null(0).to_numpy()
+        after = before + change
+        if len(keys):
+            table.put(kept(keys.append_column(_TIMES, pa.array(after)), after > 0))
+            if (after <= 0).any():
+                table.delete(kept(keys, after <= 0))
+        step = (after > 0).astype(np.int64) - (before > 0).astype(np.int64)
+        return _plus(self.old, f"_some{at}", _sums(code, step, len(self.keys)))
+
+    def _end(self, at: int, each: Aggregated, column: pa.Array, there: Any) -> pa.Array:
+        """The smallest or largest value of each group."""
+        values, change = self._times(column, there)
+        old = whole(self.old[f"_end{at}"])
+        if not len(values):
+            return old
+        schema = pa.schema([pa.field(_VALUE, column.type), pa.field(_TIMES, pa.int64())])
+        lists = Lists.of(self.shard.state, f"values{at}", key=self.key_types, schema=schema,
+                         identity=(_VALUE,))  # fmt: skip
+        # Of a large group all values are needed only if the present end loses an occurrence.
+        code = values[CODE].to_numpy()
+        ends = pa.table([old.take(pa.array(code))], names=[_VALUE])
+        loses = same(ends, values.select([_VALUE]), (_VALUE,)) & (change < 0)
+        everything = np.zeros(len(self.keys), np.bool_)
+        everything[code[loses]] = True
+        some = lists.get(self.keys, values, everything)
+        new = self._counted(some.rows, values, change)
+        lists.put(self.keys, some, new, np.unique(code))
+        # In a part of a group's values the end is missing, unless it is still the old one.
+        parts = [new.select([CODE, _VALUE])]
+        lasting = pa.table(
+            [pa.array(np.flatnonzero(~everything)), old.filter(pa.array(~everything))],
+            names=[CODE, _VALUE],
+        )
+        parts.append(lasting.filter(lasting[_VALUE].is_valid()))
+        return _ends(pa.concat_tables(parts), len(self.keys), largest=each.function == "max")
+
+    def _counted(self, rows: pa.Table, values: pa.Table, change: Indices) -> pa.Table:
+        """The values with how often each is there now."""
+        both = pa.concat_tables([rows.select([CODE, _VALUE]), values.select([CODE, _VALUE])])
+        times = np.concatenate([rows[_TIMES].to_numpy(), change])
+        numbers, first = numbered(both, (CODE, _VALUE))
+        now = _sums(numbers, times, len(first))
+        found = taken(both, first).append_column(_TIMES, pa.array(now))
+        return kept(found, now > 0)
+
+
+def _ends(values: pa.Table, count: int, *, largest: bool) -> pa.Array:
+    order = "descending" if largest else "ascending"
+    if largest and pa.types.is_floating(values.schema.field(_VALUE).type):
+        return _largest_float(values, count)
+    by = pc.sort_indices(values, sort_keys=[(CODE, "ascending"), (_VALUE, order)])
+    ordered = values.take(by)
+    codes, first = np.unique(ordered[CODE].to_numpy(), return_index=True)
+    at = np.full(count, -1, np.int64)
+    at[codes] = first
+    return whole(ordered[_VALUE].take(pa.array(at, mask=at < 0)))
+
+
+def _largest_float(values: pa.Table, count: int) -> pa.Array:
+    """NaN is larger than anything, as in Spark; Arrow always sorts it last."""
+    kind = values.schema.field(_VALUE).type
+    floats, codes = values[_VALUE].to_numpy(), values[CODE].to_numpy()
+    found = np.full(count, -np.inf)
+    np.maximum.at(found, codes, np.where(np.isnan(floats), -np.inf, floats))
+    found[codes[np.isnan(floats)]] = np.nan
+    there = np.isin(np.arange(count), codes)
+    return pa.array(found, kind, mask=~there, from_pandas=False)
+
+
+def _result(at: int, each: Aggregated, state: pa.Table) -> pa.Array:
+    """What a group says, from what is kept of it."""
+    if each.function == "count" and each.argument is None:
+        return whole(state[_COUNT])
+    if each.function in {"min", "max"}:
+        return whole(state[f"_end{at}"])
+    some = whole(state[f"_some{at}"])
+    if each.function in {"count", "count distinct"}:
+        return some
+    counts = some.fill_null(0).to_numpy()
+    none = counts == 0
+    total = whole(state[f"_sum{at}"])
+    if total.type == exact.TYPE:
+        divisor = counts.tolist() if each.function == "avg" else None
+        return pa.array(exact.rounded(total, divisor), each.type, mask=none)
+    if each.function == "sum":
+        return pc.if_else(pa.array(none), pa.scalar(None, each.type), _fitted(total, each))
+    if pa.types.is_integer(total.type):
+        sums = total.fill_null(0).to_numpy().astype(np.float64)
+        return pa.array(sums / np.where(none, 1, counts), pa.float64(), mask=none)
+    return _decimal_average(total.to_pylist(), counts.tolist(), each.type)
+
+
+def _fitted(total: pa.Array, each: Aggregated) -> pa.Array:
+    try:
+        return total.cast(each.type)
+    except pa.ArrowInvalid as error:
+        raise AggregateError(
+            f"sum of {each.argument} does not fit {each.type}: {error}",
+            advice="Cast the column to a smaller scale.",
+        ) from error
+
+
+def _decimal_average(sums: list[Any], counts: list[int], kind: pa.DataType) -> pa.Array:
+    step = Decimal(1).scaleb(-kind.scale)
+    with localcontext(prec=2 * _MOST_DIGITS):
+        found = [
+            (total / count).quantize(step, ROUND_HALF_UP) if count else None
+            for total, count in zip(sums, counts, strict=True)
+        ]
+    return pa.array(found, kind)
+
+
+__all__ = ["FUNCTIONS", "Aggregate", "AggregateError", "Aggregated", "Function"]

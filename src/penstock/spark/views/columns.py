@@ -1,0 +1,159 @@
+"""Columns by the thousand: keys that may be null, rows numbered by key, compared, matched.
+
+State is kept by keys that are never null: a null becomes the zero of its type, and a column
+`_nulls` says which of them were null, so that null and zero are two keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+SIGN: Final = "_plus"
+PRESENT: Final = "_present"
+DELETED: Final = "_deleted"
+NULLS: Final = "_nulls"
+
+Indices = np.ndarray[Any, np.dtype[np.int64]]
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
+
+
+def whole(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    """The column in one piece."""
+    if isinstance(column, pa.Array):
+        return column
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    joined = column.combine_chunks()
+    return joined if isinstance(joined, pa.Array) else pa.concat_arrays(joined.chunks)
+
+
+def mask(column: pa.ChunkedArray | pa.Array) -> Mask:
+    """A column of booleans, null counting as false."""
+    found: Mask = whole(column).fill_null(False).to_numpy(zero_copy_only=False).astype(np.bool_)
+    return found
+
+
+def numbered(rows: pa.Table, key: Sequence[str]) -> tuple[Indices, Indices]:
+    """A number for each row, the same where the key is, nulls too; and where each is first.
+
+    Without a key all rows are one.
+    """
+    count = len(rows)
+    if count == 0:
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    numbers = np.zeros(count, np.int64)
+    for name in key:
+        column = whole(rows[name])
+        if pa.types.is_floating(column.type):
+            column = pc.add(column, pa.scalar(0.0, column.type))  # there is one zero
+        found = pc.dictionary_encode(column, null_encoding="encode")
+        codes = found.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+        numbers = numbers * np.int64(len(found.dictionary) + 1) + codes
+        if len(key) > 1:
+            _, numbers = np.unique(numbers, return_inverse=True)
+    _, first, numbers = np.unique(numbers, return_index=True, return_inverse=True)
+    return numbers.astype(np.int64).reshape(count), first.astype(np.int64)
+
+
+def zero(kind: pa.DataType) -> pa.Scalar[Any]:
+    """The value that stands for null in keys."""
+    if pa.types.is_boolean(kind):
+        return pa.scalar(False)
+    if pa.types.is_decimal(kind):
+        return pa.scalar(Decimal(0), kind)
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return pa.scalar("", kind)
+    if pa.types.is_binary(kind):
+        return pa.scalar(b"", kind)
+    if pa.types.is_date(kind):
+        return pa.scalar(date(1970, 1, 1), kind)
+    if pa.types.is_timestamp(kind):
+        zone = UTC if kind.tz is not None else None
+        return pa.scalar(datetime(1970, 1, 1, tzinfo=zone), kind)
+    return pa.scalar(0, kind)
+
+
+def key_fields(kinds: Sequence[pa.DataType]) -> list[pa.Field[Any]]:
+    """The fields of a key in state."""
+    return [*(pa.field(f"_k{at}", kind) for at, kind in enumerate(kinds)),
+            pa.field(NULLS, pa.int64())]  # fmt: skip
+
+
+def key_names(count: int) -> list[str]:
+    return [*(f"_k{at}" for at in range(count)), NULLS]
+
+
+def keys_of(rows: pa.Table, key: Sequence[str]) -> pa.Table:
+    """The keys of rows as state has them."""
+    nulls = np.zeros(len(rows), np.int64)
+    columns: list[pa.Array] = []
+    for at, name in enumerate(key):
+        column = whole(rows[name])
+        if pa.types.is_floating(column.type):
+            column = pc.add(column, pa.scalar(0.0, column.type))
+        if column.null_count:
+            missing = column.is_null().to_numpy(zero_copy_only=False)
+            nulls |= missing.astype(np.int64) << at
+            column = column.fill_null(zero(column.type))
+        columns.append(column)
+    return pa.table([*columns, pa.array(nulls)], names=key_names(len(key)))
+
+
+def same(left: pa.Table, right: pa.Table, names: Sequence[str]) -> Mask:
+    """Which rows of two tables of the same length are equal: null equals null, NaN equals NaN."""
+    equal = np.ones(len(left), np.bool_)
+    for name in names:
+        one, other = whole(left[name]), whole(right[name])
+        if pa.types.is_nested(one.type):
+            pairs = zip(one.to_pylist(), other.to_pylist(), strict=True)
+            equal &= np.fromiter((a == b for a, b in pairs), np.bool_, len(one))
+            continue
+        found = mask(pc.equal(one, other))
+        if one.null_count and other.null_count:
+            found |= mask(one.is_null()) & mask(other.is_null())
+        if pa.types.is_floating(one.type):
+            found |= mask(pc.is_nan(one)) & mask(pc.is_nan(other))
+        equal &= found
+    return equal
+
+
+def pairs(left: Indices, right: Indices) -> tuple[Indices, Indices]:
+    """The positions of all pairs whose numbers are the same."""
+    order = np.argsort(right, kind="stable")
+    there = right[order]
+    start = np.searchsorted(there, left, "left")
+    count = np.searchsorted(there, left, "right") - start
+    total = int(count.sum())
+    of_left = np.repeat(np.arange(len(left), dtype=np.int64), count)
+    before = np.repeat(np.cumsum(count) - count, count)
+    at = np.arange(total, dtype=np.int64) - before + np.repeat(start, count)
+    return of_left, order[at].astype(np.int64)
+
+
+def taken(rows: pa.Table, at: Indices) -> pa.Table:
+    return rows.take(pa.array(at))
+
+
+def kept(rows: pa.Table, which: Mask) -> pa.Table:
+    return rows if which.all() else rows.filter(pa.array(which))
+
+
+def signed(minus: pa.Table, plus: pa.Table, names: Sequence[str]) -> pa.Table:
+    """Rows that are gone and rows that have come, in one table."""
+    parts = []
+    for rows, sign in ((minus, False), (plus, True)):
+        column = pa.array(np.full(len(rows), sign))
+        parts.append(rows.select(list(names)).append_column(SIGN, column))
+    return pa.concat_tables(parts).combine_chunks()
+
+
+def nulls(schema: pa.Schema, count: int) -> pa.Table:
+    """Rows of nothing."""
+    return pa.table([pa.nulls(count, field.type) for field in schema], schema=schema)

@@ -1,0 +1,300 @@
+"""A plan into stages: what rows need by themselves is the engine's, what takes state is ours.
+
+The engine (`Engine`) is Spark; anything that can filter, project and unite tables will do. Between
+stages rows have a column that says whether they go or come. Only columns that are needed later
+travel, and a table that is joined by its primary key needs no stage before the join.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, Generic, Protocol, TypeVar
+
+import pyarrow as pa
+from sqlglot import exp
+
+from penstock.errors import PenstockError
+from penstock.spark.state import Operator
+from penstock.spark.views.aggregating import Aggregate, Aggregated
+from penstock.spark.views.columns import DELETED, PRESENT, SIGN
+from penstock.spark.views.expressions import Expression
+from penstock.spark.views.joining import LEFT, RIGHT, Side
+from penstock.spark.views.joining import Join as JoinRows
+from penstock.spark.views.netting import INPUT, Latest, Net
+from penstock.spark.views.plan import (
+    ALL,
+    Filter,
+    Group,
+    Join,
+    Node,
+    Project,
+    Table,
+    Union,
+    as_column,
+    carried,
+    column,
+    columns,
+    columns_in,
+    identity,
+    key_of,
+)
+
+ORDER: Final = ("_topic", "_partition", "_offset")
+# The whole key as JSON, which is never null: right for the key of a topic.
+KEY: Final = "_key"
+_WIDE: Final = "DECIMAL(38, 10)"
+
+Frame = TypeVar("Frame")
+Columns = Sequence[tuple[str, Expression]]
+
+
+class JoinTypesError(PenstockError):
+    """The two sides of an equality have types that are never equal."""
+
+
+class Engine(Protocol[Frame]):
+    """What runs the parts of a plan that need no state."""
+
+    def source(self, table: Table, wanted: Sequence[str]) -> Frame:
+        """A changelog: wanted columns and the key under their flat names, PRESENT, and ORDER."""
+        ...
+
+    def schema(self, rows: Frame) -> pa.Schema: ...
+
+    def select(self, rows: Frame, wanted: Columns) -> Frame: ...
+
+    def where(self, rows: Frame, condition: Expression) -> Frame: ...
+
+    def union(self, parts: Sequence[Frame]) -> Frame: ...
+
+    def text(self, rows: Frame, wanted: Sequence[str], into: str) -> Frame:
+        """One more column, the JSON of several, with nulls."""
+        ...
+
+    def apply(
+        self, inputs: Mapping[str, Frame], operator: Operator, key: Sequence[str], out: pa.Schema
+    ) -> Frame: ...
+
+
+class Compiler(Generic[Frame]):
+    """Builds the stages of a plan."""
+
+    def __init__(self, engine: Engine[Frame]) -> None:
+        self._engine = engine
+
+    # ---- the end -------------------------------------------------------------------------
+
+    def changes(self, top: Node) -> Frame:
+        """The view's changelog: its columns, hidden ones of its key, KEY and `_deleted`."""
+        shown = columns(top)
+        key = key_of(top)
+        rows = self._net(top)
+        wanted = [(name, column(name)) for name in (*shown, *(k for k in key if k not in shown))
+                  if name != ALL]  # fmt: skip
+        if key == (ALL,):
+            wanted.append((ALL, exp.Literal.string("all")))
+        rows = self._engine.select(rows, [*wanted, (DELETED, column(DELETED))])
+        return self._engine.text(rows, key, KEY)
+
+    def _net(self, top: Node) -> Frame:
+        if isinstance(top, Project):
+            base = _bare(top.input)
+            if base is not None:
+                return self._net_of_table(top)
+            plain = all(as_column(each) is not None for _, each in top.outputs)
+            if isinstance(top.input, Group) and plain:
+                rows = self._group(top.input, net=True)
+                renamed = [*((name, below) for name, below in carried(top)),
+                           *((name, each.name) for name, each in top.outputs)]  # fmt: skip
+                picked = [(name, column(below)) for name, below in dict(renamed).items()]
+                return self._engine.select(rows, [*picked, (DELETED, column(DELETED))])
+        if isinstance(top, Group):
+            return self._group(top, net=True)
+        names = dict.fromkeys((*identity(top), *columns(top)))
+        rows = self.rows(top, set(columns(top)))
+        schema = self._engine.schema(rows)
+        net = Net(identity(top), pa.schema([schema.field(name) for name in names]))
+        return self._engine.apply({INPUT: rows}, net, identity(top), net.out)
+
+    def _net_of_table(self, top: Project) -> Frame:
+        """Projected before it is kept, so that what does not show does not change anything."""
+        rows = self._raw(top.input, set().union(*(columns_in(each) for _, each in top.outputs)))
+        wanted = {name: column(below) for name, below in carried(top)}
+        wanted.update(top.outputs)
+        picked = [*wanted.items(), (PRESENT, column(PRESENT)), *self._places(rows)]
+        rows = self._engine.select(rows, picked)
+        return self._latest(rows, identity(top), net=True)
+
+    # ---- tables --------------------------------------------------------------------------
+
+    def _raw(self, node: Node, needed: set[str]) -> Frame:
+        """A table's changelog, with its filters: what does not pass counts as deleted."""
+        conditions = []
+        while isinstance(node, Filter):
+            conditions.append(node.condition)
+            node = node.input
+        assert isinstance(node, Table)
+        asked = needed.union(*(columns_in(each) for each in conditions))
+        rows = self._engine.source(node, [name for name in columns(node) if name in asked])
+        present: Expression = column(PRESENT)
+        for each in conditions:
+            passes = exp.func("coalesce", exp.paren(each.copy()), exp.false())
+            present = exp.and_(present, passes)
+        kept = dict.fromkeys([*identity(node), *sorted(needed & set(columns(node)))])
+        wanted = [*((name, column(name)) for name in kept), (PRESENT, present)]
+        return self._engine.select(rows, [*wanted, *self._places(rows)])
+
+    def _places(self, rows: Frame) -> list[tuple[str, Expression]]:
+        there = self._engine.schema(rows).names
+        return [(name, column(name)) for name in ORDER if name in there]
+
+    def _latest(self, rows: Frame, key: tuple[str, ...], *, net: bool) -> Frame:
+        schema = self._engine.schema(rows)
+        fields = [field for field in schema if field.name not in (PRESENT, *ORDER)]
+        latest = Latest(key, pa.schema(fields), net)
+        return self._engine.apply({INPUT: rows}, latest, key, latest.out)
+
+    # ---- rows with signs -----------------------------------------------------------------
+
+    def rows(self, node: Node, needed: set[str]) -> Frame:
+        """What goes and comes in a relation: the needed columns, the identity, and the sign."""
+        if _bare(node) is not None:
+            return self._latest(self._raw(node, needed), identity(node), net=False)
+        if isinstance(node, Filter):
+            rows = self.rows(node.input, needed | columns_in(node.condition))
+            return self._engine.where(rows, node.condition)
+        if isinstance(node, Project):
+            return self._project(node, needed)
+        if isinstance(node, Join):
+            return self._join(node, needed)
+        if isinstance(node, Group):
+            return self._group(node, net=False)
+        assert isinstance(node, Union)
+        return self._union(node)
+
+    def _project(self, node: Project, needed: set[str]) -> Frame:
+        outputs = {name: each for name, each in node.outputs if name in needed}
+        below = set().union(*(columns_in(each) for each in outputs.values()))
+        rows = self.rows(node.input, below)
+        wanted = {name: column(each) for name, each in carried(node)}
+        wanted.update(outputs)
+        return self._engine.select(rows, [*wanted.items(), (SIGN, column(SIGN))])
+
+    def _union(self, node: Union) -> Frame:
+        branch, row = identity(node)
+        parts = []
+        for number, each in enumerate(node.inputs):
+            rows = self.rows(each, set(columns(each)))
+            rows = self._engine.text(rows, identity(each), row)
+            wanted = [(name, column(own)) for name, own in
+                      zip(columns(node), columns(each), strict=True)]  # fmt: skip
+            wanted += [(branch, exp.Literal.number(number)), (row, column(row)),
+                       (SIGN, column(SIGN))]  # fmt: skip
+            parts.append(self._engine.select(rows, wanted))
+        return self._engine.union(parts)
+
+    def _group(self, node: Group, *, net: bool) -> Frame:
+        arguments: dict[str, str] = {}
+        wanted = list(node.by)
+        for each in node.results:
+            if each.argument is not None and (text := each.argument.sql()) not in arguments:
+                arguments[text] = f"_arg{len(arguments)}"
+                wanted.append((arguments[text], each.argument))
+        below = set().union(*(columns_in(each) for _, each in wanted)) if wanted else set()
+        rows = self.rows(node.input, below)
+        rows = self._engine.select(rows, [*wanted, (SIGN, column(SIGN))])
+        schema = self._engine.schema(rows)
+        names = tuple(name for name, _ in node.by)
+        results = []
+        for each in node.results:
+            own = arguments[each.argument.sql()] if each.argument is not None else None
+            kind = schema.field(own).type if own is not None else None
+            results.append(Aggregated(each.name, each.function, own, kind))
+        kinds = tuple(schema.field(name).type for name in names)
+        group = Aggregate(names, kinds, tuple(results), net)
+        return self._engine.apply({INPUT: rows}, group, names, group.out)
+
+    # ---- joins ---------------------------------------------------------------------------
+
+    def _join(self, node: Join, needed: set[str]) -> Frame:
+        lefts, rights = [each for each, _ in node.on], [each for _, each in node.on]
+        left, left_raw = self._side(node.left, lefts, needed)
+        right, right_raw = self._side(node.right, rights, needed)
+        keys = tuple(f"_join{at}" for at in range(len(node.on)))
+        left, right, kinds = self._alike(node, left, right, keys)
+        if not left_raw and node.how == "inner":
+            left = self._engine.where(left, _not_null(keys))
+        if not right_raw:
+            right = self._engine.where(right, _not_null(keys))
+        sides = []
+        for rows, own, raw in ((left, node.left, left_raw), (right, node.right, right_raw)):
+            outside = {*keys, SIGN, PRESENT, *ORDER}
+            fields = [each for each in self._engine.schema(rows) if each.name not in outside]
+            sides.append(Side(pa.schema(fields), identity(own), raw))
+        join = JoinRows(keys, kinds, sides[0], sides[1], node.how == "left")
+        return self._engine.apply({LEFT: left, RIGHT: right}, join, keys, join.out)
+
+    def _side(self, node: Node, on: Sequence[Expression], needed: set[str]) -> tuple[Frame, bool]:
+        """The rows of a side with the columns of the join's key; whether as a changelog."""
+        own = needed & set(columns(node))
+        raw = _bare(node) is not None and {as_column(each) for each in on} == set(identity(node))
+        below = own.union(*(columns_in(each) for each in on))
+        rows = self._raw(node, below) if raw else self.rows(node, below)
+        kept = dict.fromkeys([*identity(node), *sorted(own)])
+        wanted = [(name, column(name)) for name in kept]
+        wanted += [(f"_join{at}", each) for at, each in enumerate(on)]
+        marks = [PRESENT] if raw else [SIGN]
+        wanted += [(name, column(name)) for name in marks]
+        return self._engine.select(rows, [*wanted, *self._places(rows)] if raw else wanted), raw
+
+    def _alike(
+        self, node: Join, left: Frame, right: Frame, keys: Sequence[str]
+    ) -> tuple[Frame, Frame, tuple[pa.DataType, ...]]:
+        """Both sides with keys of the same types."""
+        of_left, of_right = self._engine.schema(left), self._engine.schema(right)
+        casts = {}
+        for at, name in enumerate(keys):
+            one, other = of_left.field(name).type, of_right.field(name).type
+            if one != other:
+                casts[name] = _common(one, other, node.on[at])
+        if casts:
+            left, right = (self._cast(rows, casts) for rows in (left, right))
+        schema = self._engine.schema(left)
+        return left, right, tuple(schema.field(name).type for name in keys)
+
+    def _cast(self, rows: Frame, casts: Mapping[str, str]) -> Frame:
+        wanted = []
+        for name in self._engine.schema(rows).names:
+            value = column(name)
+            wanted.append((name, exp.cast(value, casts[name]) if name in casts else value))
+        return self._engine.select(rows, wanted)
+
+
+def _bare(node: Node) -> Table | None:
+    """The table, if a relation is one, filtered or not."""
+    while isinstance(node, Filter):
+        node = node.input
+    return node if isinstance(node, Table) else None
+
+
+def _not_null(names: Sequence[str]) -> Expression:
+    return exp.and_(*(exp.not_(exp.Is(this=column(each), expression=exp.null())) for each in names))
+
+
+def _common(one: pa.DataType, other: pa.DataType, on: tuple[Expression, Expression]) -> str:
+    kinds = (one, other)
+    if all(pa.types.is_integer(each) for each in kinds):
+        return "BIGINT"
+    if all(pa.types.is_integer(each) or pa.types.is_decimal(each) for each in kinds):
+        return _WIDE
+    numbers = [pa.types.is_integer(k) or pa.types.is_floating(k) or pa.types.is_decimal(k)
+               for k in kinds]  # fmt: skip
+    if all(numbers):
+        return "DOUBLE"
+    if all(pa.types.is_date(each) or pa.types.is_timestamp(each) for each in kinds):
+        return "TIMESTAMP"
+    told = " = ".join(each.sql(dialect="spark").replace("`", "") for each in on)
+    raise JoinTypesError(
+        f"the join on {told} compares {one} with {other}",
+        advice="Cast one of them, as in cast(a.id as string) = b.id.",
+    )

@@ -1,0 +1,122 @@
+"""The engine of views: Spark evaluates expressions, on streams at planning and on micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+from pyspark.errors import AnalysisException
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import types as T  # noqa: N812
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+
+from penstock.spark.state import Operator, apply
+from penstock.spark.views.columns import DELETED, PRESENT
+from penstock.spark.views.compiling import ORDER, Columns
+from penstock.spark.views.plan import Table, flat
+from penstock.spark.views.refusing import DIALECT, ViewError
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+from penstock.spark.views.expressions import Expression
+
+AFTER: Final = "_after"
+BEFORE: Final = "_before"
+KEY: Final = "_key"
+
+
+class SparkEngine:
+    """DataFrames by the names of tables: streams of change events, or of rows."""
+
+    def __init__(self, frames: Mapping[str, DataFrame]) -> None:
+        self._frames = frames
+
+    def source(self, table: Table, wanted: Sequence[str]) -> DataFrame:
+        rows = self._frames[table.name]
+        is_event = AFTER in rows.columns
+        picked: dict[str, Column] = {}
+        for name in table.key:
+            value = self._key(rows, table, name) if is_event else F.col(f"`{name}`")
+            picked[flat(table.alias, name)] = value
+        for each in wanted:
+            if each not in picked:
+                own = each.removeprefix(f"{table.alias}.")
+                picked[each] = F.col(AFTER)[own] if is_event else F.col(f"`{own}`")
+        if is_event:
+            present = F.col(AFTER).isNotNull()
+        elif DELETED in rows.columns:
+            present = ~F.coalesce(F.col(DELETED), F.lit(False))
+        else:
+            present = F.lit(True)
+        picked[PRESENT] = present
+        picked.update({each: F.col(each) for each in ORDER if each in rows.columns})
+        return rows.select(*(value.alias(name) for name, value in picked.items()))
+
+    def _key(self, rows: DataFrame, table: Table, name: str) -> Column:
+        """A column of the primary key: from the row, else from the record's key."""
+        found = [F.col(AFTER)[name]]
+        if BEFORE in rows.columns:
+            found.append(F.col(BEFORE)[name])
+        if KEY in rows.columns:
+            fields = rows.schema[AFTER].dataType
+            assert isinstance(fields, T.StructType)
+            found.append(_from_key(F.col(KEY).cast("string"), table, name, fields[name].dataType))
+        return F.coalesce(*found)
+
+    def schema(self, rows: DataFrame) -> pa.Schema:
+        return to_arrow_schema(rows.schema, timezone="UTC")
+
+    def select(self, rows: DataFrame, wanted: Columns) -> DataFrame:
+        try:
+            return rows.select(
+                *(F.expr(each.sql(dialect=DIALECT)).alias(name) for name, each in wanted)
+            )
+        except AnalysisException as error:
+            raise _explained(error) from error
+
+    def where(self, rows: DataFrame, condition: Expression) -> DataFrame:
+        try:
+            return rows.where(F.expr(condition.sql(dialect=DIALECT)))
+        except AnalysisException as error:
+            raise _explained(error) from error
+
+    def union(self, parts: Sequence[DataFrame]) -> DataFrame:
+        first, *others = parts
+        try:
+            for each in others:
+                first = first.unionByName(each)
+        except AnalysisException as error:
+            raise _explained(error) from error
+        return first
+
+    def text(self, rows: DataFrame, wanted: Sequence[str], into: str) -> DataFrame:
+        whole = F.struct(*(F.col(f"`{each}`") for each in wanted))
+        return rows.withColumn(into, F.to_json(whole, {"ignoreNullFields": "false"}))
+
+    def apply(
+        self,
+        inputs: Mapping[str, DataFrame],
+        operator: Operator,
+        key: Sequence[str],
+        out: pa.Schema,
+    ) -> DataFrame:
+        return apply(inputs, operator, key=list(key), schema=from_arrow_schema(out))
+
+
+def _from_key(text: Column, table: Table, name: str, kind: T.DataType) -> Column:
+    """From a key as capture writes it, a JSON object that may be under `payload`; else as it is."""
+    schema = T.StructType([T.StructField(name, kind)])
+    wrapped = T.StructType([T.StructField("payload", schema), *schema.fields])
+    parsed = F.from_json(text, wrapped)
+    found = F.coalesce(parsed["payload"][name], parsed[name])
+    if len(table.key) > 1:
+        return found
+    plain = F.when(~text.startswith("{"), text.try_cast(kind))
+    return F.coalesce(found, plain)
+
+
+def _explained(error: AnalysisException) -> ViewError:
+    told = " ".join(str(error).split("\n\n==")[0].split(";")[0].split())
+    return ViewError(f"Spark does not take an expression of the view: {told}")

@@ -1,0 +1,213 @@
+"""What a view is made of: tables, filters, projections, joins, groups, unions.
+
+Columns have flat names, `TABLE.COLUMN`, and expressions are sqlglot's, whose columns are such
+names. Each relation has an **identity**: columns that tell its rows apart. A table has its primary
+key, a join those of both sides, a group what it is grouped by; a projection carries it along in
+hidden columns, unless it shows it. At the end it is the key of the view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import singledispatch
+from typing import Final, Literal
+
+from sqlglot import exp
+
+from penstock.spark.views.aggregating import Function
+from penstock.spark.views.expressions import Expression
+
+How = Literal["inner", "left"]
+BRANCH: Final = "_branch"
+ROW: Final = "_row"
+# The key of a view that is one row.
+ALL: Final = "_all"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A changelog; `alias` is what the view calls it."""
+
+    name: str
+    alias: str
+    key: tuple[str, ...]
+    columns: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    input: Node
+    condition: Expression
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    """Columns by expressions. `prefix` is the alias of a derived table; of the view itself none."""
+
+    input: Node
+    outputs: tuple[tuple[str, Expression], ...]
+    prefix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Join:
+    left: Node
+    right: Node
+    on: tuple[tuple[Expression, Expression], ...]
+    how: How = "inner"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One aggregate; no argument in count(*)."""
+
+    name: str
+    function: Function
+    argument: Expression | None = None
+    # As it was written, for messages.
+    text: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Rows by expressions; without results these are the distinct ones."""
+
+    input: Node
+    by: tuple[tuple[str, Expression], ...]
+    results: tuple[Result, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Union:
+    """All rows of several relations with the same columns."""
+
+    inputs: tuple[Project, ...]
+    prefix: str = ""
+
+
+Node = Table | Filter | Project | Join | Group | Union
+
+
+def flat(alias: str, column: str) -> str:
+    return f"{alias}.{column}" if alias else column
+
+
+def column(name: str) -> Expression:
+    """A column by its flat name, as an expression."""
+    return exp.column(exp.to_identifier(name, quoted=True))
+
+
+def columns_in(expression: Expression) -> set[str]:
+    """The flat names of the columns in an expression that was resolved."""
+    return {each.name for each in expression.find_all(exp.Column)}
+
+
+def as_column(expression: Expression) -> str | None:
+    """The name, if an expression is nothing but a column."""
+    return expression.name if isinstance(expression, exp.Column) else None
+
+
+@singledispatch
+def columns(node: Node) -> tuple[str, ...]:
+    """The columns of a relation that can be asked for."""
+    raise NotImplementedError(node)
+
+
+@columns.register
+def _(node: Table) -> tuple[str, ...]:
+    return tuple(flat(node.alias, each) for each in node.columns)
+
+
+@columns.register
+def _(node: Filter) -> tuple[str, ...]:
+    return columns(node.input)
+
+
+@columns.register
+def _(node: Project) -> tuple[str, ...]:
+    return tuple(name for name, _ in node.outputs)
+
+
+@columns.register
+def _(node: Join) -> tuple[str, ...]:
+    return (*columns(node.left), *columns(node.right))
+
+
+@columns.register
+def _(node: Group) -> tuple[str, ...]:
+    return (*(name for name, _ in node.by), *(each.name for each in node.results))
+
+
+@columns.register
+def _(node: Union) -> tuple[str, ...]:
+    return columns(node.inputs[0])
+
+
+@singledispatch
+def identity(node: Node) -> tuple[str, ...]:
+    """The columns that tell the rows of a relation apart."""
+    raise NotImplementedError(node)
+
+
+@identity.register
+def _(node: Table) -> tuple[str, ...]:
+    return tuple(flat(node.alias, each) for each in node.key)
+
+
+@identity.register
+def _(node: Filter) -> tuple[str, ...]:
+    return identity(node.input)
+
+
+@identity.register
+def _(node: Project) -> tuple[str, ...]:
+    return tuple(name for name, _ in carried(node))
+
+
+@identity.register
+def _(node: Join) -> tuple[str, ...]:
+    return (*identity(node.left), *identity(node.right))
+
+
+@identity.register
+def _(node: Group) -> tuple[str, ...]:
+    return tuple(name for name, _ in node.by)
+
+
+@identity.register
+def _(node: Union) -> tuple[str, ...]:
+    if not node.prefix:
+        return BRANCH, ROW
+    return f"{node.prefix}.#branch", f"{node.prefix}.#row"
+
+
+def hidden(prefix: str, name: str, number: int) -> str:
+    """The name of a column of the identity that is not shown."""
+    return f"{prefix}.#{number}" if prefix else f"_{name.lstrip('_').replace('.', '_')}"
+
+
+def carried(node: Project) -> Iterator[tuple[str, str]]:
+    """The identity of a projection: each column's name in it, and the name it has below."""
+    shown = {as_column(each): name for name, each in reversed(node.outputs)}
+    for number, below in enumerate(identity(node.input)):
+        yield shown.get(below) or hidden(node.prefix, below, number), below
+
+
+def tables(node: Node) -> Iterator[Table]:
+    """The tables that a view reads, each as often as it is named."""
+    if isinstance(node, Table):
+        yield node
+    elif isinstance(node, Join):
+        yield from tables(node.left)
+        yield from tables(node.right)
+    elif isinstance(node, Union):
+        for each in node.inputs:
+            yield from tables(each)
+    else:
+        yield from tables(node.input)
+
+
+def key_of(node: Node) -> tuple[str, ...]:
+    """The columns that are the key of a view, in what `changes` gives."""
+    return identity(node) or (ALL,)
