@@ -1,0 +1,290 @@
+"""A sink's query: from its start at the store's position, micro-batch by micro-batch.
+
+Spark's checkpoint of the query is a folder that is emptied at each start. While the query runs it
+tells how far the present micro-batch goes: Spark writes that down before it runs it, and the last
+record alone would not tell, since offsets have gaps.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+import pyarrow.compute as pc
+
+from penstock.client.metadata import EARLIEST, LATEST, Metadata, offsets
+from penstock.sinks.contract import Changes, Position, Refused, Sink
+from penstock.spark.flows.errors import UnknownTopicError
+from penstock.spark.flows.inputs import FORMAT, Place
+from penstock.spark.flows.progress import Progress
+from penstock.spark.flows.running import Gate, GateClosedError
+from penstock.spark.flows.supervisor import Failure
+from penstock.spark.flows.trouble import explain
+from penstock.spark.sinking.errors import FeedingError, TopicReplacedError
+from penstock.spark.sinking.fields import Column
+from penstock.spark.sinking.learning import parser_of
+from penstock.spark.sinking.letters import Letters
+from penstock.spark.sinking.parsing import Parser
+from penstock.spark.sinking.spec import SinkSpec
+from penstock.spark.sinking.task import RESULT, Findings, Task
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+log = logging.getLogger(__name__)
+
+COMMIT_WAIT_S: Final = 10.0
+_STEP_S: Final = 0.02
+_KEPT_COUNTS: Final = 1000
+
+
+@dataclass(slots=True)
+class Applied:
+    """What a sink has come to, for those who watch."""
+
+    position: Position | None = None
+    # The newest record that is in the store, in seconds since 1970.
+    newest_s: float = 0.0
+    put: int = 0
+    deleted: int = 0
+
+
+class Feeding:
+    """Feeds one sink, from a start to its end."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        spec: SinkSpec,
+        place: Place,
+        checkpoint: Path,
+        *,
+        once: bool = False,
+        rebuild: bool = False,
+    ) -> None:
+        self._spark = spark
+        self.spec = spec
+        self._place = place
+        self._checkpoint = checkpoint
+        self._once = once
+        self._rebuild = rebuild
+        self._gate = Gate()
+        self._query: StreamingQuery | None = None
+        self._error: BaseException | None = None
+        self._written: dict[int, int] = {}
+        self._sink: Sink | None = None
+        self._parser: Parser | None = None
+        self._letters: Letters | None = None
+        self._cluster: Any = None
+        self._topic = ""
+        self._since = Position()
+        self.progress = Progress()
+        self.applied = Applied()
+
+    # ---- the start -----------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Open the store and start the query; it runs when this returns."""
+        self._topic = self._place.resolve(self.spec.topic)
+        self._cluster = self._place.cluster()
+        metadata = Metadata(self._cluster)
+        if self._topic not in metadata.topics([self._topic]):
+            raise UnknownTopicError(
+                f"sink {self.spec.name!r} reads topic {self._topic!r}, which does not exist at "
+                f"{self._place.bootstrap}",
+                advice=f"`penstock topics create {self._topic}` makes it; is the name right?",
+            )
+        live = self.spec.sink()
+        self._sink = live.beside() if self._rebuild else live
+        if self._rebuild:
+            live.close()
+        stored = self._sink.stored_schema()
+        parser = parser_of(self.spec, self._cluster, self._topic, stored)
+        self._since = self._open(parser)
+        self._letters = Letters(self._cluster, self.spec.letters, self.spec.name)
+        self.applied.position = self._since
+        starting = self._starting(metadata)
+        shutil.rmtree(self._checkpoint, ignore_errors=True)
+        options = self._place.source(self.spec.topic, {
+            "startingOffsets": orjson.dumps(starting).decode(),
+            "maxOffsetsPerTrigger": str(self.spec.max_records),
+            "includeHeaders": "false",
+        })  # fmt: skip
+        records = self._spark.readStream.format(FORMAT).options(**options).load()
+        writer = records.writeStream.queryName(self.title)
+        writer = writer.option("checkpointLocation", str(self._checkpoint))
+        if self._once or self._rebuild:
+            writer = writer.trigger(availableNow=True)
+        elif self.spec.every:
+            writer = writer.trigger(processingTime=self.spec.every)
+        # Batches are counted anew, as their checkpoint is.
+        self.progress.batch_id = -1
+        self._query = writer.foreachBatch(self._guarded).start()
+
+    @property
+    def title(self) -> str:
+        """The query's name in Spark."""
+        return f"sink {self.spec.name}{' (rebuild)' if self._rebuild else ''}"
+
+    def _open(self, parser: Parser) -> Position:
+        """Open the store for these columns, and read all columns that it has."""
+        assert self._sink is not None
+        position = self._sink.open(parser.schema)
+        merged = self._sink.stored_schema() or parser.schema
+        types = {field.name: field for field in merged.fields}
+        columns = [replace(each, field=types.get(each.name, each.field)) for each in parser.columns]
+        self._parser = replace(parser, columns=tuple(columns))
+        return position
+
+    def _starting(self, metadata: Metadata) -> dict[str, dict[str, int]]:
+        """Where to begin in each partition: where the store is, or at the log's start."""
+        places = [(self._topic, number) for number in metadata.partitions(self._topic)]
+        ends = offsets(
+            self._cluster, dict.fromkeys(places, LATEST), isolation="read_committed",
+            metadata=metadata,
+        )  # fmt: skip
+        for place, at in self._since.offsets.items():
+            if place[0] == self._topic and at > ends.get(place, 0):
+                raise TopicReplacedError(
+                    f"{self._sink.target if self._sink else self.spec.shown} is at offset {at} of "
+                    f"{place[0]}-{place[1]}, whose log ends at {ends.get(place, 0)}: the topic was "
+                    "deleted and made again, or has lost its end",
+                    advice=f"`penstock sinks rebuild {self.spec.name}` builds it from the topic.",
+                )
+        return {
+            self._topic: {
+                str(number): self._since.offsets.get((topic, number), EARLIEST)
+                for topic, number in places
+            }
+        }
+
+    # ---- micro-batches -------------------------------------------------------------------
+
+    def _guarded(self, records: DataFrame, batch_id: int) -> None:
+        self._gate.enter()
+        done = False
+        try:
+            self._written[batch_id] = self._on_batch(records, batch_id)
+            while len(self._written) > _KEPT_COUNTS:
+                del self._written[next(iter(self._written))]
+            done = True
+        except BaseException as error:
+            self._error = error
+            raise
+        finally:
+            self._gate.leave(batch_id, done=done)
+
+    def _on_batch(self, records: DataFrame, batch_id: int) -> int:
+        assert self._sink is not None
+        assert self._letters is not None
+        assert self._parser is not None
+        position = self._since.merged(self._end_of(batch_id))
+        found = self._findings(records)
+        if found.new:
+            log.info("sink %s: new columns %s", self.spec.name, ", ".join(found.new))
+            grown = [*self._parser.columns, *(Column(each) for each in found.new.values())]
+            self._open(replace(self._parser, columns=tuple(grown)))
+            found = self._findings(records)
+        letters = self._letters
+        before = letters.written
+        letters.unread(found.letters)
+        changes = found.changes(self._since, position)
+
+        def aside(refused: Sequence[Refused]) -> None:
+            letters.refused(refused, changes)
+
+        done = self._sink.apply(changes, aside)
+        self._since = position
+        self.progress.dead_letters += letters.written - before
+        self._note(changes, position)
+        return done.rows
+
+    def _findings(self, records: DataFrame) -> Findings:
+        assert self._parser is not None
+        told = records.mapInArrow(Task(self._parser), RESULT).toArrow()
+        rows = zip(told.column("kind").to_pylist(), told.column("data").to_pylist(), strict=True)
+        return Findings(self._parser.schema, rows)
+
+    def _note(self, changes: Changes, position: Position) -> None:
+        self.applied.position = position
+        self.applied.put += changes.upserts.num_rows
+        self.applied.deleted += changes.deletes.num_rows
+        for origin in (changes.upserted_at, changes.deleted_at):
+            newest = pc.max(origin.column("timestamp")).as_py()
+            if newest is not None:
+                self.applied.newest_s = max(self.applied.newest_s, newest.timestamp())
+
+    def _end_of(self, batch_id: int) -> Position:
+        """How far a micro-batch goes, as Spark has written it down."""
+        file = self._checkpoint / "offsets" / str(batch_id)
+        try:
+            lines = file.read_text(encoding="utf-8").splitlines()
+            return Position.from_json(lines[2])
+        except (OSError, IndexError, ValueError) as error:
+            raise FeedingError(
+                f"sink {self.spec.name!r}: {file} does not tell where micro-batch {batch_id} ends",
+                advice="The folder must be on the machine of the driver, and nobody else's.",
+            ) from error
+
+    # ---- watching ------------------------------------------------------------------------
+
+    @property
+    def is_active(self) -> bool:
+        return self._query is not None and bool(self._query.isActive)
+
+    def failure(self) -> Failure | None:
+        """Why the query ended; None if it came to its end, or was stopped."""
+        query = self._query
+        found = query.exception() if query is not None else None
+        if found is None or isinstance(self._error, GateClosedError):
+            return None
+        if self._gate.is_closed and self._error is None:
+            return None
+        return self.explain(self._error or found)
+
+    def explain(self, error: BaseException) -> Failure:
+        log.debug("sink %s failed", self.spec.name, exc_info=error)
+        return explain(error, flow=self.spec.name, checkpoint=str(self._checkpoint))
+
+    def poll(self) -> bool:
+        """Take in what Spark reports; whether a micro-batch was completed since the last time."""
+        last = self._query.lastProgress if self._query is not None else None
+        if last is None or self._query is None:
+            return False
+        reports = [last]
+        if int(last["batchId"]) > self.progress.batch_id + 1:
+            reports = list(self._query.recentProgress)
+        fresh = [self.progress.take(orjson.loads(each.json), self._written) for each in reports]
+        return any(fresh)
+
+    def switch(self) -> None:
+        """Of a rebuild that has come to its end: put what was built in the place of the old."""
+        assert self._sink is not None
+        self._sink.switch()
+
+    # ---- the end -------------------------------------------------------------------------
+
+    def stop(self, timeout_s: float) -> None:
+        """End the query after the micro-batch that runs; break it off after the time limit."""
+        query = self._query
+        if query is not None and query.isActive:
+            if self._gate.close(timeout_s):
+                deadline = time.monotonic() + COMMIT_WAIT_S
+                while time.monotonic() < deadline and query.status["isTriggerActive"]:
+                    time.sleep(_STEP_S)
+            query.stop()
+        self.close()
+
+    def close(self) -> None:
+        """Give connections back."""
+        if self._sink is not None:
+            self._sink.close()
+        if self._cluster is not None:
+            self._cluster.close()

@@ -1,0 +1,156 @@
+"""How a sink's records are to be read: from what its user says, and from the records themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, cast
+
+import orjson
+import pyarrow as pa
+
+from penstock.client.connection import Cluster
+from penstock.client.reading import read_batches
+from penstock.errors import ConfigError
+from penstock.sinks.schema import Schema, is_json
+from penstock.spark.sinking.errors import NothingToLearnFromError
+from penstock.spark.sinking.fields import (
+    JSON_TEXT,
+    PRECISE,
+    Column,
+    columns_of,
+    from_block,
+    from_samples,
+    from_text,
+)
+from penstock.spark.sinking.parsing import Format, Parser
+from penstock.spark.sinking.spec import SinkSpec
+
+SAMPLES: Final = 500
+
+
+def parser_of(spec: SinkSpec, cluster: Cluster, topic: str, stored: Schema | None) -> Parser:
+    """The parser for a sink; `stored` is the schema that its store has, if there is one."""
+    known = bool(spec.fields) and bool(spec.key) and bool(spec.format)
+    samples = [] if known else list(_samples(cluster, topic))
+    values = [value for _, value in samples if value is not None]
+    documents = [document for document in map(_json, values) if isinstance(document, dict)]
+    rows, wrapped = _rows(documents)
+    format_: Format = cast("Format", spec.format or ("debezium" if rows is not None else "json"))
+    if format_ == "json":
+        rows = [_payload(document) for document in documents]
+    key = spec.key or _key(samples, stored, spec)
+    columns = _columns(spec, format_, rows or [], wrapped, stored, key)
+    missing = [name for name in key if name not in {each.name for each in columns}]
+    if missing:
+        raise ConfigError(
+            f"sink {spec.name!r}: the key {missing[0]!r} is none of the columns of {topic}",
+            advice=f"They are {[each.name for each in columns]}; say which with key = and fields =",
+        )
+    # Types as stores know them.
+    normal = Schema.of([each.field for each in columns], key)
+    columns = [replace(each, field=f) for each, f in zip(columns, normal.fields, strict=True)]
+    return Parser(tuple(columns), key, format_, grows=not spec.fields)
+
+
+def _columns(
+    spec: SinkSpec,
+    format_: Format,
+    rows: Sequence[Mapping[str, Any]],
+    wrapped: Mapping[str, Any] | None,
+    stored: Schema | None,
+    key: tuple[str, ...],
+) -> list[Column]:
+    unit = spec.time_unit or ("us" if format_ == "debezium" else "ms")
+    precise = (spec.decimals or ("precise" if format_ == "debezium" else "text")) == PRECISE
+    settings: dict[str, Any] = {"unit": unit, "precise": precise,
+                                "json_text": format_ == "debezium"}  # fmt: skip
+    if spec.fields:
+        return columns_of(from_text(spec.fields), **settings)
+    if wrapped is not None:
+        found = from_block(wrapped)
+    else:
+        found = [Column(each) for each in from_samples(rows)]
+    if stored is None:
+        if not found:
+            raise NothingToLearnFromError(
+                f"sink {spec.name!r}: topic {spec.topic} has no rows yet to tell the columns by"
+            )
+        return found
+    # What the store has was learned before, from records that may be gone by now.
+    learned = {each.name: each for each in found}
+    kept = [_kept(each, learned.pop(each.name, None), settings) for each in stored.fields]
+    return [*kept, *learned.values()]
+
+
+def _kept(stored: pa.Field, learned: Column | None, settings: Mapping[str, Any]) -> Column:
+    """A column of the store; of what was learned anew it takes how its values are written."""
+    if learned is not None:
+        if stored.type == learned.field.type and is_json(stored) == is_json(learned.field):
+            return learned
+        if pa.types.is_integer(stored.type) and pa.types.is_integer(learned.field.type):
+            # The wider of both, which opening the store makes of it.
+            return max(Column(stored), learned, key=lambda each: int(each.field.type.bit_width))
+    column = columns_of([stored], **settings)[0]
+    # Guessed columns of JSON were written from values, not from text.
+    return replace(column, how="") if column.how == JSON_TEXT and learned is None else column
+
+
+def _samples(cluster: Cluster, topic: str) -> Iterable[tuple[bytes | None, bytes | None]]:
+    """Some of the first records of each partition."""
+    found: dict[int, int] = {}
+    for number, batch in read_batches(cluster, topic):
+        taken = found.get(number, 0)
+        part = batch.slice(0, SAMPLES - taken)
+        found[number] = taken + part.num_rows
+        yield from zip(
+            part.column("key").to_pylist(), part.column("value").to_pylist(), strict=True
+        )
+        if sum(found.values()) >= 2 * SAMPLES:
+            return
+
+
+def _json(data: bytes) -> Any:
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return None
+
+
+def _payload(document: dict[str, Any]) -> dict[str, Any]:
+    inner = document.get("payload")
+    return inner if isinstance(inner, dict) and "schema" in document else document
+
+
+def _rows(
+    documents: Sequence[dict[str, Any]],
+) -> tuple[list[Mapping[str, Any]] | None, Mapping[str, Any] | None]:
+    """The rows of change events, None if these are no such, and the newest schema block."""
+    blocks = [each["schema"] for each in documents if isinstance(each.get("schema"), dict)]
+    block = blocks[-1] if blocks and "payload" in documents[-1] else None
+    inner = [_payload(each) for each in documents]
+    changes = [each for each in inner if isinstance(each.get("op"), str) and "after" in each]
+    if not changes:
+        return None, block
+    return [each["after"] for each in changes if isinstance(each["after"], dict)], block
+
+
+def _key(
+    samples: Sequence[tuple[bytes | None, bytes | None]], stored: Schema | None, spec: SinkSpec
+) -> tuple[str, ...]:
+    if stored is not None:
+        return stored.key
+    for key, _ in samples:
+        told = _json(key) if key is not None else None
+        if isinstance(told, dict):
+            found = tuple(_payload(told))
+            if found:
+                return found
+    if not samples:
+        raise NothingToLearnFromError(
+            f"sink {spec.name!r}: topic {spec.topic} has no records yet to tell the key by"
+        )
+    raise ConfigError(
+        f"sinks.{spec.name}.key is missing, and the keys of {spec.topic} do not tell it",
+        advice='Say which column is the key: key = "id".',
+    )

@@ -1,0 +1,296 @@
+"""Records of a changelog to changes of a table: the last of each key, parsed.
+
+A record's key, as bytes, says which row it is of: so only the last record of each key is parsed. A
+record that cannot be read is put aside with the reason, and the one before it with the same key
+counts: the table is then the same as if each record had been taken by itself, however the log is
+cut into batches. (A bad record that a good one replaces in the same batch is not looked at.)
+
+Formats: `debezium` are change events, with or without Connect's schema around them; `json` are rows
+as JSON objects, and null for deleted. Keys are JSON objects of the key's columns, or for a single
+column its value as text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+import orjson
+import pyarrow as pa
+
+from penstock.sinks.contract import ORIGIN
+from penstock.sinks.schema import Schema
+from penstock.spark.sinking.fields import Column, guessed
+from penstock.spark.sinking.values import UNAVAILABLE, column_of
+
+Format = Literal["debezium", "json"]
+
+# The key of a record without a value that only says that time has passed.
+HEARTBEAT: Final = b"penstock.heartbeat"
+BAD: Final = pa.schema(
+    [
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary()),
+        *ORIGIN,
+        pa.field("reason", pa.string()),
+    ]
+)
+_UNAVAILABLE: Final = UNAVAILABLE.encode()
+_MAX_NEW: Final = 200
+
+
+class _BadRecord(Exception):  # noqa: N818 (not an error of ours: it becomes a line of `bad`)
+    """Why a record cannot be read."""
+
+
+@dataclass(slots=True)
+class Parsed:
+    """The changes of some records: tables aligned as in `Changes`, and what could not be read."""
+
+    upserts: pa.Table
+    upserted_at: pa.Table
+    deletes: pa.Table
+    deleted_at: pa.Table
+    bad: pa.Table
+    # Columns that rows have and the table does not.
+    new: dict[str, pa.Field] = field(default_factory=dict)
+    records: int = 0
+
+
+@dataclass(slots=True)
+class _Found:
+    """What was read so far: rows and keys, each with the number of its record."""
+
+    rows: list[Mapping[str, Any]] = field(default_factory=list)
+    rows_at: list[int] = field(default_factory=list)
+    keys: list[Mapping[str, Any]] = field(default_factory=list)
+    keys_at: list[int] = field(default_factory=list)
+    bad: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Parser:
+    """Reads the records of one sink; goes to the tasks."""
+
+    columns: tuple[Column, ...]
+    key: tuple[str, ...]
+    format: Format
+    # Whether columns that rows have beyond these are looked for.
+    grows: bool = False
+
+    @property
+    def schema(self) -> Schema:
+        return Schema.of([column.field for column in self.columns], self.key)
+
+    def parse(self, records: pa.Table) -> Parsed:
+        """Records in the order of the log: columns key, value, topic, partition, offset and
+        timestamp."""
+        keys: list[bytes | None] = records.column("key").to_pylist()
+        values = records.column("value")
+        last = dict(zip(keys, range(len(keys)), strict=True))
+        found = _Found()
+        if None in last:
+            del last[None]
+            found.bad.update(
+                (at, "the record has no key") for at, k in enumerate(keys) if k is None
+            )
+        parts: list[tuple[pa.Table, list[int], pa.Table, list[int]]] = []
+        new: dict[str, pa.Field] = {}
+        pending = sorted(last.values())
+        before: dict[bytes, list[int]] | None = None
+        while pending:
+            step = self._step(pending, keys, values, found.bad, new)
+            parts.append(step)
+            failed = [at for at in pending if at in found.bad]
+            if not failed:
+                break
+            if before is None:
+                before = _places(keys, {keys[at] for at in failed})
+            pending = _earlier(failed, keys, before)
+        return self._parsed(records, parts, found.bad, new)
+
+    def _step(
+        self,
+        pending: Sequence[int],
+        keys: Sequence[bytes | None],
+        values: pa.ChunkedArray,
+        bad: dict[int, str],
+        new: dict[str, pa.Field],
+    ) -> tuple[pa.Table, list[int], pa.Table, list[int]]:
+        """Read the records with these numbers; those that cannot be are told in `bad`."""
+        found = _Found(bad=bad)
+        for at, value in zip(pending, values.take(pa.array(pending, pa.int64())).to_pylist(),
+                             strict=True):  # fmt: skip
+            key = keys[at]
+            assert key is not None
+            if value is None and key == HEARTBEAT:
+                continue
+            try:
+                self._read(at, key, value, found)
+            except _BadRecord as why:
+                bad[at] = str(why)
+        upserts, upserts_at = self._table(found.rows, found.rows_at, self.columns, bad)
+        wanted = [column for name in self.key for column in self.columns if column.name == name]
+        deletes, deletes_at = self._table(found.keys, found.keys_at, wanted, bad)
+        if self.grows:
+            self._look_for_new(found.rows, new)
+        return upserts, upserts_at, deletes, deletes_at
+
+    def _read(self, at: int, key: bytes, value: bytes | None, found: _Found) -> None:
+        """Sort a record out: a row, a deletion, or neither."""
+        row: Mapping[str, Any] | None = None
+        old: Mapping[str, Any] = {}
+        if value is not None:
+            try:
+                document = orjson.loads(value)
+            except orjson.JSONDecodeError as error:
+                raise _BadRecord(f"the value is not JSON: {error}") from None
+            if not isinstance(document, dict):
+                raise _BadRecord("the value is not a JSON object")
+            if "payload" in document and "schema" in document and len(document) == 2:
+                document = document["payload"]
+            if self.format == "debezium":
+                if document is not None:
+                    operation = _operation(document)
+                    if operation == "m":
+                        return
+                    row, old = document.get("after"), document.get("before") or {}
+                    if row is None and operation != "d":
+                        raise _BadRecord(f"the change has op {operation!r} and no row afterwards")
+                    row = None if operation == "d" else row
+            else:
+                row = document
+            if row is not None and not isinstance(row, dict):
+                raise _BadRecord("the row is not a JSON object")
+            if row is not None and _UNAVAILABLE in value and UNAVAILABLE in row.values():
+                raise _BadRecord(
+                    "the row lacks a value that the database did not send; capture with "
+                    'unavailable = "fill"'
+                )
+        if row is None:
+            found.keys.append(self._key(key, old))
+            found.keys_at.append(at)
+            return
+        if any(row.get(name) is None for name in self.key):
+            row = {**row, **self._key(key, row)}
+        found.rows.append(row)
+        found.rows_at.append(at)
+
+    def _key(self, key: bytes, known: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The columns of the key, from the record's key, or from a row."""
+        if known and all(known.get(name) is not None for name in self.key):
+            return {name: known[name] for name in self.key}
+        try:
+            told = orjson.loads(key)
+        except orjson.JSONDecodeError:
+            told = None
+        if isinstance(told, dict) and isinstance(told.get("payload"), dict) and "schema" in told:
+            told = told["payload"]
+        if isinstance(told, dict):
+            missing = [name for name in self.key if told.get(name) is None]
+            if missing:
+                raise _BadRecord(f"the key has no {missing[0]}")
+            return {name: told[name] for name in self.key}
+        if len(self.key) > 1:
+            raise _BadRecord("the key is not a JSON object of the key's columns")
+        try:
+            # As text: the column knows what it is.
+            text = told if isinstance(told, str) else key.decode()
+        except UnicodeDecodeError:
+            raise _BadRecord("the key is not UTF-8") from None
+        return {self.key[0]: text}
+
+    def _table(
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        rows_at: list[int],
+        columns: Iterable[Column],
+        bad: dict[int, str],
+    ) -> tuple[pa.Table, list[int]]:
+        """Rows as columns, without those that do not fit, and the records that they are from."""
+        arrays, names = [], []
+        wrong: dict[int, str] = {}
+        for column in columns:
+            name = column.name
+            array, unfit = column_of([row.get(name) for row in rows], column)
+            if name in self.key and array.null_count:
+                for at, there in enumerate(array.is_valid().to_pylist()):
+                    if not there:
+                        unfit.setdefault(at, f"field {name} of the key is missing or null")
+            for at, reason in unfit.items():
+                wrong.setdefault(at, reason)
+            arrays.append(array)
+            names.append(column.field)
+        table = pa.table(arrays, schema=pa.schema(names))
+        if not wrong:
+            return table, rows_at
+        bad.update((rows_at[at], reason) for at, reason in wrong.items())
+        keep = [at for at in range(len(rows_at)) if at not in wrong]
+        return table.take(pa.array(keep, pa.int64())), [rows_at[at] for at in keep]
+
+    def _look_for_new(self, rows: Sequence[Mapping[str, Any]], new: dict[str, pa.Field]) -> None:
+        known = {column.name for column in self.columns}
+        names = {name for row in rows if len(row) > 0 for name in row if name not in known}
+        for name in sorted(names)[:_MAX_NEW]:
+            seen = guessed((row.get(name) for row in rows), name)
+            if seen is not None:
+                new.setdefault(name, seen)
+
+    def _parsed(
+        self,
+        records: pa.Table,
+        parts: list[tuple[pa.Table, list[int], pa.Table, list[int]]],
+        bad: dict[int, str],
+        new: dict[str, pa.Field],
+    ) -> Parsed:
+        origin = records.select(ORIGIN.names).cast(ORIGIN)
+        upserts = [part[0] for part in parts] or [self.schema.arrow.empty_table()]
+        deletes = [part[2] for part in parts] or [self.schema.key_arrow.empty_table()]
+        wrong = sorted(bad)
+        letters = records.select(["key", "value"]).take(pa.array(wrong, pa.int64()))
+        told = [letters.column("key"), letters.column("value")]
+        told += origin.take(pa.array(wrong, pa.int64())).columns
+        told.append(pa.chunked_array([pa.array([bad[at] for at in wrong], pa.string())]))
+        return Parsed(
+            pa.concat_tables(upserts).cast(self.schema.arrow),
+            origin.take(pa.array([at for part in parts for at in part[1]], pa.int64())),
+            pa.concat_tables(deletes).cast(self.schema.key_arrow),
+            origin.take(pa.array([at for part in parts for at in part[3]], pa.int64())),
+            pa.table(told, schema=BAD),
+            new,
+            records.num_rows,
+        )
+
+
+def _operation(document: Any) -> str:
+    if not isinstance(document, dict) or not isinstance(document.get("op"), str):
+        raise _BadRecord("the value is no change event: no op")
+    operation: str = document["op"]
+    if operation == "t":
+        raise _BadRecord("a truncated table cannot be followed: rebuild the sink")
+    return operation
+
+
+def _places(keys: Sequence[bytes | None], wanted: set[bytes | None]) -> dict[bytes, list[int]]:
+    """Where the records of these keys are, in their order."""
+    found: dict[bytes, list[int]] = {}
+    for at, key in enumerate(keys):
+        if key in wanted and key is not None:
+            found.setdefault(key, []).append(at)
+    return found
+
+
+def _earlier(
+    failed: Iterable[int], keys: Sequence[bytes | None], places: Mapping[bytes, list[int]]
+) -> list[int]:
+    """The records before those that failed, with the same keys."""
+    found = []
+    for at in failed:
+        key = keys[at]
+        assert key is not None
+        mine = places[key]
+        number = mine.index(at)
+        if number > 0:
+            found.append(mine[number - 1])
+    return sorted(found)

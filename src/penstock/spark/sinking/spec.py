@@ -1,0 +1,180 @@
+"""What a user says of a sink, in `penstock.toml` or in Python:
+
+    [sinks.orders]
+    topic = "shop.public.orders"
+    url = "sqlite:///shop.db"          # the table is called as the sink, unless ?table= says so
+    key = "id"                         # or ["region", "id"]; from the records' keys if left out
+    fields = "id bigint, total decimal(10,2), placed timestamp"
+
+Without `fields` the columns are found out: from the schema block of change events if they have one,
+else from the first records; then columns that appear later are added. `format` is "debezium" for
+change events as capture writes them, "json" for rows as JSON objects; found out if left out.
+
+Further settings: `options` of the store; `dead_letters`, the topic for what cannot be read or taken
+(TOPIC.dead unless said otherwise); `max_records` of one micro-batch; `every`, the least time
+between two; `max_lag`, the delay from which an alarm is raised; `time_unit` of times that are
+numbers ("us", "ms" or "s"); `decimals`, "precise" for Connect's base64, or "text".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from penstock.errors import ConfigError
+from penstock.sinks import stores
+from penstock.sinks.contract import Sink
+from penstock.spark.sinking.fields import UNITS, from_text
+
+MAX_RECORDS: Final = 200_000
+MAX_LAG_S: Final = 300.0
+FORMATS: Final = ("debezium", "json")
+DECIMALS: Final = ("precise", "text")
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
+_EVERY: Final = re.compile(r"\d+ (milli)?(second|minute|hour)s?")
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)?")
+_SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
+_SETTINGS: Final = (
+    "topic", "url", "key", "fields", "format", "options", "dead_letters", "max_records", "every",
+    "max_lag", "time_unit", "decimals",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class SinkSpec:
+    """A declared sink."""
+
+    name: str
+    topic: str
+    url: str = field(repr=False)
+    key: tuple[str, ...] = ()
+    fields: str = ""
+    format: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    dead_letters: str = ""
+    max_records: int = MAX_RECORDS
+    every: str = ""
+    max_lag_s: float = MAX_LAG_S
+    time_unit: str = ""
+    decimals: str = ""
+
+    @property
+    def shown(self) -> str:
+        """The store for people: without password."""
+        return stores.parse(self.url, self.options, self.name).shown
+
+    @property
+    def letters(self) -> str:
+        return self.dead_letters or f"{self.topic}.dead"
+
+    def sink(self) -> Sink:
+        """The store; nothing is asked of it yet."""
+        return stores.open_sink(self.url, self.options, name=self.name)
+
+
+def from_config(name: str, found: Any) -> SinkSpec:
+    """A sink from its table in the project file; ConfigErrors begin with the setting's path."""
+    path = f"sinks.{name}"
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"{path}: {name!r} is no name for a sink",
+            advice="Use up to 100 letters, digits, dots, dashes and underscores.",
+        )
+    if not isinstance(found, Mapping):
+        raise ConfigError(f"{path} must be a table of settings, not {found!r}")
+    for each in found:
+        if each not in _SETTINGS:
+            raise ConfigError(
+                f"{path}.{each} is no setting of a sink", advice=f"There are {', '.join(_SETTINGS)}"
+            )
+    settings = _Settings(path, found)
+    options = found.get("options", {})
+    if not isinstance(options, Mapping):
+        raise ConfigError(f"{path}.options must be a table of the store's options")
+    spec = SinkSpec(
+        name=name,
+        topic=settings.text("topic", needed=True, pattern=_TOPIC),
+        url=settings.text("url", needed=True),
+        key=settings.names("key"),
+        fields=settings.text("fields"),
+        format=settings.choice("format", FORMATS),
+        options=dict(options),
+        dead_letters=settings.text("dead_letters", pattern=_TOPIC),
+        max_records=settings.number("max_records", MAX_RECORDS),
+        every=settings.text("every", pattern=_EVERY),
+        max_lag_s=settings.seconds("max_lag", MAX_LAG_S),
+        time_unit=settings.choice("time_unit", tuple(UNITS)),
+        decimals=settings.choice("decimals", DECIMALS),
+    )
+    _check(spec, path)
+    return spec
+
+
+def _check(spec: SinkSpec, path: str) -> None:
+    try:
+        stores.parse(spec.url, spec.options, spec.name)
+    except ConfigError as error:
+        raise ConfigError(f"{path}.url: {error}", advice=error.advice) from None
+    if spec.fields:
+        try:
+            names = [each.name for each in from_text(spec.fields)]
+        except ConfigError as error:
+            raise ConfigError(f"{path}.fields: {error}", advice=error.advice) from None
+        for each in spec.key:
+            if each not in names:
+                raise ConfigError(
+                    f"{path}.key: {each!r} is none of the fields", advice=f"They are {names}."
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """Settings by name, each checked."""
+
+    path: str
+    found: Mapping[str, Any]
+
+    def text(
+        self, name: str, *, needed: bool = False, pattern: re.Pattern[str] | None = None
+    ) -> str:
+        value = self.found.get(name)
+        if value is None:
+            if needed:
+                raise ConfigError(f"{self.path}.{name} is missing")
+            return ""
+        if not isinstance(value, str) or not value.strip():
+            raise ConfigError(f"{self.path}.{name} must be a text, not {value!r}")
+        if pattern is not None and not pattern.fullmatch(value):
+            raise ConfigError(f"{self.path}.{name} cannot be {value!r}")
+        return value
+
+    def names(self, name: str) -> tuple[str, ...]:
+        value = self.found.get(name, ())
+        many = [value] if isinstance(value, str) else value
+        if not isinstance(many, list | tuple) or not all(isinstance(x, str) and x for x in many):
+            raise ConfigError(f"{self.path}.{name} must be a column, or a list of columns")
+        return tuple(many)
+
+    def choice(self, name: str, known: tuple[str, ...]) -> str:
+        value = self.text(name)
+        if value and value not in known:
+            raise ConfigError(
+                f"{self.path}.{name} must be one of {', '.join(known)}, not {value!r}"
+            )
+        return value
+
+    def number(self, name: str, otherwise: int) -> int:
+        value = self.found.get(name, otherwise)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ConfigError(f"{self.path}.{name} must be a number from 1, not {value!r}")
+        return value
+
+    def seconds(self, name: str, otherwise: float) -> float:
+        value = self.found.get(name, otherwise)
+        match = _DURATION.fullmatch(str(value)) if not isinstance(value, bool) else None
+        if match is None:
+            raise ConfigError(f"{self.path}.{name} must be a duration as 30s, not {value!r}")
+        return float(match[1]) * _SECONDS[match[2]]

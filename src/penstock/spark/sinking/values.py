@@ -1,0 +1,193 @@
+"""Values of JSON to Arrow columns: all at once where they are as they should be, else one by one
+to find those that are not."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import datetime as dt
+import math
+from collections.abc import Callable
+from decimal import Context, Decimal, InvalidOperation
+from typing import Any, Final
+
+import orjson
+import pyarrow as pa
+
+from penstock.sinks.schema import is_json
+from penstock.spark.sinking.fields import JSON_TEXT, PRECISE, UNITS, Column
+
+# What Debezium writes for a large value that an update did not touch.
+UNAVAILABLE: Final = "__debezium_unavailable_value"
+_WIDE: Final = Context(prec=80)
+_EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_MAX_SHOWN: Final = 60
+_FAULTS: Final = (
+    pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError, ValueError,
+    TypeError, InvalidOperation, binascii.Error,
+)  # fmt: skip
+
+Bad = dict[int, str]
+
+
+def column_of(values: list[Any], column: Column) -> tuple[pa.Array, Bad]:
+    """A column of these values, and which of them are not what it holds, with the reason."""
+    convert = _converter(column)
+    kind = column.field.type
+    try:
+        if convert is None:
+            return pa.array(values, kind), {}
+        if pa.types.is_timestamp(kind) and column.how in UNITS:
+            return _times(values, UNITS[column.how], kind), {}
+    except _FAULTS:
+        pass
+    single = convert or _plain(kind)
+    found: list[Any] = []
+    bad: Bad = {}
+    for at, value in enumerate(values):
+        made = None
+        if value is not None:
+            try:
+                made = pa.scalar(single(value), kind).as_py() if convert is None else single(value)
+            except _FAULTS:
+                bad[at] = f"field {column.name} is not {kind}: {_shown(value)}"
+        found.append(made)
+    try:
+        return pa.array(found, kind), bad
+    except _FAULTS:
+        return _one_by_one(values, found, kind, column, bad)
+
+
+def _one_by_one(
+    values: list[Any], found: list[Any], kind: pa.DataType, column: Column, bad: Bad
+) -> tuple[pa.Array, Bad]:
+    """Values that were converted, and yet do not fit: too large, or with too many digits."""
+    for at, value in enumerate(found):
+        try:
+            pa.scalar(value, kind)
+        except _FAULTS:
+            bad[at] = f"field {column.name} does not fit {kind}: {_shown(values[at])}"
+            found[at] = None
+    return pa.array(found, kind), bad
+
+
+def _times(values: list[Any], factor: int, kind: pa.DataType) -> pa.Array:
+    """Times as whole numbers of a unit; fails if any is something else."""
+    numbers = pa.array(values, pa.int64())
+    if factor != 1:
+        numbers = pa.compute.multiply_checked(numbers, factor)
+    return numbers.cast(pa.timestamp("us")).cast(kind)
+
+
+def _converter(column: Column) -> Callable[[Any], Any] | None:
+    """For one value; None if Arrow takes JSON's own values."""
+    kind, how = column.field.type, column.how
+    if is_json(column.field):
+        return _json_text if how == JSON_TEXT else _json
+    if pa.types.is_timestamp(kind):
+        factor, zoned = UNITS.get(how, 1), kind.tz is not None
+        return lambda value: _time(value, factor, zoned=zoned)
+    if pa.types.is_time(kind):
+        factor = UNITS.get(how, 1)
+        return lambda value: _clock(value, factor)
+    if pa.types.is_date(kind):
+        return _date
+    if pa.types.is_decimal(kind):
+        scale = int(kind.scale)
+        return (lambda value: _precise(value, scale)) if how == PRECISE else _decimal
+    return _bytes if pa.types.is_binary(kind) else None
+
+
+def _plain(kind: pa.DataType) -> Callable[[Any], Any]:
+    if pa.types.is_string(kind):
+        return _text
+    if pa.types.is_boolean(kind):
+        return _bool
+    if pa.types.is_floating(kind):
+        return _float
+    return _int
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else orjson.dumps(value).decode()
+
+
+def _bool(value: Any) -> bool:
+    if value in (0, 1):
+        return bool(value)
+    raise ValueError(value)
+
+
+def _float(value: Any) -> float:
+    if isinstance(value, bool):
+        raise TypeError(value)
+    found = float(value)
+    if math.isinf(found) and not isinstance(value, str):
+        raise ValueError(value)
+    return found
+
+
+def _int(value: Any) -> int:
+    if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
+        raise ValueError(value)
+    return int(value)
+
+
+def _json(value: Any) -> str:
+    return orjson.dumps(value).decode()
+
+
+def _json_text(value: Any) -> str:
+    if isinstance(value, str):
+        orjson.loads(value)
+        return value
+    return _json(value)
+
+
+def _time(value: Any, factor: int, *, zoned: bool) -> dt.datetime:
+    if isinstance(value, str):
+        found = dt.datetime.fromisoformat(value)
+        found = found.replace(tzinfo=dt.UTC) if found.tzinfo is None else found.astimezone(dt.UTC)
+    else:
+        found = _EPOCH + dt.timedelta(microseconds=_int(value) * factor)
+    return found if zoned else found.replace(tzinfo=None)
+
+
+def _clock(value: Any, factor: int) -> dt.time:
+    if isinstance(value, str):
+        return dt.time.fromisoformat(value.removesuffix("Z"))
+    micros = _int(value) * factor
+    if not 0 <= micros < 86_400_000_000:
+        raise ValueError(value)
+    return (_EPOCH + dt.timedelta(microseconds=micros)).time()
+
+
+def _date(value: Any) -> dt.date:
+    if isinstance(value, str):
+        return dt.date.fromisoformat(value[:10])
+    return _EPOCH.date() + dt.timedelta(_int(value))
+
+
+def _decimal(value: Any) -> Decimal:
+    found = Decimal(value if isinstance(value, str) else repr(value))
+    if not found.is_finite():
+        raise ValueError(value)
+    return found
+
+
+def _precise(value: Any, scale: int) -> Decimal:
+    if not isinstance(value, str):
+        return _decimal(value)
+    digits = int.from_bytes(base64.b64decode(value, validate=True), "big", signed=True)
+    return Decimal(digits).scaleb(-scale, _WIDE)
+
+
+def _bytes(value: Any) -> bytes:
+    if not isinstance(value, str):
+        raise TypeError(value)
+    return base64.b64decode(value, validate=True)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."

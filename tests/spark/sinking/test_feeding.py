@@ -1,0 +1,178 @@
+"""Sinks fed by Spark: what is in the store is what the topic says, whatever happens."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from penstock.client.connection import Cluster
+from penstock.client.topics import create
+from penstock.spark.flows.manager import Settings
+from penstock.spark.flows.supervisor import Policy
+from penstock.spark.sinking.folder import SinkFolder
+from penstock.spark.sinking.manager import SinkManager
+from penstock.spark.sinking.spec import SinkSpec
+from penstock.testing import Broker
+from tests.spark.sinking.changelog import Changelog, Row, records, table
+from tests.waiting import eventually
+
+QUICK = Policy(first_pause_s=0.1, longest_pause_s=0.2, max_tries=3)
+
+
+def rows_in(path: Path, name: str) -> dict[int, Row]:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.row_factory = sqlite3.Row
+        return {row["id"]: dict(row) for row in connection.execute(f"SELECT * FROM {name}")}
+
+
+@contextmanager
+def managed(
+    spark: SparkSession, broker: Broker, folder: Path, specs: list[SinkSpec], *, once: bool = False
+) -> Iterator[SinkManager]:
+    manager = SinkManager(
+        spark, specs, SinkFolder(folder), Settings(broker.bootstrap, once=once, policy=QUICK)
+    )
+    manager.start()
+    try:
+        yield manager
+    finally:
+        manager.stop()
+        eventually(manager.step)
+        manager.close()
+
+
+def until(manager: SinkManager, check: Callable[[], Any]) -> None:
+    """Look after the sinks until something is so."""
+
+    def is_so() -> bool:
+        manager.step()
+        return bool(check())
+
+    eventually(is_so, timeout_s=90)
+
+
+def run_once(spark: SparkSession, broker: Broker, folder: Path, specs: list[SinkSpec]) -> None:
+    with managed(spark, broker, folder, specs, once=True) as manager:
+        eventually(manager.step, timeout_s=90)
+        assert manager.failed == []
+
+
+def test_a_table_follows_its_topic(
+    spark: SparkSession, log_broker: Broker, topic: str, tmp_path: Path, seed: int
+) -> None:
+    store = tmp_path / "shop.db"
+    log = Changelog(log_broker.bootstrap, topic, seed)
+    log.feed(500)
+    spec = SinkSpec("orders", topic, f"sqlite:///{store}", max_records=150)
+    run_once(spark, log_broker, tmp_path / "data", [spec])
+    assert rows_in(store, "orders") == table(log_broker.bootstrap, topic)
+    # A new column appears, and goes on from the store's position.
+    log.feed(300, extra=True)
+    run_once(spark, log_broker, tmp_path / "data", [spec])
+    wanted = table(log_broker.bootstrap, topic)
+    assert rows_in(store, "orders") == {key: {"note": None, **row} for key, row in wanted.items()}
+    bad = [each for each in records(log_broker.bootstrap, topic)
+           if (each.value() or b"").endswith(b'"after":')]  # fmt: skip
+    letters = records(log_broker.bootstrap, f"{topic}.dead") if bad else []
+    told = {(dict(each.headers())["penstock.error.partition"],
+             dict(each.headers())["penstock.error.offset"]) for each in letters}  # fmt: skip
+    assert told <= {(str(each.partition()).encode(), str(each.offset()).encode()) for each in bad}
+
+
+def test_rebuilt_beside_while_another_fails_alone(
+    spark: SparkSession, log_broker: Broker, topic: str, tmp_path: Path, seed: int
+) -> None:
+    store = tmp_path / "shop.db"
+    log = Changelog(log_broker.bootstrap, topic, seed)
+    log.feed(200)
+    good = SinkSpec("orders", topic, f"sqlite:///{store}", key=("id",))
+    broken = SinkSpec("broken", topic, f"sqlite:///{tmp_path}?table=t")
+    specs = [good, broken]
+    with managed(spark, log_broker, tmp_path / "data", specs) as manager:
+        until(manager, lambda: manager.failed == ["broken"])
+        until(manager, lambda: _at_end(manager, log_broker, topic))
+        assert rows_in(store, "orders") == table(log_broker.bootstrap, topic)
+        # Someone has spoilt the table; rebuilding mends it, and it goes on afterwards.
+        with closing(sqlite3.connect(store)) as connection, connection:
+            connection.execute("UPDATE orders SET name = 'spoilt'")
+        manager.answer({"do": "rebuild", "sink": "orders"})
+        until(manager, lambda: not any(each.rebuilding for each in manager.status()))
+        until(manager, lambda: _status(manager)["state"] == "running")
+        log.feed(50)
+        until(manager, lambda: _at_end(manager, log_broker, topic))
+        assert rows_in(store, "orders") == table(log_broker.bootstrap, topic)
+        # Paused: what comes then is not taken, and the lag is seen.
+        manager.answer({"do": "pause", "sink": "orders"})
+        until(manager, lambda: _status(manager)["state"] == "paused")
+        log.feed(20)
+        until(manager, lambda: (_status(manager)["lag"] or 0) >= 20)
+        manager.answer({"do": "resume", "sink": "orders"})
+        until(manager, lambda: _at_end(manager, log_broker, topic))
+        assert rows_in(store, "orders") == table(log_broker.bootstrap, topic)
+        assert "broken" not in {each.name for each in manager.status() if not each.error}
+
+
+def _status(manager: SinkManager) -> dict[str, Any]:
+    found: dict[str, Any] = next(
+        each.as_dict() for each in manager.status() if each.name == "orders"
+    )
+    return found
+
+
+def _at_end(manager: SinkManager, broker: Broker, topic: str) -> bool:
+    from penstock.spark.flows.inputs import Place
+    from penstock.spark.sinking.manager import ends_of
+
+    ends = ends_of(Place(broker.bootstrap, {}, str), {topic})
+    at = _status(manager)["position"].get(topic, {})
+    return all(at.get(str(number), 0) >= end for (_, number), end in ends.items())
+
+
+def test_a_topic_that_was_made_again_is_noticed(
+    spark: SparkSession, log_broker: Broker, topic: str, tmp_path: Path
+) -> None:
+    with Cluster(log_broker.bootstrap) as cluster:
+        create(cluster, topic, partitions=1)
+    spec = SinkSpec("orders", topic, f"sqlite:///{tmp_path}/s.db", key=("id",), fields="id bigint",
+                    format="json")  # fmt: skip
+    from penstock.sinks import Position, Schema
+    from penstock.spark.sinking.fields import from_text
+    from penstock.testing.sinks import changes, never
+
+    schema = Schema.of(from_text(spec.fields), "id")
+    with spec.sink() as sink:
+        sink.open(schema)
+        ahead = changes(schema, [{"id": 1}], [], since=0, until=5)
+        from dataclasses import replace
+
+        sink.apply(replace(ahead, position=Position({(topic, 0): 5}), since=Position()), never)
+    with managed(spark, log_broker, tmp_path / "data", [spec]) as manager:
+        until(manager, lambda: manager.failed)
+        status = manager.status()[0]
+        assert "made again" in status.error
+        assert "rebuild" in status.advice
+        assert json.loads((tmp_path / "data/orders/sink.json").read_text())["state"] == "failed"
+
+
+@pytest.mark.parametrize("text", ["id bigint"])
+def test_a_row_of_json_with_a_plain_key(
+    spark: SparkSession, log_broker: Broker, topic: str, tmp_path: Path, text: str
+) -> None:
+    from confluent_kafka import Producer
+
+    with Cluster(log_broker.bootstrap) as cluster:
+        create(cluster, topic, partitions=1)
+    producer = Producer({"bootstrap.servers": log_broker.bootstrap})
+    for key, value in (("1", b'{"id":1}'), ("2", b'{"id":2}'), ("1", None)):
+        producer.produce(topic, value, key)
+    producer.flush(60)
+    spec = SinkSpec("rows", topic, f"sqlite:///{tmp_path}/s.db", key=("id",), fields=text)
+    run_once(spark, log_broker, tmp_path / "data", [spec])
+    assert rows_in(tmp_path / "s.db", "rows") == {2: {"id": 2}}
