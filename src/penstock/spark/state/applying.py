@@ -88,6 +88,9 @@ def apply(
             raise StateError(
                 f"two operators are named {title!r}", advice="Give one another name, with name=."
             )
+        first = next(iter(inputs))
+        kinds = dict(inputs[first].dtypes)
+        context.keys[title] = [(each, kinds[each]) for each in keys[first]]
         rows = context.made[title] = rows.persist() if context.shares else rows
     return rows
 
@@ -144,7 +147,8 @@ class _Task:
 
 
 def _flat(column: pa.ChunkedArray) -> pa.Table:
-    fields = column.type.fields
+    # What Spark knows never to be null may come from a state in which nobody knew.
+    fields = [each.with_nullable(True) for each in column.type.fields]
     batches = [
         pa.RecordBatch.from_arrays(chunk.flatten(), schema=pa.schema(fields))
         for chunk in column.chunks
