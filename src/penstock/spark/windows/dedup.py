@@ -1,0 +1,189 @@
+"""Rows that come again: kept once for each key and time.
+
+    deduplicated(orders, key=["order_id"], within="10 minutes")
+
+A row is a copy if a row of the same key was kept whose event time is less than `within` away.
+
+**order="time"** (the default) keeps the earliest by event time, of equal times the first in the
+log. Rows come out once the watermark has passed their time, so that no earlier one can come: the
+answer is the same on every replay, wherever the copies are.
+
+**order="log"** keeps the first in the log, and lets it through at once. Copies in the same
+partition (as those with the same record key are) give the same on every replay; where they are
+spread over partitions, which one is first depends on how fast partitions are read.
+
+Kept are the times of what was let through, until the watermark is `within` past them, and by "time"
+the rows that wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal
+
+import numba
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import functions as F  # noqa: N812
+
+from penstock.spark.state import Shard, apply
+from penstock.spark.windows.clock import WATERMARK, Clock
+from penstock.spark.windows.declare import (
+    PLACE,
+    TIME,
+    by_schema,
+    checked_columns,
+    checked_time,
+    is_whole,
+    key_text,
+    length,
+    micros,
+    refused,
+)
+from penstock.spark.windows.grouping import Bools, Ints, codes, integers, whole
+from penstock.spark.windows.spans import Span
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+Order = Literal["time", "log"]
+
+ROWS: Final = "rows"
+KEY: Final = "_penstock_key"
+AT: Final = "_penstock_at"
+_SEEN: Final = pa.schema([(KEY, pa.string()), (AT, pa.int64())])
+
+
+def deduplicated(
+    rows: DataFrame,
+    *,
+    key: Sequence[str],
+    within: Span,
+    time: str = TIME,
+    order: Order = "time",
+    name: str | None = None,
+) -> DataFrame:
+    """The rows without copies of the same key within a time (see the module)."""
+    checked_columns(rows, key, "key")
+    checked_time(rows, time)
+    if not key:
+        raise refused("key= names no column", "Say what makes two rows the same.")
+    if order not in ("time", "log"):
+        raise refused(f"order={order!r} is not known", 'It is "time" or "log".')
+    if order == "log" and not all(each in rows.columns for each in PLACE):
+        raise refused(
+            'order="log" needs the place of rows in the log',
+            f"Let the columns {', '.join(PLACE)} of the stream pass.",
+        )
+    kept = [each for each in rows.columns if each != WATERMARK]
+    operator = Deduplicated(
+        by_schema(rows, kept), tuple(key), length(within, "within"), order, is_whole()
+    )
+    ready = rows.withColumns({KEY: key_text(rows, key), AT: micros(rows, time)})
+    schema = rows.select(*(F.col(f"`{each}`") for each in kept)).schema
+    return apply(
+        {ROWS: ready.where(F.col(AT).isNotNull())},
+        operator,
+        key=list(key),
+        schema=schema,
+        name=name,
+    )
+
+
+@dataclass(frozen=True)
+class Deduplicated:
+    """The operator."""
+
+    schema: pa.Schema
+    key: tuple[str, ...]
+    within_us: int
+    order: Order
+    whole: bool
+
+    @property
+    def kind(self) -> str:
+        return "deduplicate"
+
+    @property
+    def describes(self) -> str:
+        columns = ", ".join(f"{each.name} {each.type}" for each in self.schema)
+        return (
+            f"once for each {', '.join(self.key)} within {self.within_us} us, by {self.order}: "
+            f"{columns}"
+        )
+
+    @property
+    def _waiting(self) -> pa.Schema:
+        return pa.schema([*self.schema, (KEY, pa.string()), (AT, pa.int64())])
+
+    @property
+    def _seen(self) -> pa.Schema:
+        columns = [self.schema.field(each) for each in self.key]
+        return pa.schema([*_SEEN, *columns])
+
+    def process(self, shard: Shard, inputs: Mapping[str, pa.Table]) -> pa.Table:
+        clock = Clock.of(shard, inputs, whole=self.whole)
+        fresh = inputs.get(ROWS)
+        rows = (
+            self._waiting.empty_table()
+            if fresh is None
+            else fresh.select(self._waiting.names).cast(self._waiting)
+        )
+        if self.order == "time":
+            waiting = shard.state.value("waiting")
+            rows = rows if waiting is None else pa.concat_tables([waiting, rows])
+            ready = integers(rows[AT]) < clock.watermark_us
+            if fresh is not None or ready.any():
+                shard.state.keep("waiting", rows.filter(pa.array(~ready)).combine_chunks())
+            rows = rows.filter(pa.array(ready))
+            places = [each for each in PLACE if each in rows.column_names]
+            rows = rows.sort_by([(AT, "ascending"), *((each, "ascending") for each in places)])
+        seen = shard.state.value("seen")
+        seen = self._seen.empty_table() if seen is None else seen
+        chosen = self._chosen(seen, rows)
+        rows = rows.filter(pa.array(chosen))
+        both = pa.concat_tables([seen, rows.select(self._seen.names)])
+        # Nothing that comes is before the watermark, so within the time of nothing older.
+        counts = integers(both[AT]) + self.within_us > clock.watermark_us
+        if len(rows) or not counts.all():
+            shard.state.keep("seen", both.filter(pa.array(counts)).combine_chunks())
+        clock.keep(shard)
+        return rows.select(self.schema.names)
+
+    def _chosen(self, seen: pa.Table, rows: pa.Table) -> Bools:
+        if not len(rows):
+            return np.empty(0, dtype=np.bool_)
+        keys = pa.chunked_array([*seen[KEY].chunks, *rows[KEY].chunks], pa.string())
+        numbers = codes([whole(keys)], len(keys))
+        at = np.concatenate([integers(seen[AT]), integers(rows[AT])])
+        order = np.argsort(numbers, kind="stable")
+        known = order < len(seen)
+        kept = _walk(numbers[order], at[order], known, self.within_us)
+        found = np.empty(len(order), dtype=np.bool_)
+        found[order] = kept
+        return found[len(seen) :]
+
+
+@numba.njit(cache=True)
+def _walk(keys: Ints, at: Ints, known: Bools, within_us: int) -> Bools:
+    """Which rows to keep, of rows sorted by key: those known are, and others if none is near."""
+    kept = known.copy()
+    # The times that were kept of the key at hand.
+    times = np.empty(len(keys), dtype=np.int64)
+    count = 0
+    for row in range(len(keys)):
+        if row > 0 and keys[row] != keys[row - 1]:
+            count = 0
+        fits = True
+        if not known[row]:
+            # The latest are the likeliest to be near.
+            for other in range(count - 1, -1, -1):
+                if abs(at[row] - times[other]) < within_us:
+                    fits = False
+                    break
+        kept[row] = fits
+        if fits:
+            times[count] = at[row]
+            count += 1
+    return kept
