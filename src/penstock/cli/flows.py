@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,9 +17,11 @@ import typer
 from penstock.cli import output
 from penstock.cli.kafka import AsJson
 from penstock.cli.run import DEFAULT_DATA, Data, need_spark
+from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
     from penstock.spark.flows.folder import Folder, Record
+    from penstock.spark.state.layout import Layout
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -193,6 +195,116 @@ def reset(
         folder.write(replace(record, rebuilding=generation))
         output.say(f"nothing runs now: the next `penstock run` rebuilds {flow}, as generation "
                    f"{generation}")  # fmt: skip
+
+
+@app.command("state")
+def state(
+    flow: Name,
+    operator: Annotated[
+        str, typer.Option("--operator", metavar="NAME", help="Show the rows of this operator.")
+    ] = "",
+    key: Annotated[
+        list[str] | None,
+        typer.Option("--key", metavar="COLUMN=VALUE", help="Only rows that have this value."),
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="The most rows to show.")] = 20,
+    data: Data = DEFAULT_DATA,
+    json: AsJson = False,
+) -> None:
+    """Show what a flow keeps: its operators by shard, or the rows of one operator.
+
+    Works while the flow runs, too: what is shown is then the newest that was written.
+
+    \b
+    Examples:
+      penstock flows state spending
+      penstock flows state spending --operator window-1 --key customer=5
+    """
+    found = _layout(_folder(data), flow)
+    from penstock.spark.state import inspecting
+
+    if not operator:
+        shards = [asdict(each) for each in inspecting.summary(found)]
+        if json:
+            output.write_json({"flow": flow, "shards": found.shards, "state": shards})
+            return
+        columns = ("operator", "shard", "version", "rows", "bytes")
+        output.print_table(columns, ([str(each[name]) for name in columns] for each in shards))
+        return
+    wanted = {}
+    for each in key or ():
+        name, equals, value = each.partition("=")
+        if not equals:
+            raise ConfigError(f"--key {each} is not COLUMN=VALUE")
+        wanted[name] = value
+    rows = list(inspecting.chosen(inspecting.tables(found, operator), wanted, limit))
+    if json:
+        output.write_json([{name: _plain(value) for name, value in row.items()} for row in rows])
+        return
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    output.print_table(
+        names,
+        (["" if row.get(name) is None else str(row[name]) for name in names] for row in rows),
+    )
+    if len(rows) == limit:
+        output.say(f"the first {limit} rows; --limit shows more")
+
+
+@app.command("rescale")
+def rescale(
+    flow: Name,
+    shards: Annotated[int, typer.Option("--shards", min=1, max=4096, help="How many.")],
+    data: Data = DEFAULT_DATA,
+) -> None:
+    """Divide what a flow keeps into another number of shards, while `penstock run` is stopped.
+
+    A shard is the part of the keys that one task works on, so more of them use more cores. The
+    state is written anew beside the old, and counts from the moment when all of it is there. Some
+    operators keep things that only they can divide: this is said, and nothing is changed; then
+    change shards= of the flow and rebuild it, with `penstock flows reset`.
+
+    \b
+    Examples:
+      penstock flows rescale spending --shards 16
+    """
+    folder = _folder(data)
+    with folder.locked():
+        found = _layout(folder, flow)
+        from penstock.spark import session
+        from penstock.spark.state.rescaling import rescale as rewrite
+
+        spark = session(name="penstock rescale", master="local[2]")
+        try:
+            done = rewrite(spark, found.checkpoint, shards)
+        finally:
+            spark.stop()
+    output.say(f"{flow}: {done.rows:,} rows of {done.operators} operators are in {shards} shards, "
+               f"they were in {found.shards}")  # fmt: skip
+
+
+def _layout(folder: Folder, flow: str) -> Layout:
+    from penstock.spark.state import layout
+    from penstock.spark.state.files import StateError
+
+    record = folder.record(flow)
+    found = layout.find(folder.checkpoint(flow, record.generation))
+    if found is None:
+        raise StateError(
+            f"flow {flow!r} keeps no state of Penstock's operators",
+            advice="`penstock flows describe` shows what Spark keeps for it.",
+        )
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON can say it."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return str(value)
 
 
 def _command(data: Path, question: Mapping[str, Any]) -> None:

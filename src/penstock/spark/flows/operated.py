@@ -37,6 +37,7 @@ from penstock.spark.reading.frame import HEADERS_TYPE
 from penstock.spark.state import layout, store
 from penstock.spark.state import time as clock
 from penstock.spark.state.context import Batch, Planning, entered
+from penstock.spark.state.inspecting import note_key
 
 if TYPE_CHECKING:
     from penstock.spark.flows.declare import Stream
@@ -89,6 +90,8 @@ class Operated:
             len(flow.streams) > 1 or len(planned.operators) > 1 or running.shares
         )  # fmt: skip
         self._layout = layout.begin(running.checkpoint, flow.shards)
+        # The operators whose keys are written down.
+        self._noted: set[str] = set()
         self._times = clock.TimesFolder(f"{self._layout.folder}/{layout.TIME}")
         self._lateness_us = {
             at: each.lateness_us for at, each in enumerate(flow.streams) if each.time is not None
@@ -188,6 +191,9 @@ class Operated:
             if batch.shares:
                 kept.extend(batch.made.values())
         for name, rows in batch.made.items():
+            if name not in self._noted:
+                note_key(batch.folder, name, batch.keys[name])
+                self._noted.add(name)
             place = store.Place(f"{batch.folder}/{name}")
             if not store.is_whole(place, batch.shards, batch.batch_id):
                 rows.write.format("noop").mode("overwrite").save()

@@ -53,6 +53,8 @@ class Batch(_Numbered):
     shares: bool = False
     # What was applied, by the name of its state.
     made: dict[str, DataFrame] = field(default_factory=dict)
+    # By which columns, of which types, their rows are spread.
+    keys: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
 
 
 _current: ContextVar[Planning | Batch | None] = ContextVar("_current", default=None)
