@@ -7,15 +7,16 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from penstock.cli import output
+from penstock.cli import output, project
 from penstock.cli.kafka import DEFAULT_BOOTSTRAP, Bootstrap, ClientSettings, connect
+from penstock.cli.sinks_file import declared
 from penstock.cli.up import LOOPBACK, LogLevel, LogLevelOption
 from penstock.cli.values import parse_address, parse_duration_ms, parse_pairs
 from penstock.errors import ConfigError, PenstockError
@@ -23,14 +24,27 @@ from penstock.errors import ConfigError, PenstockError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from penstock.cli.sinks_view import Together
     from penstock.spark.flows.declare import Collected
     from penstock.spark.flows.folder import Folder
-    from penstock.spark.flows.manager import Manager
+    from penstock.spark.flows.manager import Manager, Settings
+    from penstock.spark.sinking.folder import SinkFolder
+    from penstock.spark.sinking.manager import SinkManager
+    from penstock.spark.sinking.spec import SinkSpec
 
 DEFAULT_DATA: Final = Path(".penstock") / "flows"
+SINKS_DATA: Final = Path(".penstock") / "sinks"
 _STEP_S: Final = 0.2
 
-File = Annotated[Path, typer.Argument(metavar="FILE", help="A Python file that declares flows.")]
+File = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="[FILE]", help="A Python file that declares flows; not needed with --views."
+    ),
+]
+Views = Annotated[
+    bool, typer.Option("--views", help="Run the views of the project, `penstock view list`.")
+]
 Data = Annotated[
     Path,
     typer.Option(
@@ -91,11 +105,25 @@ Report = Annotated[
                  "progress."),
 ]  # fmt: skip
 Plain = Annotated[bool, typer.Option("--plain", help="Lines instead of the live table.")]
+NoSinks = Annotated[
+    bool, typer.Option("--no-sinks", help="Do not feed the sinks of the project file.")
+]
+SinksData = Annotated[
+    Path,
+    typer.Option(
+        "--sinks-data",
+        metavar="DIR",
+        envvar="PENSTOCK_SINKS",
+        file_okay=False,
+        help="Where it is kept which sinks are paused, and who runs them.",
+    ),
+]
 
 
 def run(
-    file: File,
+    file: File = None,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    views: Views = False,
     master: Master = "local[*]",
     data: Data = DEFAULT_DATA,
     checkpoints: Checkpoints = None,
@@ -108,70 +136,169 @@ def run(
     report: Report = "10s",
     plain: Plain = False,
     log_level: LogLevelOption = LogLevel.WARNING,
+    no_sinks: NoSinks = False,
+    sinks_data: SinksData = SINKS_DATA,
     client: ClientSettings = [],  # noqa: B006
 ) -> None:
-    """Run the flows of a file on Spark, until Ctrl-C or SIGTERM.
+    """Run the flows of a file, and the views of the project, on Spark, until Ctrl-C or SIGTERM.
 
     Each flow is a query of its own. One that fails is started again after a pause, unless trying
     again cannot help; then it stops, says why, and the others go on. A stop finishes the
     micro-batches that run. Everything is written exactly once, whatever happens in between: start
     the same file with the same --data again, and all flows go on where they were.
 
-    The status is 0 if no flow has failed for good, else 1. `penstock flows` shows and commands the
-    flows from another terminal.
+    Sinks that the project file declares (`[sinks.NAME]`) are fed beside the flows. The status is 0
+    if no flow and no sink has failed for good, else 1. `penstock flows` and `penstock sinks` show
+    and command them from another terminal.
 
     \b
     Examples:
       penstock run flows.py
       penstock run flows.py --once
+      penstock run --views
       penstock run flows.py --only enriched --metrics 9645
       penstock run flows.py --bootstrap kafka-1:9092,kafka-2:9092
       penstock run flows.py --master spark://spark:7077 --checkpoints s3a://bucket/flows
     """
     need_spark()
     from penstock.spark.flows.folder import Folder
-    from penstock.spark.flows.load import NeedsSparkError, load
+    from penstock.spark.flows.load import NeedsSparkError
     from penstock.spark.flows.manager import Manager, Settings
     from penstock.spark.flows.supervisor import Policy
 
-    logging.basicConfig(level=log_level.value.upper(), stream=sys.stderr, force=True,
-                        format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")  # fmt: skip
-    quieten_spark()
+    _log_to_stderr(log_level)
     settings = Settings(
         bootstrap=bootstrap,
         options={f"kafka.{name}": value for name, value in parse_pairs(client).items()},
         once=once,
         policy=Policy(max_tries=tries),
         stop_timeout_s=seconds(stop_timeout, "--stop-timeout"),
-        file=str(file.resolve()),
+        file=str(file.resolve()) if file is not None else "",
     )
     every_s = seconds(report, "--report")
     address = parse_address(metrics, default_host=LOOPBACK) if metrics is not None else None
     try:
-        known = load(file)
+        known = _known(file, views=views)
         flows = chosen(known, only)
     except NeedsSparkError:
         # Read again when there is a session; most files, and most mistakes, are known before.
         known = None
+    specs = [] if no_sinks else declared(project.load())
     connect(bootstrap, client)
     folder = Folder(data, checkpoints)
-    with folder.locked():
+    with ExitStack() as stack:
+        stack.enter_context(folder.locked())
+        if specs:
+            stack.enter_context(_locked(sinks_data))
         spark = _session(file, master, parse_pairs(conf))
         try:
             if log_level in {LogLevel.WARNING, LogLevel.ERROR}:
                 # What a person needs of Spark's reports is in our errors, without the stacks.
                 spark.sparkContext.setLogLevel("FATAL")
             if known is None:
-                known = load(file)
+                known = _known(file, views=views)
                 flows = chosen(known, only)
             manager = Manager(spark, flows, folder, settings, known=known)
-            ok = _run(manager, folder, address, plain=plain, every_s=every_s)
+            sinks = _sinks(spark, specs, sinks_data, settings, manager.resolve) if specs else None
+            ok = _run(manager, sinks, folder, address, plain=plain, every_s=every_s, once=once)
         finally:
             # Fails where Java is gone already, which was told.
             with suppress(Exception):
                 spark.stop()
     if not ok:
         raise typer.Exit(output.EXIT_FAILURE)
+
+
+def _log_to_stderr(level: LogLevel) -> None:
+    logging.basicConfig(level=level.value.upper(), stream=sys.stderr, force=True,
+                        format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")  # fmt: skip
+    quieten_spark()
+
+
+def _known(file: Path | None, *, views: bool) -> Collected:
+    """The flows of the file, and those of the views, if they are wanted."""
+    from penstock.spark.flows.declare import Collected
+    from penstock.spark.flows.load import load
+
+    found = list(load(file)) if file is not None else []
+    if views:
+        from penstock.cli import project
+        from penstock.spark.views import definitions
+
+        path = project.find()
+        found += definitions.flows(path.resolve().parent if path is not None else Path.cwd())
+    if not found:
+        raise ConfigError(
+            "there is nothing to run: " + ("the project has no views" if views else "no FILE"),
+            advice="Name a Python file that declares flows, or make views with "
+            "`penstock view create` and give --views.",
+        )
+    return Collected.of(found)
+
+
+def run_sinks(
+    specs: Sequence[SinkSpec],
+    data: Path,
+    *,
+    bootstrap: str,
+    master: str,
+    once: bool,
+    conf: list[str],
+    metrics: str | None,
+    tries: int,
+    stop_timeout: str,
+    report: str,
+    plain: bool,
+    log_level: LogLevel,
+    client: list[str],
+) -> None:
+    """Feed sinks until told to stop, without flows."""
+    from penstock.spark.flows.manager import Settings
+    from penstock.spark.flows.supervisor import Policy
+
+    _log_to_stderr(log_level)
+    settings = Settings(
+        bootstrap=bootstrap,
+        options={f"kafka.{name}": value for name, value in parse_pairs(client).items()},
+        once=once,
+        policy=Policy(max_tries=tries),
+        stop_timeout_s=seconds(stop_timeout, "--stop-timeout"),
+    )
+    every_s = seconds(report, "--report")
+    address = parse_address(metrics, default_host=LOOPBACK) if metrics is not None else None
+    connect(bootstrap, client)
+    with _locked(data):
+        spark = _session(None, master, parse_pairs(conf))
+        try:
+            if log_level in {LogLevel.WARNING, LogLevel.ERROR}:
+                spark.sparkContext.setLogLevel("FATAL")
+            sinks = _sinks(spark, specs, data, settings)
+            ok = _run(None, sinks, None, address, plain=plain, every_s=every_s, once=once)
+        finally:
+            with suppress(Exception):
+                spark.stop()
+    if not ok:
+        raise typer.Exit(output.EXIT_FAILURE)
+
+
+def _locked(data: Path) -> AbstractContextManager[None]:
+    from penstock.spark.sinking.folder import SinkFolder
+
+    return SinkFolder(data).locked()
+
+
+def _sinks(
+    spark: SparkSession,
+    specs: Sequence[SinkSpec],
+    data: Path,
+    settings: Settings,
+    resolve: Callable[[str], str] = str,
+) -> tuple[SinkManager, SinkFolder]:
+    from penstock.spark.sinking.folder import SinkFolder
+    from penstock.spark.sinking.manager import SinkManager
+
+    folder = SinkFolder(data)
+    return SinkManager(spark, specs, folder, settings, resolve), folder
 
 
 def need_spark() -> None:
@@ -217,11 +344,11 @@ def chosen(flows: Collected, only: list[str]) -> Collected:
     return type(flows)(each for each in flows if not only or each.name in only)
 
 
-def _session(file: Path, master: str, conf: dict[str, str]) -> SparkSession:
+def _session(file: Path | None, master: str, conf: dict[str, str]) -> SparkSession:
     from penstock.spark import session
 
     # Spark's workers import what stands beside the file too.
-    beside = str(file.resolve().parent)
+    beside = str(file.resolve().parent if file is not None else Path.cwd())
     paths = [beside, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
     output.say(f"starting Spark on {master}")
@@ -236,21 +363,28 @@ def _session(file: Path, master: str, conf: dict[str, str]) -> SparkSession:
 
 
 def _run(
-    manager: Manager,
-    folder: Folder,
+    flows: Manager | None,
+    sinks: tuple[SinkManager, SinkFolder] | None,
+    folder: Folder | None,
     address: tuple[str, int] | None,
     *,
     plain: bool,
     every_s: float,
+    once: bool,
 ) -> bool:
     """Run until all is over; whether all went well."""
     from penstock.cli.run_metrics import MetricsServer
     from penstock.cli.run_view import View
+    from penstock.cli.sinks_view import Together
     from penstock.spark.flows.control import ControlServer
 
+    manager = Together(flows, sinks[0] if sinks is not None else None, once=once)
     with ExitStack() as stack:
         stack.callback(manager.close)
-        stack.enter_context(ControlServer(folder, manager.answer))
+        if flows is not None and folder is not None:
+            stack.enter_context(ControlServer(folder, flows.answer))
+        if sinks is not None:
+            stack.enter_context(ControlServer(sinks[1], sinks[0].answer))
         if address is not None:
             server = stack.enter_context(MetricsServer(*address, manager.status))
             output.say(f"metrics at {server.address}")
@@ -264,14 +398,21 @@ def _run(
         view.report(manager.status())
     for each in manager.status():
         if each.state == "failed":
-            output.fail(PenstockError(f"flow {each.name}: {each.error}", advice=each.advice))
+            output.fail(
+                PenstockError(f"{kind_of(each)} {each.name}: {each.error}", advice=each.advice)
+            )
     if manager.broken is not None:
         output.fail(PenstockError(manager.broken.message, advice=manager.broken.advice))
         return False
     return not manager.failed
 
 
-def _look_on(manager: Manager, view: Any) -> None:
+def kind_of(status: Any) -> str:
+    """Whether this is a flow or a sink."""
+    return "sink" if hasattr(status, "store") else "flow"
+
+
+def _look_on(manager: Together, view: Any) -> None:
     pause = threading.Event()
     while not manager.step():
         view.show(manager.status())
@@ -280,7 +421,7 @@ def _look_on(manager: Manager, view: Any) -> None:
 
 
 @contextmanager
-def _stopped_by_signals(manager: Manager) -> Iterator[None]:
+def _stopped_by_signals(manager: Together) -> Iterator[None]:
     """The first Ctrl-C or SIGTERM stops after the micro-batch; the second at once."""
     asked: list[int] = []
 

@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.broker.metrics.exposition import CONTENT_TYPE, Family
+from penstock.cli.sinks_view import families as of_sinks
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -46,7 +47,8 @@ def expose(statuses: Sequence[Status]) -> bytes:
         "state": Family("penstock_flow_state", "gauge",
                         "1 for the state that the flow is in, 0 for the others."),
     }  # fmt: skip
-    for each in statuses:
+    sinks: list[Any] = [each for each in statuses if hasattr(each, "store")]
+    for each in (each for each in statuses if not hasattr(each, "store")):
         labels = {"flow": f"{each.name}-rebuild" if each.rebuilding else each.name}
         numbers = each.progress
         families["in"].add(numbers.rows_in, labels)
@@ -65,7 +67,8 @@ def expose(statuses: Sequence[Status]) -> bytes:
         families["bytes"].add(numbers.state_bytes, labels)
         for state in STATES:
             families["state"].add(int(each.state == state), {**labels, "state": state})
-    lines = [line for family in families.values() for line in family.lines()]
+    every = [*families.values(), *(of_sinks(sinks) if sinks else ())]
+    lines = [line for family in every for line in family.lines()]
     return "".join(f"{line}\n" for line in lines).encode()
 
 

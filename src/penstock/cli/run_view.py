@@ -74,7 +74,15 @@ def rendered(statuses: Sequence[Mapping[str, Any]]) -> RenderableType:
             remedy = f"\n  {each['advice']}" if each["advice"] else ""
             style = "red" if each["state"] == "failed" else "yellow"
             errors.append(Text(f"{each['name']}: {each['error']}{remedy}", style=style))
-    return Group(output.table(COLUMNS, map(row, statuses)), *errors)
+    # Sinks have a table of their own.
+    from penstock.cli import sinks_view
+
+    flows = [each for each in statuses if "store" not in each]
+    sinks = [each for each in statuses if "store" in each]
+    tables = [output.table(COLUMNS, map(row, flows))] if flows else []
+    if sinks:
+        tables.append(output.table(sinks_view.COLUMNS, map(sinks_view.row, sinks)))
+    return Group(*tables, *errors)
 
 
 class View:

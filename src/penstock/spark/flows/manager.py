@@ -271,7 +271,7 @@ class Manager:
         running = Running(
             self._spark,
             unit.flow,
-            Place(self._settings.bootstrap, self._settings.options, self._resolve),
+            Place(self._settings.bootstrap, self._settings.options, self.resolve),
             self._folder.checkpoint(unit.flow.name, unit.generation),
             generation=unit.generation,
             once=self._settings.once or unit.kind == "rebuild",
@@ -299,7 +299,7 @@ class Manager:
                 self._folder.write(record.remembering(unit.generation, plan.fingerprint))
         running.start(plan)
 
-    def _resolve(self, topic: str) -> str:
+    def resolve(self, topic: str) -> str:
         """The topic that stands for a name: of an output that was rebuilt, the latest one."""
         with self._lock:
             for flow in self._known:

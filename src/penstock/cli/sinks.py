@@ -1,0 +1,462 @@
+"""`penstock sinks`: keep derived stores in step with topics, look at them and command them.
+
+The sinks stand in the project file, as `[sinks.NAME]`. `penstock run` feeds them beside its flows,
+`penstock sinks run` feeds them alone. The commands here ask the process that does, on the same
+machine; if none does they ask the stores and the broker.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from penstock.cli import output, project
+from penstock.cli.kafka import (
+    DEFAULT_BOOTSTRAP,
+    AsJson,
+    Bootstrap,
+    ClientSettings,
+    connect,
+)
+from penstock.cli.run import (
+    Master,
+    MetricsAt,
+    Once,
+    Plain,
+    Report,
+    SparkConf,
+    StopTimeout,
+    Tries,
+    need_spark,
+    run_sinks,
+    seconds,
+)
+from penstock.cli.sinks_file import bootstrap_of, declared, named
+from penstock.cli.up import LogLevel, LogLevelOption
+from penstock.cli.values import parse_pairs
+from penstock.errors import ConfigError, PenstockError
+
+if TYPE_CHECKING:
+    from penstock.sinks import Position
+    from penstock.spark.flows.inputs import Place
+    from penstock.spark.sinking.folder import SinkFolder
+    from penstock.spark.sinking.spec import SinkSpec
+
+DEFAULT_DATA: Final = Path(".penstock") / "sinks"
+_POLL_S: Final = 0.2
+_STOP_S: Final = 120.0
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Keep derived stores (tables, indexes, caches) in step with topics.",
+    epilog="A sink stands in penstock.toml: [sinks.NAME] with topic = and url =. Its position is "
+    "in its store, in the same transaction as its rows.",
+)
+
+Name = Annotated[str, typer.Argument(metavar="SINK", help="The sink.")]
+Data = Annotated[
+    Path,
+    typer.Option(
+        "--data",
+        "-d",
+        metavar="DIR",
+        envvar="PENSTOCK_SINKS",
+        file_okay=False,
+        help="Where it is kept which sinks are paused, and who runs them.",
+    ),
+]
+File = Annotated[
+    Path | None,
+    typer.Option(
+        "--project",
+        "-p",
+        metavar="FILE",
+        envvar=project.VARIABLE,
+        help="The project file; else the nearest penstock.toml here or above.",
+    ),
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Only = Annotated[
+    list[str],
+    typer.Option("--only", "-o", metavar="NAME", help="Feed only this sink. May be repeated."),
+]
+Records = Annotated[
+    list[str],
+    typer.Option(
+        "--record",
+        "-r",
+        metavar="PARTITION:OFFSET",
+        help="A record that must be in the store, as a producer was told of it. May be repeated.",
+    ),
+]
+Timeout = Annotated[
+    str, typer.Option("--timeout", "-t", metavar="DURATION", help="How long to wait.")
+]
+
+
+def _folder(data: Path) -> SinkFolder:
+    need_spark()
+    from penstock.spark.sinking.folder import SinkFolder
+
+    return SinkFolder(data)
+
+
+def _running(folder: SinkFolder) -> list[dict[str, Any]] | None:
+    """The sinks as the process that feeds them sees them; None if none does."""
+    from penstock.spark.flows.control import ask
+    from penstock.spark.flows.errors import NotRunningError
+
+    try:
+        found: list[dict[str, Any]] = ask(folder, {"do": "list"})
+    except NotRunningError:
+        return None
+    return found
+
+
+def _place(found: project.Project, bootstrap: str, client: list[str]) -> Place:
+    from penstock.spark.flows.inputs import Place
+
+    options = {f"kafka.{name}": value for name, value in parse_pairs(client).items()}
+    return Place(bootstrap_of(found, bootstrap), options, lambda topic: topic)
+
+
+@app.command("list")
+def list_command(
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    data: Data = DEFAULT_DATA,
+    file: File = None,
+    json: AsJson = False,
+    client: ClientSettings = [],  # noqa: B006
+) -> None:
+    """List the sinks: how they get on, how far they are behind, and what went wrong.
+
+    `lag` is the number of records in the topic that are not in the store, `behind` the age of the
+    newest record in the store if there are newer ones. An exclamation mark says that it is above
+    the sink's `max_lag`.
+
+    \b
+    Examples:
+      penstock sinks list
+      penstock sinks list --json | jq -r '.[] | select(.lag > 1000) | .name'
+    """
+    from penstock.cli.sinks_view import rendered
+
+    folder = _folder(data)
+    found = project.load(file)
+    specs = {each.name: each for each in declared(found)}
+    running = _running(folder) or []
+    known = {each["name"] for each in running}
+    place = _place(found, bootstrap, client)
+    resting = [_at_rest(spec, folder, place) for spec in specs.values() if spec.name not in known]
+    if json:
+        output.write_json([*running, *resting])
+    elif running or resting:
+        output.print_rich(rendered([*running, *resting]))
+    else:
+        output.say(f"there are no sinks; declare one in {project.FILE_NAME}, as [sinks.NAME]")
+
+
+def _at_rest(spec: SinkSpec, folder: SinkFolder, place: Place) -> dict[str, Any]:
+    """A sink that nobody feeds, as its store, the broker and the last who fed it tell."""
+    from penstock.spark.flows.progress import Progress
+    from penstock.spark.sinking.manager import SinkStatus, ends_of, lag_of
+
+    record = folder.sink(spec.name)
+    alive = {"starting", "running", "waiting", "stopping"}
+    state = "paused" if record.paused else record.state
+    if state in alive:
+        state = f"{state}, then killed"
+    error, advice, position, lag = record.error, record.advice, None, None
+    try:
+        with spec.sink() as sink:
+            position = sink.position()
+        if position is not None:
+            lag, _ = lag_of(position, ends_of(place, {spec.topic}), spec.topic, 0.0)
+    except PenstockError as trouble:
+        error, advice = error or str(trouble), advice or trouble.advice
+    return SinkStatus(
+        name=spec.name, state=state, rebuilding=False, restarts=0, error=error, advice=advice,
+        retry_in_s=None, progress=Progress(), topic=spec.topic, store=spec.shown,
+        position={} if position is None else position.as_json(), lag=lag, lag_s=None,
+        alarming=False, put=0, deleted=0,
+    ).as_dict()  # fmt: skip
+
+
+@app.command("describe")
+def describe(
+    sink: Name,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    data: Data = DEFAULT_DATA,
+    file: File = None,
+    json: AsJson = False,
+    client: ClientSettings = [],  # noqa: B006
+) -> None:
+    """Show a sink: topic, store, columns, position, lag, what went wrong.
+
+    \b
+    Examples:
+      penstock sinks describe orders
+      penstock sinks describe orders --json | jq .position
+    """
+    folder = _folder(data)
+    found = project.load(file)
+    spec = named(found, sink)
+    running = [each for each in _running(folder) or () if each["name"] == sink]
+    status = running or [_at_rest(spec, folder, _place(found, bootstrap, client))]
+    columns: list[tuple[str, str]] = []
+    key: tuple[str, ...] = spec.key
+    try:
+        with spec.sink() as store:
+            schema = store.stored_schema()
+        if schema is not None:
+            columns = [(each.name, str(each.type)) for each in schema.fields]
+            key = schema.key
+    except PenstockError as trouble:
+        output.warn(f"the store does not tell its columns: {trouble}")
+    value = {**status[0], "key": list(key), "columns": dict(columns),
+             "dead_letters": spec.letters, "beside": status[1:]}  # fmt: skip
+    if json:
+        output.write_json(value)
+        return
+    now = status[0]
+    position = [
+        f"{topic}-{number} at {at}"
+        for topic, places in now["position"].items()
+        for number, at in places.items()
+    ]
+    lines = [
+        ("sink", spec.name),
+        ("state", now["state"]),
+        ("topic", spec.topic),
+        ("store", spec.shown),
+        ("key", ", ".join(key)),
+        ("columns", "\n".join(f"{name} {kind}" for name, kind in columns)),
+        ("position", "\n".join(position)),
+        ("lag", "" if now["lag"] is None else output.count(now["lag"], "record")),
+        ("dead letters", spec.letters),
+        ("being rebuilt", "yes" if len(status) > 1 else ""),
+        ("error", now["error"]),
+        ("remedy", now["advice"]),
+    ]
+    output.print_table(("", ""), ((name, text) for name, text in lines if text))
+
+
+@app.command("run")
+def run(
+    only: Only = [],  # noqa: B006
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    master: Master = "local[*]",
+    data: Data = DEFAULT_DATA,
+    file: File = None,
+    once: Once = False,
+    conf: SparkConf = [],  # noqa: B006
+    metrics: MetricsAt = None,
+    tries: Tries = 10,
+    stop_timeout: StopTimeout = "60s",
+    report: Report = "10s",
+    plain: Plain = False,
+    log_level: LogLevelOption = LogLevel.WARNING,
+    client: ClientSettings = [],  # noqa: B006
+) -> None:
+    """Feed the sinks of the project on Spark, until Ctrl-C or SIGTERM, without any flows.
+
+    Each sink begins where its store says that it is. One that fails is started again after a
+    pause, unless trying again cannot help; then it stops, says why, and the others go on.
+
+    The status is 0 if no sink has failed for good, else 1.
+
+    \b
+    Examples:
+      penstock sinks run
+      penstock sinks run --only orders --once
+      penstock sinks run --metrics 9646 --master spark://spark:7077
+    """
+    need_spark()
+    found = project.load(file)
+    specs = declared(found)
+    for name in only:
+        named(found, name)
+    chosen = [each for each in specs if not only or each.name in only]
+    if not chosen:
+        raise ConfigError(
+            "there are no sinks to feed",
+            advice=f"Declare one in {project.FILE_NAME}: [sinks.NAME] with topic = and url =.",
+        )
+    run_sinks(
+        chosen, data, bootstrap=bootstrap_of(found, bootstrap), master=master, once=once,
+        conf=conf, metrics=metrics, tries=tries, stop_timeout=stop_timeout, report=report,
+        plain=plain, log_level=log_level, client=client,
+    )  # fmt: skip
+
+
+@app.command("pause")
+def pause(sink: Name, data: Data = DEFAULT_DATA, file: File = None) -> None:
+    """Stop feeding a sink after its micro-batch, until it is resumed.
+
+    \b
+    Examples:
+      penstock sinks pause orders
+    """
+    _tell(sink, "pause", data, file, paused=True)
+    output.say(f"{sink} is paused")
+
+
+@app.command("resume")
+def resume(sink: Name, data: Data = DEFAULT_DATA, file: File = None) -> None:
+    """Feed a sink again that was paused, or that has failed, from where its store is.
+
+    \b
+    Examples:
+      penstock sinks resume orders
+    """
+    _tell(sink, "resume", data, file, paused=False)
+    output.say(f"{sink} goes on")
+
+
+def _tell(sink: str, do: str, data: Path, file: Path | None, **changed: Any) -> bool:
+    """Command the process that feeds it, or note it for the next; whether one does."""
+    from penstock.spark.flows.control import ask
+    from penstock.spark.flows.errors import NotRunningError
+
+    folder = _folder(data)
+    spec = named(project.load(file), sink)
+    try:
+        ask(folder, {"do": do, "sink": sink})
+    except NotRunningError:
+        known = replace(folder.sink(sink), topic=spec.topic, store=spec.shown, **changed)
+        folder.write_sink(known)
+        return False
+    return True
+
+
+@app.command("rebuild")
+def rebuild(sink: Name, yes: Yes = False, data: Data = DEFAULT_DATA, file: File = None) -> None:
+    """Build a store anew from the start of its topic, beside the old one, then switch to the new.
+
+    Meanwhile the old one is kept in step and can be read. Only what is still in the topic can be
+    read again: it should be compacted, or keep everything.
+
+    \b
+    Examples:
+      penstock sinks rebuild orders
+      penstock sinks rebuild orders --yes
+    """
+    _folder(data)
+    spec = named(project.load(file), sink)
+    if not yes and not output.confirm(f"read {spec.topic} again, into a new {spec.shown}?"):
+        output.say("nothing was changed")
+        return
+    if _tell(sink, "rebuild", data, file, rebuilding=True):
+        output.say(f"{sink} is being rebuilt beside the old one")
+        return
+    with spec.sink() as live:
+        live.beside(fresh=True).close()
+    output.say(f"nothing runs now: the next `penstock run` or `penstock sinks run` rebuilds {sink}")
+
+
+@app.command("remove")
+def remove(
+    sink: Name,
+    keep_store: Annotated[
+        bool, typer.Option("--keep-store", help="Leave the rows in the store.")
+    ] = False,
+    yes: Yes = False,
+    data: Data = DEFAULT_DATA,
+    file: File = None,
+) -> None:
+    """Stop feeding a sink, and take out of its store what it has put there.
+
+    The topic stays. Take its section out of penstock.toml too, or it begins anew at the next start.
+
+    \b
+    Examples:
+      penstock sinks remove orders
+      penstock sinks remove orders --keep-store --yes
+    """
+    folder = _folder(data)
+    spec = named(project.load(file), sink)
+    what = "stop feeding" if keep_store else "stop feeding, and remove all rows of,"
+    if not yes and not output.confirm(f"{what} {spec.shown}?"):
+        output.say("nothing was changed")
+        return
+    if _tell(sink, "remove", data, file, paused=True):
+        _until_stopped(folder, sink)
+    if not keep_store:
+        with spec.sink() as store:
+            store.remove()
+    if _running(folder) is None:
+        folder.forget_sink(sink)
+    output.say(f"{sink} is removed; take [sinks.{sink}] out of the project file")
+
+
+def _until_stopped(folder: SinkFolder, sink: str) -> None:
+    deadline = time.monotonic() + _STOP_S
+    while time.monotonic() < deadline:
+        alive = [
+            each
+            for each in _running(folder) or ()
+            if each["name"] == sink and each["state"] not in {"paused", "stopped", "failed"}
+        ]
+        if not alive:
+            return
+        time.sleep(_POLL_S)
+    raise PenstockError(f"sink {sink} has not stopped in {_STOP_S:.0f} s", advice="Try again.")
+
+
+@app.command("wait")
+def wait(
+    sink: Name,
+    record: Records = [],  # noqa: B006
+    timeout: Timeout = "60s",
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    file: File = None,
+    json: AsJson = False,
+    client: ClientSettings = [],  # noqa: B006
+) -> None:
+    """Wait until a store has what was written: all that is in the topic now, or certain records.
+
+    So that a program reads what it has written. The status is 1 if it takes too long.
+
+    \b
+    Examples:
+      penstock sinks wait orders
+      penstock sinks wait orders --record 0:1234 --timeout 10s
+    """
+    need_spark()
+    found = project.load(file)
+    spec = named(found, sink)
+    wanted = _wanted(spec, record, found, bootstrap, client)
+    began = time.monotonic()
+    with spec.sink() as store:
+        reached = store.wait_for(wanted, seconds(timeout, "--timeout"))
+    if json:
+        output.write_json({"sink": sink, "position": reached.as_json()})
+    else:
+        output.say(f"{sink} has it, after {time.monotonic() - began:.1f} s: {reached}")
+
+
+def _wanted(
+    spec: SinkSpec, record: list[str], found: project.Project, bootstrap: str, client: list[str]
+) -> Position:
+    from penstock.sinks import Position
+    from penstock.spark.sinking.manager import ends_of
+
+    if record:
+        return Position(dict(_places(spec.topic, record)))
+    place = _place(found, bootstrap, client)
+    connect(place.bootstrap, client)
+    return Position(ends_of(place, {spec.topic}))
+
+
+def _places(topic: str, record: list[str]) -> Iterator[tuple[tuple[str, int], int]]:
+    for text in record:
+        partition, _, offset = text.partition(":")
+        if not partition.isdecimal() or not offset.isdecimal():
+            raise typer.BadParameter(f"--record: {text!r} is not PARTITION:OFFSET, such as 0:1234")
+        # The store is past a record once the next one is to be read.
+        yield (topic, int(partition)), int(offset) + 1

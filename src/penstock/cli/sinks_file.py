@@ -1,0 +1,59 @@
+"""The sinks that a project file declares, `[sinks.NAME]`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from penstock.cli import project
+from penstock.cli.kafka import BOOTSTRAP_VARIABLE, DEFAULT_BOOTSTRAP
+
+if TYPE_CHECKING:
+    from penstock.spark.sinking.spec import SinkSpec
+
+# Stores that are files: a relative path is meant from where the project file is.
+_FILES: Final = ("sqlite", "duckdb", "tantivy", "delta", "parquet")
+
+
+def declared(found: project.Project) -> list[SinkSpec]:
+    """All sinks of the project; ConfigError, with the line, if one is wrong."""
+    from penstock.spark.sinking.spec import from_config
+
+    specs = []
+    for name, settings in found.named("sinks").items():
+        with found.explained(f"sinks.{name}"):
+            spec = from_config(name, settings)
+        specs.append(replace(spec, url=_from_there(spec.url, found)))
+    return specs
+
+
+def named(found: project.Project, name: str) -> SinkSpec:
+    """One of them; UnknownSinkError if there is none of this name."""
+    from penstock.spark.sinking.errors import UnknownSinkError
+
+    specs = {each.name: each for each in declared(found)}
+    if name not in specs:
+        where = str(found.path) if found.path is not None else f"no {project.FILE_NAME}"
+        raise UnknownSinkError(
+            f"there is no sink {name!r} in {where}",
+            advice=f"There are: {', '.join(specs)}."
+            if specs
+            else f"Declare it there, as [sinks.{name}] with topic = and url =.",
+        )
+    return specs[name]
+
+
+def bootstrap_of(found: project.Project, given: str) -> str:
+    """What the command line says, else the project file."""
+    import os
+
+    told = found.section("broker").get("bootstrap")
+    is_default = given == DEFAULT_BOOTSTRAP and BOOTSTRAP_VARIABLE not in os.environ
+    return str(told) if told and is_default else given
+
+
+def _from_there(url: str, found: project.Project) -> str:
+    scheme, _, rest = url.partition(":///")
+    if scheme not in _FILES or not rest or rest.startswith("/") or found.path is None:
+        return url
+    return f"{scheme}:///{found.folder.resolve()}/{rest}"
