@@ -43,6 +43,8 @@ __all__ = [
     "table",
     "topic",
     "views",
+    "windows",
+    "within",
     "write",
     "write_stream",
 ]
@@ -54,14 +56,15 @@ _LAZY: Final = {
     "marked": "penstock.spark.state",
     "match_recognize": "penstock.spark.patterns",
     "pattern": "penstock.spark.patterns",
+    "within": "penstock.spark.joins.within",
     "write": "penstock.spark.sink",
     "write_stream": "penstock.spark.sink",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name == "views":
-        return import_module("penstock.spark.views")
+    if name in {"views", "windows"}:
+        return import_module(f"penstock.spark.{name}")
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_LAZY[name]), name)
