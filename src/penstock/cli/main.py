@@ -29,6 +29,8 @@ COMMANDS: Final = (
     "quotas",
     "run",
     "flows",
+    "sinks",
+    "view",
     "capture",
     "doctor",
     "migrate",

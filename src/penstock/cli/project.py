@@ -31,7 +31,7 @@ VARIABLE: Final = "PENSTOCK_PROJECT"
 # Far more than anyone writes by hand.
 MAX_BYTES: Final = 4 << 20
 # The sections that some room understands.
-SECTIONS: Final = ("broker", "capture")
+SECTIONS: Final = ("broker", "capture", "sinks", "views")
 
 _HEADER: Final = re.compile(r"\s*\[\[?\s*(?P<name>[^\]]+?)\s*\]\]?\s*(#.*)?$")
 _KEY: Final = re.compile(r"\s*(?P<key>[A-Za-z0-9_.\"'-]+(\s*\.\s*[A-Za-z0-9_\"'-]+)*)\s*=")

@@ -211,3 +211,35 @@ def tables(node: Node) -> Iterator[Table]:
 def key_of(node: Node) -> tuple[str, ...]:
     """The columns that are the key of a view, in what `changes` gives."""
     return identity(node) or (ALL,)
+
+
+def explained(node: Node, depth: int = 0) -> Iterator[str]:
+    """The stages of a view in words, the last one first."""
+    space = "  " * depth
+    if isinstance(node, Table):
+        yield f"{space}table {node.name} by {', '.join(node.key)}"
+        return
+    if isinstance(node, Filter):
+        yield f"{space}where {_told(node.condition)}"
+    elif isinstance(node, Project):
+        yield f"{space}columns {', '.join(name for name, _ in node.outputs)}"
+    elif isinstance(node, Group):
+        by = ", ".join(_told(each) for _, each in node.by) or "nothing"
+        results = ", ".join(each.text.replace("`", "") for each in node.results)
+        yield f"{space}group by {by}: {results or 'distinct'}"
+    elif isinstance(node, Join):
+        on = " and ".join(f"{_told(one)} = {_told(other)}" for one, other in node.on)
+        yield f"{space}{node.how} join on {on}"
+        yield from explained(node.left, depth + 1)
+        yield from explained(node.right, depth + 1)
+        return
+    else:
+        yield f"{space}union"
+        for each in node.inputs:
+            yield from explained(each, depth + 1)
+        return
+    yield from explained(node.input, depth + 1)
+
+
+def _told(expression: Expression) -> str:
+    return str(expression.sql(dialect="spark")).replace("`", "")

@@ -28,6 +28,8 @@ class Text:
     sql: str
     # What errors begin with, such as the name of a file.
     name: str = ""
+    # The text as it was written, if what stands before the SQL was blanked out.
+    written: str = ""
 
     def parsed(self, *, into: type[Expression] | None = None) -> Expression:
         """The expression that the text is; ViewError if it is none."""
@@ -59,7 +61,7 @@ class Text:
         start = max(0, min(start, len(self.sql)))
         line = self.sql.count("\n", 0, start) + 1
         begin = self.sql.rfind("\n", 0, start) + 1
-        shown = self.sql[begin:].split("\n", 1)[0]
+        shown = (self.written or self.sql)[begin:].split("\n", 1)[0]
         column = start - begin + 1
         mark = re.sub(r"\S", " ", shown[: column - 1]) + "^"
         place = f"{self.name}:{line}:{column}" if self.name else f"{line}:{column}"

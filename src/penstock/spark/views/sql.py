@@ -56,15 +56,15 @@ class Schema:
     key: tuple[str, ...]
 
 
-def plan(sql: str, tables: Mapping[str, Schema], *, name: str = "") -> Node:
+def plan(sql: str | Text, tables: Mapping[str, Schema]) -> Node:
     """The plan of a SELECT over these tables; ViewError, with the place, if it cannot be."""
-    text = Text(sql, name)
+    text = Text(sql) if isinstance(sql, str) else sql
     return Planner(text, tables).query(text.parsed(), "", {}, 0)
 
 
-def tables_in(sql: str, *, name: str = "") -> list[str]:
+def tables_in(text: Text) -> list[str]:
     """The tables that a SELECT reads, in the order of their first mention."""
-    tree = Text(sql, name).parsed()
+    tree = text.parsed()
     own = {each.alias for each in tree.find_all(exp.CTE)}
     found = [_table_name(each) for each in tree.find_all(exp.Table)]
     return [each for each in dict.fromkeys(found) if each not in own]

@@ -1,0 +1,263 @@
+"""`penstock view`: views over changing tables, kept in the project as files of SQL."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli import output, project
+from penstock.cli.capture import ProjectFile
+from penstock.cli.kafka import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, ClientSettings, connect
+from penstock.cli.run import need_spark
+from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from penstock.spark.views.definitions import Definition, TableSpec
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Views over changing tables, from SQL; `penstock run --views` keeps them up to date.",
+    epilog="A view is a topic that follows its tables: at any time what the SELECT would give, as "
+    "the last record of each key. What cannot be kept up to date by changes is refused.",
+)
+
+Statement = Annotated[
+    list[str],
+    typer.Argument(metavar="'NAME AS SELECT ...'", help="The view's name and its SELECT."),
+]
+Name = Annotated[str, typer.Argument(metavar="VIEW", help="The view.")]
+Tables = Annotated[
+    list[str],
+    typer.Option(
+        "--table",
+        "-t",
+        metavar="SPEC",
+        help="A table: 'orders=shop.public.orders(id bigint, amount double) key id', with "
+        "'changelog' at the end if the topic holds rows and not change events. What is left out is "
+        "read from the topic. May be repeated.",
+    ),
+]
+
+
+@app.command("create")
+def create(
+    statement: Statement,
+    tables: Tables = [],  # noqa: B006
+    topic: Annotated[
+        str | None, typer.Option("--topic", metavar="TOPIC", help="Its topic; else VIEW.")
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--replace", help="Write over a view of the same name.")
+    ] = False,
+    file: ProjectFile = None,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    client: ClientSettings = [],  # noqa: B006
+) -> None:
+    """Check a view and write it into the project, as views/NAME.sql beside penstock.toml.
+
+    A table of the SELECT is one that --table or [views.tables] of penstock.toml names, or else a
+    topic of its name. Its columns and key are as given there, or as the topic's last records show
+    them, which is told.
+
+    \b
+    Examples:
+      penstock view create 'paid AS SELECT id, amount FROM orders WHERE paid' -t orders=shop.orders
+      penstock view create 'n AS SELECT count(*) AS n FROM o' -t 'o=shop.orders(id bigint) key id'
+    """
+    from penstock.spark.views import definitions
+
+    made = _defined(" ".join(statement), tables, topic, file, bootstrap, client)
+    target = _folder(file) / definitions.FOLDER / f"{made.name}{definitions.SUFFIX}"
+    if target.exists() and not overwrite:
+        raise ConfigError(
+            f"the project has a view {made.name!r} already: {target}",
+            advice="Write over it with --replace, or give this one another name.",
+        )
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(made.written(), encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{target} cannot be written: {error.strerror or error}") from error
+    output.say(f"{target} has the view {made.name}, by {', '.join(made.key)}")
+    output.say("run it: penstock run --views")
+
+
+@app.command("check")
+def check(
+    statement: Statement,
+    tables: Tables = [],  # noqa: B006
+    file: ProjectFile = None,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    client: ClientSettings = [],  # noqa: B006
+) -> None:
+    """Say whether a view can be kept up to date, by which key, and in which stages.
+
+    \b
+    Examples:
+      penstock view check 'n AS SELECT count(*) AS n FROM orders' -t orders=shop.public.orders
+    """
+    _show(_defined(" ".join(statement), tables, None, file, bootstrap, client))
+
+
+@app.command("list")
+def list_command(file: ProjectFile = None, json: AsJson = False) -> None:
+    """List the views of the project.
+
+    \b
+    Examples:
+      penstock view list
+    """
+    need_spark()
+    from penstock.spark.views import definitions
+
+    found = [definitions.read(each) for each in definitions.files(_folder(file))]
+    if json:
+        output.write_json([_as_json(each) for each in found])
+        return
+    if not found:
+        output.say("the project has no views; `penstock view create` makes one")
+        return
+    rows = ((e.name, e.topic, ", ".join(t.name for t in e.tables), ", ".join(e.key)) for e in found)
+    output.print_table(("view", "topic", "tables", "key"), rows)
+
+
+@app.command("describe")
+def describe(name: Name, file: ProjectFile = None, json: AsJson = False) -> None:
+    """Show a view: its SQL, its tables, its key and its stages.
+
+    \b
+    Examples:
+      penstock view describe revenue
+    """
+    found = _found(name, file)
+    if json:
+        output.write_json(_as_json(found))
+        return
+    _show(found)
+
+
+@app.command("drop")
+def drop(
+    name: Name,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    file: ProjectFile = None,
+) -> None:
+    """Take a view out of the project. Its topic stays, and is not kept up to date any more.
+
+    \b
+    Examples:
+      penstock view drop revenue --yes
+    """
+    from penstock.spark.views import definitions
+
+    found = _found(name, file)
+    if not yes and not output.confirm(f"take the view {name} out of the project?"):
+        output.say("nothing was changed")
+        return
+    (_folder(file) / definitions.FOLDER / f"{name}{definitions.SUFFIX}").unlink()
+    output.say(f"the view {name} is gone; its topic {found.topic} stays: "
+               f"`penstock topics delete {found.topic}` deletes it")  # fmt: skip
+
+
+# ---- parts --------------------------------------------------------------------------------
+
+
+def _folder(file: Path | None) -> Path:
+    path = file or project.find()
+    return path.resolve().parent if path is not None else Path.cwd()
+
+
+def _found(name: str, file: Path | None) -> Definition:
+    need_spark()
+    from penstock.spark.views import definitions
+
+    there = {each.stem: each for each in definitions.files(_folder(file))}
+    if name not in there:
+        raise ConfigError(
+            f"the project has no view {name!r}",
+            advice=f"It has {', '.join(there) or 'none'}; `penstock view create` makes one.",
+        )
+    return definitions.read(there[name])
+
+
+def _defined(
+    statement: str,
+    given: list[str],
+    topic: str | None,
+    file: Path | None,
+    bootstrap: str,
+    client: list[str],
+) -> Definition:
+    """The view that a statement defines, with all that is known of its tables."""
+    need_spark()
+    from penstock.spark.views import definitions
+
+    name, text = definitions.statement(statement)
+    known = {each.name: each for each in _known(given, file)}
+    specs = definitions.used(text, known)
+    if missing := [each for each in specs if not each.is_whole]:
+        from penstock.cli.view_inferring import inferred
+
+        connection = connect(bootstrap, client)
+        found = {each.name: inferred(connection, each) for each in missing}
+        for each in found.values():
+            output.say(f"as its records show: {each}")
+        specs = [found.get(each.name, each) for each in specs]
+    made = definitions.Definition(name, text, tuple(specs), topic or name)
+    # Plans it, and checks the names.
+    made.flow()
+    return made
+
+
+def _known(given: list[str], file: Path | None) -> list[TableSpec]:
+    from penstock.spark.views.definitions import TableSpec
+
+    found = project.load(file)
+    section = found.section("views")
+    listed = []
+    tables = section.get("tables", {})
+    for key in section:
+        if key != "tables":
+            raise found.error(f"views.{key}", f"views.{key} is no setting", "There is tables.")
+    for name, text in tables.items() if isinstance(tables, dict) else ():
+        with found.explained(f"views.tables.{name}"):
+            if not isinstance(text, str):
+                raise ConfigError(f"views.tables.{name} must be a text")
+        listed.append(TableSpec.parse(f"{name}={text}"))
+    return [*listed, *(TableSpec.parse(each) for each in given)]
+
+
+def _show(view: Definition) -> None:
+    from penstock.spark.views.plan import explained
+
+    lines = [
+        ("view", view.name),
+        ("topic", view.topic),
+        ("key", ", ".join(view.key)),
+        ("columns", ", ".join(view.columns)),
+        ("tables", "\n".join(map(str, view.tables))),
+        ("stages", "\n".join(explained(view.plan))),
+        ("sql", _sql(view)),
+    ]
+    output.print_table(("", ""), lines)
+
+
+def _sql(view: Definition) -> str:
+    lines = view.text.sql.strip().splitlines()
+    return "\n".join(each for each in lines if not each.startswith("-- "))
+
+
+def _as_json(view: Definition) -> dict[str, object]:
+    return {
+        "name": view.name,
+        "topic": view.topic,
+        "key": list(view.key),
+        "columns": list(view.columns),
+        "tables": [
+            {"name": e.name, "topic": e.topic, "columns": e.ddl, "key": list(e.key)}
+            for e in view.tables
+        ],
+        "sql": _sql(view),
+    }

@@ -1,0 +1,96 @@
+"""`penstock view`: made from SQL, kept as files of the project, refused with the place."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from confluent_kafka import Producer
+
+from penstock.spark.flows.declare import Stream
+from penstock.spark.views import definitions
+from tests.cli.runner import Ran, run
+
+ORDERS = "orders=shop.orders(id bigint, customer bigint, amount decimal(10,2)) key id"
+CUSTOMERS = "customers=shop.customers(id bigint, country string) key id"
+REVENUE = """revenue AS SELECT country, sum(amount) AS revenue
+FROM orders o JOIN customers c ON o.customer = c.id GROUP BY country"""
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    file = tmp_path / "penstock.toml"
+    file.write_text(f'[views.tables]\ncustomers = "{CUSTOMERS.split("=", 1)[1]}"\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PENSTOCK_PROJECT", raising=False)
+    return tmp_path
+
+
+def refused(*args: str) -> Ran:
+    ran = run("view", *args)
+    assert ran.status == 1
+    assert "Traceback" not in ran.err
+    return ran
+
+
+def test_a_view_is_made_shown_and_dropped(project: Path) -> None:
+    assert "no views" in run("view", "list").ok().err
+    made = run("view", "create", REVENUE, "-t", ORDERS).ok()
+    assert "by country" in made.err
+    [view] = run("view", "list", "--json").ok().json
+    assert (view["topic"], view["key"], view["columns"]) == (
+        "revenue", ["country"], ["country", "revenue"],
+    )  # fmt: skip
+    assert [each["topic"] for each in view["tables"]] == ["shop.orders", "shop.customers"]
+    assert "inner join on o.customer = c.id" in run("view", "describe", "revenue").ok().out
+    assert "already" in refused("create", REVENUE, "-t", ORDERS).err
+    run("view", "create", REVENUE, "-t", ORDERS, "--replace", "--topic", "r2").ok()
+    # As a flow, it reads the tables and writes the topic.
+    [flow] = definitions.flows(project)
+    assert [each.topic for each in flow.inputs] == ["shop.orders", "shop.customers"]
+    assert all(isinstance(e, Stream) and e.reading.format == "debezium" for e in flow.inputs)
+    assert [(each.name, each.compacted) for each in flow.topics] == [("r2", True)]
+    assert flow.where == f"{project / 'views' / 'revenue.sql'}:1"
+    run("view", "drop", "revenue", "--yes").ok()
+    assert "has no view 'revenue'" in refused("describe", "revenue").err
+
+
+def test_what_cannot_be_maintained_is_told_with_its_place(project: Path) -> None:
+    told = refused("check", "top AS SELECT id\nFROM orders ORDER BY id LIMIT 3", "-t", ORDERS).err
+    assert "2:13: ORDER BY cannot be maintained" in told
+    assert "  FROM orders ORDER BY id LIMIT 3\n              ^\n" in told
+    assert not (project / "views").exists()
+    assert "a view is NAME AS SELECT" in refused("check", "SELECT 1").err
+    wrong = "t=shop.orders(id bigint) key idd"
+    assert "no column 'idd'" in refused("check", "a AS SELECT id FROM t", "-t", wrong).err
+    assert "is no table" in refused("check", "a AS SELECT id FROM t", "-t", "(").err
+    (project / "penstock.toml").write_text("[views]\nother = 1\n")
+    assert "line 2" in refused("check", "a AS SELECT id FROM t", "-t", ORDERS).err
+
+
+def test_run_wants_something_to_run(project: Path) -> None:
+    ran = run("run", "--views")
+    assert ran.status == 1
+    assert "the project has no views" in ran.err
+    assert "no FILE" in run("run").err
+
+
+def test_columns_are_read_from_the_topic(project: Path, at: str) -> None:
+    topic = f"shop-{uuid4().hex[:8]}"
+    producer = Producer({"bootstrap.servers": at, "log_level": 0})
+
+    def change(**row: Any) -> bytes:
+        return json.dumps({"op": "c", "before": None, "after": row}).encode()
+
+    run("topics", "create", topic, "--bootstrap", at).ok()
+    assert "no records" in refused("check", f"v AS SELECT id FROM `{topic}`", "--bootstrap", at).err
+    for number, value in enumerate([change(id=1, a=None, f=1), change(id=2, a="x", f=1.5), None]):
+        producer.produce(topic, value, json.dumps({"id": number}).encode())
+    producer.flush(60)
+    args = ("check", "v AS SELECT a, f FROM t", "-t", f"t={topic}", "--bootstrap", at)
+    told = run("view", *args).ok()
+    assert f"t = {topic}(id bigint, a string, f double) key id" in told.err
+    assert "_t_id" in told.out
