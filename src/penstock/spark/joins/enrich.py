@@ -32,7 +32,6 @@ from typing import TYPE_CHECKING, Final, Literal
 import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from penstock.spark.flows.errors import DeclarationError
 from penstock.spark.joins.enriching import (
@@ -50,6 +49,7 @@ from penstock.spark.joins.enriching import (
     sent_name,
 )
 from penstock.spark.state import Operator, apply, current
+from penstock.spark.state.schemas import arrow_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -116,7 +116,7 @@ def enrich(
         names,
         how == "inner",
         _kept(told, names, list(wanted)),
-        to_arrow_schema(out, timezone="UTC"),
+        arrow_schema(out),
     )
     operator: Operator = Latest(shape)
     if version == "as_of":
@@ -129,7 +129,7 @@ def _kept(changes: DataFrame, keys: Sequence[str], columns: Sequence[str]) -> pa
     """What the state keeps of each row."""
     names = [*keys, *(kept_name(each) for each in columns), FROM]
     fields = [T.StructField(each, changes.schema[each].dataType, True) for each in names]
-    return to_arrow_schema(T.StructType(fields), timezone="UTC")
+    return arrow_schema(T.StructType(fields))
 
 
 def _caller() -> str:
@@ -250,7 +250,7 @@ def _changes(
     after = [F.col(f"{AFTER}.`{each}`").cast(kind) for each, kind in keys]
     before = [F.col(f"{BEFORE}.`{each}`").cast(kind) for each, kind in keys]
     # A tombstone has only its key.
-    lost = [_from_key(changes, each, kind) for each, kind in keys]
+    lost = [_from_key(changes, each, kind, alone=len(keys) == 1) for each, kind in keys]
     start_new, start_old = known, known
     if valid_from is not None:
         start_new = F.coalesce(F.col(f"{AFTER}.`{valid_from}`").cast("timestamp"), known)
@@ -291,12 +291,14 @@ def _entry(
     )
 
 
-def _from_key(changes: DataFrame, name: str, kind: str) -> Column:
-    """A column of the key of a change event, which is JSON, maybe beside its schema."""
+def _from_key(changes: DataFrame, name: str, kind: str, *, alone: bool) -> Column:
+    """A column of the record's key, which is JSON, maybe beside its schema, or the column alone."""
     if KEY not in changes.columns:
         return F.lit(None).cast(kind)
     text = F.col(KEY).cast("string")
     found = F.coalesce(
         F.get_json_object(text, f"$.payload['{name}']"), F.get_json_object(text, f"$['{name}']")
     )
+    if alone:
+        found = F.when(text.startswith("{"), found).otherwise(text)
     return found.try_cast(kind)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from penstock.spark.patterns import operator as O  # noqa: N812
 from penstock.spark.patterns import tree
@@ -26,7 +25,8 @@ from penstock.spark.patterns.plan import (
 )
 from penstock.spark.patterns.reading import Text
 from penstock.spark.patterns.results import END, EVENTS, START, VARIABLE
-from penstock.spark.state import Batch, apply, current
+from penstock.spark.state import Batch, Planning, apply, current
+from penstock.spark.state.schemas import arrow_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -53,7 +53,7 @@ class Wanted:
 def matched(defined: Definition, rows: DataFrame, wanted: Wanted) -> DataFrame:
     """The matches of a pattern over rows."""
     wanted = _checked(defined, rows, wanted)
-    types = _Types(rows)
+    types = _Types(rows, rows.schema.json())
     plan = planned(
         defined, rows.columns, types.of, wanted.measures,
         max_rows=wanted.max_rows, overflow=wanted.overflow,
@@ -70,7 +70,7 @@ def matched(defined: Definition, rows: DataFrame, wanted: Wanted) -> DataFrame:
         complete=current() is None and _WATERMARK not in rows.columns,
         all_rows=wanted.all_rows,
         events=bool(shown) and not wanted.all_rows,
-        schema=to_arrow_schema(schema, timezone="UTC"),
+        schema=arrow_schema(schema),
         title=f"pattern of {', '.join(plan.names)}",
         describes=_describes(plan, prepared, wanted),
     )
@@ -80,17 +80,26 @@ def matched(defined: Definition, rows: DataFrame, wanted: Wanted) -> DataFrame:
     return _finished(out, plan, wanted, shown, order_type)
 
 
+# By the schema of rows and the expression: a flow asks for the same in each micro-batch.
+_types: dict[tuple[str, str], T.DataType] = {}
+_MOST_TYPES: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
 class _Types:
     """The types of expressions over the columns of rows, each asked for once."""
 
-    def __init__(self, rows: DataFrame) -> None:
-        self._rows = rows
-        self._known: dict[str, T.DataType] = {}
+    rows: DataFrame
+    schema: str
 
     def of(self, sql: str) -> T.DataType:
-        if sql not in self._known:
-            self._known[sql] = self._rows.select(F.expr(sql)).schema[0].dataType
-        return self._known[sql]
+        found = _types.get((self.schema, sql))
+        if found is None:
+            found = self.rows.select(F.expr(sql)).schema[0].dataType
+            if len(_types) >= _MOST_TYPES:
+                _types.clear()
+            _types[self.schema, sql] = found
+        return found
 
 
 def _checked(defined: Definition, rows: DataFrame, wanted: Wanted) -> Wanted:
@@ -139,21 +148,23 @@ def _at(defined: Definition, word: str, problem: str, advice: str) -> PatternErr
 
 
 def _warn(defined: Definition, plan: Plan) -> None:
-    if isinstance(current(), Batch):
+    """When a flow is planned, say what its definition does not bound. Batch keeps nothing."""
+    if not isinstance(current(), Planning):
         return
     reasons = []
     if defined.within_us is None and tree.is_unbounded(defined.node):
         reasons.append(
-            "no `within`, and a part without a bound: an attempt may stay open for ever, and keeps "
-            f"up to {plan.max_rows} rows of each key"
+            "an attempt may stay open for ever, since there is no `within`, and a part has no "
+            f"bound (at most {plan.max_rows} rows of each key are kept)"
         )
     if plan.lookback:
         reasons.append(f"PREV keeps the last rows of each key for ever ({plan.lookback} of each)")
     if plan.counts:
         reasons.append("MATCH_NUMBER keeps a number for each key for ever")
-    for each in reasons:
+    if reasons:
+        told_all = "; ".join(reasons)
         warnings.warn(
-            f"pattern of {', '.join(plan.names)}: {each}", UnboundedStateWarning, stacklevel=4
+            f"pattern of {', '.join(plan.names)}: {told_all}", UnboundedStateWarning, stacklevel=4
         )
 
 
@@ -248,7 +259,7 @@ def _finished(
         ]
     for name, sql in plan.measures.items():
         try:
-            _ = out.select(F.expr(sql)).schema
+            _Types(out, out.schema.json()).of(sql)
         except PySparkException as error:
             raise wanted.measures[name].error(told(error)) from None
         columns.append(F.expr(sql).alias(name))

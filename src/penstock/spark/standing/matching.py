@@ -29,13 +29,13 @@ import orjson
 import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from penstock.spark.flows.errors import DeclarationError
 from penstock.spark.standing.index import Index
 from penstock.spark.standing.query import KINDS, Kind, Node, QueryError, parse
 from penstock.spark.state import Batch, Shard, apply, current
 from penstock.spark.state.context import DEFAULT_SHARDS
+from penstock.spark.state.schemas import arrow_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -98,9 +98,7 @@ def match(
         [T.StructField(QUERY, T.StringType()), T.StructField(MATCHED, _strings())]
         + [T.StructField(each.name, each.dataType, True) for each in documents.schema.fields]
     )
-    operator = Matching(
-        tuple(fields.items()), tuple(documents.columns), to_arrow_schema(out, timezone="UTC")
-    )
+    operator = Matching(tuple(fields.items()), tuple(documents.columns), arrow_schema(out))
     inputs = {"documents": sent, "queries": told}
     return apply(inputs, operator, key=[_LANE], schema=out, name=name)
 
@@ -145,7 +143,7 @@ class Matching:
             if put:
                 ids, texts = zip(*put, strict=True)
                 known.put(pa.table([pa.array(ids), pa.array(texts)], schema=_KEPT))
-        if documents is None or not len(known):
+        if documents is None or not digest:
             return self.out.empty_table()
         ids, index = _index(digest, self.fields, known.scan)
         names = [each.removeprefix("_d_") for each in documents.column_names]

@@ -9,9 +9,10 @@ import pyarrow as pa
 from pyspark.errors import AnalysisException
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from penstock.spark.state import Operator, apply
+from penstock.spark.state.schemas import arrow_schema
 from penstock.spark.views.columns import DELETED, PRESENT
 from penstock.spark.views.compiling import ORDER, Columns
 from penstock.spark.views.plan import Table, flat
@@ -66,7 +67,7 @@ class SparkEngine:
         return F.coalesce(*found)
 
     def schema(self, rows: DataFrame) -> pa.Schema:
-        return to_arrow_schema(rows.schema, timezone="UTC")
+        return arrow_schema(rows.schema)
 
     def select(self, rows: DataFrame, wanted: Columns) -> DataFrame:
         try:

@@ -1,0 +1,17 @@
+"""Spark's types as Arrow's, as operators see them: anything may be null."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+from pyspark.sql import types as T  # noqa: N812
+from pyspark.sql.pandas.types import to_arrow_schema
+
+
+def arrow_schema(kind: T.StructType) -> pa.Schema:
+    """The schema of rows, in UTC; what Spark knows never to be null may be, like the rest.
+
+    Rows of a micro-batch meet those of a state, and Arrow does not unite columns that differ in
+    this only.
+    """
+    found = to_arrow_schema(kind, timezone="UTC")
+    return pa.schema([each.with_nullable(True) for each in found])
