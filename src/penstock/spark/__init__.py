@@ -24,14 +24,18 @@ from penstock.spark.session import session
 from penstock.spark.source.lag import Lag, lag
 
 if TYPE_CHECKING:
+    from penstock.spark import asking, standing
     from penstock.spark import patterns as pattern
+    from penstock.spark.joins.enrich import enrich
     from penstock.spark.patterns import match_recognize
     from penstock.spark.sink import write, write_stream
     from penstock.spark.state import corrected, marked
 
 __all__ = [
     "Lag",
+    "asking",
     "corrected",
+    "enrich",
     "flow",
     "lag",
     "marked",
@@ -39,6 +43,7 @@ __all__ = [
     "pattern",
     "register",
     "session",
+    "standing",
     "stream",
     "table",
     "topic",
@@ -53,6 +58,7 @@ __all__ = [
 # What is loaded when it is used: tasks that read need none of it.
 _LAZY: Final = {
     "corrected": "penstock.spark.state",
+    "enrich": "penstock.spark.joins.enrich",
     "marked": "penstock.spark.state",
     "match_recognize": "penstock.spark.patterns",
     "pattern": "penstock.spark.patterns",
@@ -63,7 +69,7 @@ _LAZY: Final = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in {"views", "windows"}:
+    if name in {"asking", "standing", "views", "windows"}:
         return import_module(f"penstock.spark.{name}")
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
