@@ -35,14 +35,26 @@ _TYPES: dict[str, T.DataType] = {
 }
 
 
+# One for all: opening one takes longer than most queries.
+BASE = duckdb.connect()
+BASE.execute("SET threads = 1")
+_known: dict[tuple[str, str], T.DataType] = {}
+
+
 def duck(sql: str) -> str:
     return sqlglot.transpile(sql, read="spark", write="duckdb")[0]
 
 
 def type_of(rows: pa.Table, sql: str) -> T.DataType:
-    with duckdb.connect() as base:
-        base.register("rows", rows)
-        found = base.sql(f"DESCRIBE SELECT {duck(sql)} AS x FROM rows").fetchall()[0][1]
+    known = _known.get((str(rows.schema), sql))
+    if known is None:
+        known = _known[str(rows.schema), sql] = _type_of(rows, sql)
+    return known
+
+
+def _type_of(rows: pa.Table, sql: str) -> T.DataType:
+    BASE.register("rows", rows)
+    found = BASE.sql(f"DESCRIBE SELECT {duck(sql)} AS x FROM rows").fetchall()[0][1]
     if found.startswith("DECIMAL("):
         precision, scale = found[8:-1].split(",")
         return T.DecimalType(int(precision), int(scale))
@@ -96,14 +108,13 @@ class Trial:
         shown = ", ".join(f'"{each}" := "{each}"' for each in self.rows.column_names)
         columns.append(f"struct_pack({shown}) AS {O.ROW}")
         columns += [each for each in O.PLACE if each in self.rows.column_names]
-        with duckdb.connect() as base:
-            base.execute("SET threads = 1")
-            base.register("rows", self.rows)
-            made = base.sql(f"SELECT {', '.join(columns)} FROM rows").to_arrow_table()
+        BASE.register("rows", self.rows)
+        made = BASE.sql(f"SELECT {', '.join(columns)} FROM rows").to_arrow_table()
         return made, measured
 
-    def matcher(self, plan: Plan, measured: dict[str, str], *, complete: bool) -> O.Matcher:
-        prepared = self.prepared(plan)[0].schema
+    def matcher(
+        self, plan: Plan, prepared: pa.Schema, measured: dict[str, str], *, complete: bool
+    ) -> O.Matcher:
         fields = [prepared.field(O.key_column(n)) for n in range(len(self.by))]
         if self.order is not None:
             fields += [pa.field("match_start", pa.int64()), pa.field("match_end", pa.int64())]
@@ -133,18 +144,16 @@ class Trial:
 
     def finished(self, plan: Plan, out: pa.Table) -> list[dict[str, Any]]:
         """Rows with the measures computed, as Spark does after the tasks."""
-        with duckdb.connect() as base:
-            base.execute("SET threads = 1")
-            base.register("found", out)
-            names = "".join(f", {duck(sql)} AS {n}" for n, sql in plan.measures.items())
-            made = base.sql(f"SELECT *{names} FROM found").to_arrow_table()
+        BASE.register("found", out)
+        names = "".join(f", {duck(sql)} AS {n}" for n, sql in plan.measures.items())
+        made = BASE.sql(f"SELECT *{names} FROM found").to_arrow_table()
         return list(made.to_pylist())
 
     def run(self) -> list[dict[str, Any]]:
         """All rows in one go, and nothing after them."""
         plan = self.plan()
         rows, measured = self.prepared(plan)
-        matcher = self.matcher(plan, measured, complete=True)
+        matcher = self.matcher(plan, rows.schema, measured, complete=True)
         return self.finished(plan, matcher.process(Shard(0, 1, 0, None, State()), {"rows": rows}))
 
     def run_in_batches(
@@ -153,7 +162,7 @@ class Trial:
         """Micro-batches of so many rows, each with the watermark at its end; the rest last."""
         plan = self.plan()
         rows, measured = self.prepared(plan)
-        matcher = self.matcher(plan, measured, complete=False)
+        matcher = self.matcher(plan, rows.schema, measured, complete=False)
         state = State()
         out, at = [], 0
         for number, (size, watermark) in enumerate(zip(splits, watermarks, strict=True)):

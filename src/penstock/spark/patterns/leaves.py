@@ -7,8 +7,8 @@ variable), or an aggregate of such values over the rows of a variable.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from sqlglot import exp
@@ -18,6 +18,20 @@ from penstock.spark.patterns.reading import Text, called, parts, place
 
 AGGREGATES: Final = ("count", "sum", "avg", "min", "max")
 MAX_OFFSET: Final = 1_000
+_NAVIGATIONS: Final = ("first", "last", "prev", "next")
+_OF_MATCHES: Final = ("classifier", "match_number")
+# What may have a value although it is given null.
+_NOT_STRICT: Final = (
+    exp.Is,
+    exp.Coalesce,
+    exp.Case,
+    exp.If,
+    exp.And,
+    exp.Or,
+    exp.NullSafeEQ,
+    exp.Least,
+    exp.Greatest,
+)
 # The bits of all variables: a name without a variable means the rows of any.
 ALL: Final = (1 << 60) - 1
 
@@ -84,10 +98,15 @@ class Finder:
     def error(self, problem: str, node: Any, advice: str = "") -> PatternTextError:
         return self.text.error(problem, place(node, self.text), advice=advice)
 
-    def leaf(self, node: Any) -> Leaf | None:
-        """What a node is if it is a leaf as a whole; None if it is made of several."""
+    def leaf(self, node: Any, *, atoms: bool = False) -> Leaf | None:
+        """What a node is if it is a leaf as a whole; None if it is made of several.
+
+        With `atoms` only names and navigations themselves are leaves, not what is computed from
+        them. Otherwise all that takes its values from one row is, if either this row is always
+        there or what is computed is null without it.
+        """
         name, final = called(node)
-        if name in {"first", "last", "prev", "next"}:
+        if name in _NAVIGATIONS:
             return self._navigation(node, name, bool(final))
         if name in AGGREGATES:
             return self._aggregate(node, name, bool(final))
@@ -98,16 +117,51 @@ class Finder:
         whole = self._dotted(node)
         if whole is not None:
             return self._normal(whole)
-        for each in node.find_all(exp.Anonymous):
-            if called(each)[0] in {"first", "last", "prev", "next", "classifier", "match_number"}:
-                return None
-            if called(each)[0] in AGGREGATES:
-                return None
-        masks = {self._normal(Nav("", self._mask(each))) for each in node.find_all(exp.Column)}
-        if len(masks) > 1:
+        if isinstance(node, exp.Column):
+            return self._normal(Nav(self.row_sql(node), self._mask(node)))
+        if atoms:
             return None
-        [found] = masks or {Nav("", ALL)}
-        return Nav(self.row_sql(node), found.mask)
+        return self._computed(node)
+
+    def _computed(self, node: Any) -> Nav | None:
+        found: set[Leaf] = set()
+        for each in self._outermost(node):
+            leaf = self.leaf(each)
+            found.add(replace(leaf, sql="") if isinstance(leaf, Nav) else MatchNumber())
+        if len(found) > 1:
+            return None
+        at = next(iter(found), Nav("", ALL))
+        if not isinstance(at, Nav):
+            return None
+        if not at.is_current and any(isinstance(each, _NOT_STRICT) for each in node.walk()):
+            return None
+        return replace(at, sql=self.row_sql(self._inner(node)))
+
+    def _outermost(self, node: Any) -> Iterator[Any]:
+        """The names and navigations in an expression, not those inside of others."""
+        if self._is_atom(node):
+            yield node
+            return
+        for each in node.iter_expressions():
+            yield from self._outermost(each)
+
+    def _is_atom(self, node: Any) -> bool:
+        name = called(node)[0]
+        known = name in _NAVIGATIONS or name in AGGREGATES or name in _OF_MATCHES
+        dotted = isinstance(node, exp.Dot) and called(node.this)[0] in {"first", "last"}
+        return known or dotted or isinstance(node, exp.Column)
+
+    def _inner(self, node: Any) -> Any:
+        """The same with the values of rows in the place of navigations."""
+        if called(node)[0] in _NAVIGATIONS:
+            return self._inner(node.expressions[0])
+        if isinstance(node, exp.Dot) and called(node.this)[0] in {"first", "last"}:
+            return exp.column(node.expression.copy())
+        made = node.copy()
+        for each in list(self._outermost(made)):
+            if not isinstance(each, exp.Column):
+                each.replace(exp.paren(self._inner(each)))
+        return made
 
     def _normal(self, nav: Nav) -> Nav:
         """The row that a variable is being tried for is the last of all."""
@@ -139,7 +193,7 @@ class Finder:
                 made = exp.Dot(this=made, expression=name)
             return made
 
-        return str(node.copy().transform(stripped).sql(dialect="spark"))
+        return str(node.copy().transform(stripped).sql(dialect="spark", normalize_functions=False))
 
     def _check(self, name: exp.Identifier) -> None:
         if name.name.lower() in self.scope.columns:
@@ -183,7 +237,7 @@ class Finder:
         if len(masks) > 1:
             raise self.error(f"{what} takes columns of one variable, not of several", node)
         for each in node.find_all(exp.Anonymous):
-            if called(each)[0] in {"first", "last", "prev", "next", *AGGREGATES}:
+            if called(each)[0] in {*_NAVIGATIONS, *AGGREGATES}:
                 raise self.error(f"{called(each)[0].upper()} is not possible inside {what}", each)
         return Nav(self.row_sql(node), next(iter(masks), ALL))
 
@@ -245,7 +299,7 @@ def replaced(node: Any, finder: Finder, name: Callable[[Leaf, int], str]) -> Any
     """A copy of an expression with the columns that hold its leaves in their place."""
 
     def change(each: Any) -> Any:
-        found = finder.leaf(each)
+        found = finder.leaf(each, atoms=True)
         if found is None:
             for key, value in list(each.args.items()):
                 if isinstance(value, exp.Expression):
@@ -253,10 +307,6 @@ def replaced(node: Any, finder: Finder, name: Callable[[Leaf, int], str]) -> Any
                 elif isinstance(value, list):
                     inner = [change(v) if isinstance(v, exp.Expression) else v for v in value]
                     each.set(key, inner)
-            return each
-        has_columns = next(each.find_all(exp.Column), None) is not None
-        if isinstance(found, Nav) and not has_columns and not called(each)[0]:
-            # A constant stays where it is.
             return each
         return exp.column(name(found, place(each, finder.text)))
 

@@ -234,7 +234,7 @@ class _Measuring:
             return f"_n{len(self.measured) - 1}"
 
         node = parsed(text)
-        return str(replaced(node, finder, name).sql(dialect="spark"))
+        return str(replaced(node, finder, name).sql(dialect="spark", normalize_functions=False))
 
     def _measured(self, leaf: Leaf, ask: TypeOf, finder: Finder, at: int) -> Measured:
         if isinstance(leaf, MatchNumber):
