@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from penstock.spark.joins.enrich import enrich
     from penstock.spark.patterns import match_recognize
     from penstock.spark.sink import write, write_stream
+    from penstock.spark.sinking.output import store
     from penstock.spark.state import corrected, marked
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "pattern",
     "register",
     "session",
+    "store",
     "standing",
     "stream",
     "table",
@@ -62,6 +64,7 @@ _LAZY: Final = {
     "marked": "penstock.spark.state",
     "match_recognize": "penstock.spark.patterns",
     "pattern": "penstock.spark.patterns",
+    "store": "penstock.spark.sinking.output",
     "within": "penstock.spark.joins.within",
     "write": "penstock.spark.sink",
     "write_stream": "penstock.spark.sink",

@@ -150,8 +150,15 @@ class Feeding:
             self._cluster, dict.fromkeys(places, LATEST), isolation="read_committed",
             metadata=metadata,
         )  # fmt: skip
+        others = {topic for topic, _ in self._since.offsets} - {self._topic}
+        if others:
+            raise TopicReplacedError(
+                f"{self._sink.target if self._sink else self.spec.shown} was filled from "
+                f"{', '.join(sorted(others))}, and is now to be fed from {self._topic}",
+                advice=f"`penstock sinks rebuild {self.spec.name}` builds it from the topic.",
+            )
         for place, at in self._since.offsets.items():
-            if place[0] == self._topic and at > ends.get(place, 0):
+            if at > ends.get(place, 0):
                 raise TopicReplacedError(
                     f"{self._sink.target if self._sink else self.spec.shown} is at offset {at} of "
                     f"{place[0]}-{place[1]}, whose log ends at {ends.get(place, 0)}: the topic was "

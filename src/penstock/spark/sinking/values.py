@@ -35,7 +35,7 @@ def column_of(values: list[Any], column: Column) -> tuple[pa.Array, Bad]:
     convert = _converter(column)
     kind = column.field.type
     try:
-        if convert is None:
+        if convert is None and set(map(type, values)) <= _expected(kind):
             return pa.array(values, kind), {}
         if pa.types.is_timestamp(kind) and column.how in UNITS:
             return _times(values, UNITS[column.how], kind), {}
@@ -106,6 +106,16 @@ def _plain(kind: pa.DataType) -> Callable[[Any], Any]:
     if pa.types.is_floating(kind):
         return _float
     return _int
+
+
+def _expected(kind: pa.DataType) -> set[type]:
+    """The Python types whose values Arrow takes without changing them."""
+    if pa.types.is_string(kind):
+        return {str, type(None)}
+    if pa.types.is_boolean(kind):
+        return {bool, type(None)}
+    # Of a number with a fraction Arrow would make a whole one in silence.
+    return {int, type(None), float} if pa.types.is_floating(kind) else {int, type(None)}
 
 
 def _text(value: Any) -> str:

@@ -1,0 +1,153 @@
+"""A sink as the output of a flow: the rows of each micro-batch go to a table, a cache, an index.
+
+    from penstock.spark import flow, store, stream
+
+    @flow(inputs=[orders], output=store("sqlite:///shop.db?table=totals", key="customer"),
+          mode="update")
+    def totals(orders):
+        return orders.groupBy("customer").sum("amount")
+
+A row replaces the one with the same key. With a column `_deleted` (boolean) a row that has it true
+is taken out instead. Of several rows with the same key in a micro-batch any one is taken, unless
+they have the columns `_partition` and `_offset`, as rows of a stream do: then the last.
+
+The position in the store is the flow's generation and the number of its micro-batch. A batch that
+runs again after a failure is known by it, and skipped. A flow that is reset puts its rows in again
+from the start of the log, in the same table: what the new code makes no row of any more stays there
+until the table is removed.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.errors import ConfigError
+from penstock.sinks import Changes, Position, Refused, Schema, open_sink
+from penstock.sinks.contract import ORIGIN
+from penstock.sinks.schema import is_json
+from penstock.sinks.stores import parse
+from penstock.spark.sinking.errors import FeedingError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from penstock.spark.flows.declare import Batch
+
+DELETED: Final = "_deleted"
+_ORDER: Final = ("_partition", "_offset")
+_MAX_SHOWN: Final = 3
+
+
+class RefusedRowsError(FeedingError):
+    """A store cannot take rows that a flow has made."""
+
+    advice = "Change the flow so that it leaves such rows out, or makes them fit."
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOutput:
+    """What `store` gives: an output of a flow."""
+
+    url: str = field(repr=False)
+    key: tuple[str, ...]
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def target(self) -> str:
+        address = parse(self.url, self.options)
+        table = address.option("table")
+        return f"sink {address.shown}{f' {table}' if table else ''}"
+
+    def write(self, rows: DataFrame, batch: Batch) -> int:
+        """Write a micro-batch; the same one again is skipped. How many rows were taken."""
+        table = rows.toArrow()
+        kept = [name for name in table.column_names if not name.startswith("_")]
+        try:
+            schema = Schema.of([table.schema.field(name) for name in kept], self.key)
+        except ConfigError as error:
+            raise FeedingError(f"flow {batch.flow!r}: {error}", advice=error.advice) from error
+        place = (f"flow:{batch.flow}:{_generation(batch)}", 0)
+        changes = _changes(table, schema, Position({place: batch.batch_id + 1}))
+        with open_sink(self.url, self.options, name=batch.flow) as sink:
+            at = sink.open(schema)
+            behind = at.offsets.get(place, 0)
+            if behind > batch.batch_id + 1:
+                raise FeedingError(
+                    f"{sink.target} has batch {behind - 1} of flow {batch.flow!r}, whose "
+                    f"checkpoint is at batch {batch.batch_id}: it is older than the store",
+                    advice="Remove the table, or give the flow another name; then it begins anew.",
+                )
+            return sink.apply(changes, _refuse).rows
+
+
+def store(
+    url: str, *, key: str | Sequence[str], options: Mapping[str, Any] | None = None
+) -> SinkOutput:
+    """A derived store as the output of a flow; see the module. The columns are those of the rows,
+    without those that begin with `_`."""
+    parse(url, options)
+    return SinkOutput(url, (key,) if isinstance(key, str) else tuple(key), dict(options or {}))
+
+
+def _generation(batch: Batch) -> str:
+    """Batches are counted anew in each generation of a flow, which its checkpoint's path tells."""
+    found = re.findall(r"/(g\d+)(?=/|$)", str(getattr(batch, "checkpoint", "")))
+    return found[-1] if found else "g1"
+
+
+def _refuse(refused: Sequence[Refused]) -> None:
+    told = "; ".join(f"{each.key}: {each.reason}" for each in refused[:_MAX_SHOWN])
+    raise RefusedRowsError(f"the store refuses {len(refused)} rows of the flow: {told}")
+
+
+def _changes(table: pa.Table, schema: Schema, position: Position) -> Changes:
+    table = _last_of_each(table, list(schema.key))
+    gone = pa.nulls(table.num_rows, pa.bool_())
+    if DELETED in table.column_names:
+        gone = table.column(DELETED)
+    is_gone = pc.fill_null(gone, False)
+    upserts, deletes = table.filter(pc.invert(is_gone)), table.filter(is_gone)
+    ((name, number), until) = next(iter(position.offsets.items()))
+    origin = {"topic": name, "partition": number, "offset": until - 1,
+              "timestamp": dt.datetime.now(dt.UTC)}  # fmt: skip
+    return Changes(
+        pa.table([_cast(upserts.column(f.name), f) for f in schema.fields], schema=schema.arrow),
+        deletes.select(list(schema.key)).cast(schema.key_arrow),
+        position,
+        Position(),
+        pa.Table.from_pylist([origin] * upserts.num_rows, schema=ORIGIN),
+        pa.Table.from_pylist([origin] * deletes.num_rows, schema=ORIGIN),
+    )
+
+
+def _cast(column: pa.ChunkedArray, wanted: pa.Field) -> pa.ChunkedArray:
+    if is_json(wanted) and pa.types.is_nested(column.type):
+        import orjson
+
+        texts = [
+            None if value is None else orjson.dumps(value, default=str).decode()
+            for value in column.to_pylist()
+        ]
+        return pa.chunked_array([pa.array(texts, pa.string())])
+    return column.cast(wanted.type)
+
+
+def _last_of_each(table: pa.Table, key: list[str]) -> pa.Table:
+    """One row of each key: the last by its place in the log, if rows say where they stood."""
+    order = [(name, "ascending") for name in _ORDER if name in table.column_names]
+    if order:
+        table = table.sort_by(order)
+    numbered = table.select(key).append_column(
+        "_number", pa.array(range(table.num_rows), pa.int64())
+    )
+    last = numbered.group_by(key, use_threads=False).aggregate([("_number", "max")])
+    if last.num_rows == table.num_rows:
+        return table
+    return table.take(last.column("_number_max"))

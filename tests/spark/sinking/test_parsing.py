@@ -1,0 +1,213 @@
+"""Records to rows: the last of each key, whatever the batches; bad ones aside; types exact."""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import json
+import random
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from penstock.errors import ConfigError
+from penstock.sinks import Position, Schema
+from penstock.spark.sinking.fields import columns_of, from_block, from_samples, from_text
+from penstock.spark.sinking.parsing import HEARTBEAT, Format, Parser
+from penstock.spark.sinking.spec import from_config
+from penstock.spark.sinking.task import Findings, packed
+
+Record = tuple[bytes | None, bytes | None]
+
+
+def parser(fields: str, *key: str, format_: Format = "json", precise: bool = False) -> Parser:
+    columns = columns_of(from_text(fields), unit="us", precise=precise,
+                         json_text=format_ == "debezium")  # fmt: skip
+    return Parser(tuple(columns), key, format_)
+
+
+def table(records: list[Record], first: int = 0, partition: int = 0) -> pa.Table:
+    moment = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+    return pa.table(
+        {
+            "key": pa.array([key for key, _ in records], pa.binary()),
+            "value": pa.array([value for _, value in records], pa.binary()),
+            "topic": pa.array(["t"] * len(records)),
+            "partition": pa.array([partition] * len(records), pa.int32()),
+            "offset": pa.array(range(first, first + len(records)), pa.int64()),
+            "timestamp": pa.array([moment] * len(records), pa.timestamp("us", "UTC")),
+        }
+    )
+
+
+def apply(reader: Parser, records: list[Record], cut: list[int]) -> dict[Any, Any]:
+    """What a store would hold, if the records came in these batches."""
+    rows: dict[Any, Any] = {}
+    for low, high in zip([0, *cut], [*cut, len(records)], strict=True):
+        parsed = reader.parse(table(records[low:high], low))
+        for row in parsed.deletes.to_pylist():
+            rows.pop(tuple(row.values()), None)
+        for row in parsed.upserts.to_pylist():
+            rows[tuple(row[name] for name in reader.key)] = row
+    return rows
+
+
+def test_the_table_does_not_depend_on_the_batches(seed: int) -> None:
+    chance = random.Random(seed)
+    reader = parser("id int, name string", "id", format_="debezium")
+    records: list[Record] = []
+    model: dict[Any, Any] = {}
+    for number in range(300):
+        key = chance.randrange(15)
+        kind = chance.randrange(6)
+        row = {"id": key, "name": f"n{number}"}
+        name = json.dumps({"id": key}).encode()
+        if kind == 0:
+            records.append((name, b"{broken"))
+        elif kind == 1:
+            records.append((name, None))
+            model.pop((key,), None)
+        elif kind == 2:
+            records.append((name, json.dumps({"op": "d", "before": row, "after": None}).encode()))
+            model.pop((key,), None)
+        elif kind == 3:
+            records.append((name, json.dumps({"op": "u", "after": {"id": key, "name": None,
+                                                                   "x": 1}}).encode()))  # fmt: skip
+            model[key,] = {"id": key, "name": None}
+        else:
+            wrapped = {"schema": {}, "payload": {"op": "c", "after": row}}
+            records.append((name, json.dumps(wrapped).encode()))
+            model[key,] = row
+    for _ in range(8):
+        cut = sorted(chance.sample(range(1, 300), chance.randrange(10)))
+        assert apply(reader, records, cut) == model
+
+
+@pytest.mark.parametrize(
+    ("fields", "value", "wanted"),
+    [
+        ("bigint", 2**63 - 1, 2**63 - 1),
+        ("bigint", "12", 12),
+        ("int", 2**31, None),
+        ("smallint", 1.5, None),
+        ("double", 1, 1.0),
+        ("double", "NaN", "nan"),
+        ("boolean", 1, True),
+        ("boolean", 2, None),
+        ("string", "x\0🦆", "x\0🦆"),
+        ("string", {"a": [1]}, '{"a":[1]}'),
+        ("json", {"a": [1, None]}, '{"a":[1,null]}'),
+        ("array<int>", [1, 2], "[1,2]"),
+        ("decimal(10,2)", "12.34", Decimal("12.34")),
+        ("decimal(10,2)", 12.5, Decimal("12.50")),
+        ("decimal(4,2)", "123.45", None),
+        ("decimal(10,2)", "12.345", None),
+        ("binary", base64.b64encode(b"\0\xff").decode(), b"\0\xff"),
+        ("binary", "not base64!", None),
+        ("date", 19723, dt.date(2024, 1, 1)),
+        ("date", "2024-01-01", dt.date(2024, 1, 1)),
+        ("time", 1_000_001, dt.time(0, 0, 1, 1)),
+        ("timestamp", 1_700_000_000_000_001, dt.datetime(2023, 11, 14, 22, 13, 20, 1, dt.UTC)),
+        ("timestamp", "2024-01-01T01:00:00+01:00", dt.datetime(2024, 1, 1, tzinfo=dt.UTC)),
+        ("timestamp", "yesterday", None),
+    ],
+)  # fmt: skip
+def test_types(fields: str, value: Any, wanted: Any) -> None:
+    reader = parser(f"id int, v {fields}", "id")
+    good, other = {"id": 1, "v": None}, {"id": 2, "v": value}
+    records: list[Record] = [(b"1", json.dumps(good).encode()), (b"2", json.dumps(other).encode())]
+    parsed = reader.parse(table(records))
+    rows = parsed.upserts.to_pylist()
+    assert rows[0] == good
+    if wanted is None:
+        assert len(rows) == 1
+        (bad,) = parsed.bad.to_pylist()
+        assert bad["offset"] == 1
+        assert "field v" in bad["reason"]
+    elif wanted == "nan":
+        assert rows[1]["v"] != rows[1]["v"]
+    else:
+        assert rows[1]["v"] == wanted
+
+
+def test_what_cannot_be_read_is_told() -> None:
+    reader = parser("id int, name string", "id", format_="debezium")
+    records: list[Record] = [
+        (None, b'{"op":"c","after":{"id":1}}'),
+        (b"2", b"[]"),
+        (b"3", b'{"after":{"id":3}}'),
+        (b"4", b'{"op":"t"}'),
+        (b"5", b'{"op":"u","after":{"id":5,"name":"__debezium_unavailable_value"}}'),
+        (b"x", None),
+        (b'{"other":1}', b'{"op":"u","after":{"name":"no key"}}'),
+        (HEARTBEAT, None),
+    ]
+    parsed = reader.parse(table(records))
+    told = {row["offset"]: row["reason"] for row in parsed.bad.to_pylist()}
+    assert sorted(told) == [0, 1, 2, 3, 4, 5, 6]
+    assert "no key" in told[0]
+    assert "no op" in told[2]
+    assert "fill" in told[4]
+    assert parsed.upserts.num_rows == parsed.deletes.num_rows == 0
+
+
+def test_schema_blocks_and_samples() -> None:
+    block = {"fields": [
+        {"field": "before", "type": "struct"},
+        {"field": "after", "type": "struct", "fields": [
+            {"field": "id", "type": "int32"},
+            {"field": "at", "type": "int64", "name": "io.debezium.time.Timestamp"},
+            {"field": "price", "type": "bytes", "name": "org.apache.kafka.connect.data.Decimal",
+             "parameters": {"scale": "2", "connect.decimal.precision": "10"}},
+            {"field": "more", "type": "string", "name": "io.debezium.data.Json"},
+        ]},
+        {"field": "op", "type": "string"},
+    ]}  # fmt: skip
+    columns = from_block(block)
+    reader = Parser(tuple(columns), ("id",), "debezium")
+    price = base64.b64encode((-1234).to_bytes(2, "big", signed=True)).decode()
+    after = {"id": 1, "at": 1_700_000_000_000, "price": price, "more": '{"a":1}'}
+    value = json.dumps({"schema": block, "payload": {"op": "c", "after": after}}).encode()
+    key = b'{"schema":{},"payload":{"id":1}}'
+    (row,) = reader.parse(table([(key, value)])).upserts.to_pylist()
+    assert row["price"] == Decimal("-12.34")
+    assert row["at"].isoformat() == "2023-11-14T22:13:20"
+    assert row["more"] == '{"a":1}'
+    assert reader.parse(table([(key, None)])).deletes.to_pylist() == [{"id": 1}]
+    fields = from_samples([{"a": 1, "b": None}, {"a": 1.5, "c": [1]}, {"d": "x", "e": True}])
+    assert [(each.name, str(each.type)) for each in fields] == [
+        ("a", "double"), ("b", "string"), ("c", "string"), ("d", "string"), ("e", "bool"),
+    ]  # fmt: skip
+
+
+def test_findings_come_to_the_driver_whole_and_each_key_once() -> None:
+    reader = parser("id int, name string", "id")
+    one = reader.parse(table([(b"1", b'{"id":1,"name":"a"}'), (b"2", b'{"id":2,"name":"b"}')]))
+    # The same row under another key of the log, in another partition, later.
+    two = reader.parse(table([(b'{"id":1}', None), (b"bad", b"{")], first=50, partition=1))
+    rows = [
+        (batch.column(0)[0].as_py(), batch.column(1)[0].as_py())
+        for parsed in (one, two)
+        for batch in packed(parsed)
+    ]
+    found = Findings(reader.schema, rows)
+    changes = found.changes(Position(), Position({("t", 0): 2, ("t", 1): 52}))
+    assert changes.upserts.to_pylist() == [{"id": 2, "name": "b"}]
+    assert changes.deletes.to_pylist() == [{"id": 1}]
+    assert changes.upserted_at.column("offset").to_pylist() == [1]
+    assert changes.deleted_at.column("offset").to_pylist() == [50]
+    assert found.letters.column("offset").to_pylist() == [51]
+    assert found.records == 4
+
+
+def test_settings_that_are_wrong() -> None:
+    good = {"topic": "t", "url": "sqlite:///x.db"}
+    assert from_config("a", {**good, "max_lag": "2m", "key": ["x"]}).max_lag_s == 120
+    for wrong in ({"format": "xml"}, {"max_records": 0}, {"every": "often"}, {"key": [1]},
+                  {"fields": "id"}, {"options": 1}):  # fmt: skip
+        with pytest.raises(ConfigError, match=r"sinks\.a"):
+            from_config("a", {**good, **wrong})
+    with pytest.raises(ConfigError):
+        Schema.of(from_text("id double"), "id")
