@@ -1,0 +1,412 @@
+"""Elasticsearch and OpenSearch, over HTTP.
+
+    opensearch+https://user:password@host:9200/products?keyword=status&ca_file=ca.pem
+
+A row is a document, its fields the columns, `products` an alias of the index that counts. Text is
+searched word by word, and as a whole under `title.keyword`; columns named in `keyword`, and those
+of the key, only as a whole. Search it as you like: the alias hides what we add.
+
+There are no transactions here. Each document is written with its place in the log as its version,
+deletes too, so that writing it again, or an old writer's late request, changes nothing. When all
+are written and searchable, the document `_penstock` gets the position, on condition that nobody
+has changed it since it was read: that is how an older writer is fenced. Deletes are remembered for
+`gc_deletes` (1h); a request on its way for longer than that could bring a row back.
+
+What a server refuses for what it contains (text of more than 32766 bytes as a key) is put aside;
+when it is busy, the same is tried again, with pauses.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+from urllib.parse import quote
+
+import orjson
+import pyarrow as pa
+
+from penstock.errors import ConfigError
+from penstock.sinks import rows as coding
+from penstock.sinks.contract import (
+    SCAN_ROWS,
+    Applied,
+    Aside,
+    Changes,
+    Key,
+    Position,
+    Refused,
+    Sink,
+    follows,
+    refusing,
+)
+from penstock.sinks.errors import FencedError, StoreError, StoreUnreachableError
+from penstock.sinks.http import BUSY, Answer, Backoff, Connection, Server
+from penstock.sinks.schema import Schema, is_json
+from penstock.sinks.stores import Address
+
+STATE: Final = "_penstock"
+SORT: Final = "penstock_key"
+ID_BYTES_MAX: Final = 512
+ATTEMPTS: Final = 8
+_SCROLL: Final = "5m"
+_KEYWORD_MAX: Final = 8000
+_JSON: Final = {"Content-Type": "application/json"}
+_NDJSON: Final = {"Content-Type": "application/x-ndjson"}
+_OPTIONS: Final = (
+    "index", "keyword", "shards", "replicas", "gc_deletes", "ca_file", "verify", "timeout_s",
+    "bulk_rows", "bulk_bytes",
+)  # fmt: skip
+
+
+class OpenSearchSink(Sink):
+    """A table in an index; see the module."""
+
+    def __init__(self, address: Address, slot: str = "") -> None:
+        name = address.option("index") or address.path.strip("/") or address.name
+        if not name or name != name.lower() or name[0] in "-_+" or set(name) & set(' "*\\<|,>/?#:'):
+            raise ConfigError(
+                f"{address.shown}: {name!r} is no name for an index",
+                advice="In small letters, without spaces, not beginning with - or _.",
+            )
+        self._address = address
+        self._name, self._slot = name, slot
+        self._alias = name + slot
+        self._keywords = frozenset(filter(None, address.option("keyword").split(",")))
+        self._rows = address.number("bulk_rows", 5000, least=1)
+        self._bytes = address.number("bulk_bytes", 8 << 20, least=1024)
+        self._connection = Connection(
+            Server(
+                address.host or "127.0.0.1",
+                address.port or 9200,
+                tls=address.scheme.endswith("https"),
+                ca_file=address.option("ca_file"),
+                verify=address.flag("verify", True),
+                user=address.user,
+                password=address.password,
+                timeout_s=float(address.number("timeout_s", 60, least=1)),
+            )
+        )
+        self._token: str | None = None
+        self._schema: Schema | None = None
+        self.target = f"{address.shown} {self._alias}"
+
+    # ---- writing
+
+    def open(self, schema: Schema) -> Position:
+        if SORT in schema.names:
+            raise ConfigError(f"{self.target}: no column may be called {SORT!r}")
+        missing = self._keywords - set(schema.names)
+        if missing:
+            raise ConfigError(f"{self.target}: keyword names {min(missing)!r}, no column")
+        for _ in range(ATTEMPTS):
+            found = self._state()
+            if found is None:
+                self._create(schema)
+                continue
+            state, guard = found
+            old = Schema.from_json(state["schema"])
+            wanted = old.evolved(schema, self.target)
+            if wanted != old:
+                mapping = {"properties": self._properties(wanted)}
+                self._ask("PUT", f"/{self._alias}/_mapping", mapping)
+            token = secrets.token_hex(8)
+            state = {**state, "token": token, "schema": wanted.as_json()}
+            if self._keep(state, guard):
+                self._token, self._schema = token, wanted
+                return Position.from_json(state["position"])
+        raise StoreUnreachableError(f"{self.target}: others keep taking it over")
+
+    def _create(self, schema: Schema) -> None:
+        """An index with its alias and its state. Who comes second finds that of the first."""
+        index = f"{self._alias}-{secrets.token_hex(4)}"
+        hidden = {"filter": {"exists": {"field": SORT}}}
+        settings = {
+            "number_of_shards": self._address.number("shards", 1, least=1),
+            "number_of_replicas": self._address.number("replicas", 0),
+            "gc_deletes": self._address.option("gc_deletes", "1h"),
+            "mapping.total_fields.limit": 3000,
+        }
+        mappings = {"dynamic": False, "properties": self._properties(schema)}
+        self._ask("PUT", f"/{index}", {"settings": settings, "mappings": mappings})
+        state = {"schema": schema.as_json(), "position": "{}", "token": ""}
+        # The state is there before anyone can find the index.
+        self._ask("PUT", f"/{index}/_doc/{STATE}", {"penstock": orjson.dumps(state).decode()})
+        if self._state() is None:
+            action = {"add": {"index": index, "alias": self._alias, **hidden}}
+            self._ask("POST", "/_aliases", {"actions": [action]})
+
+    def _properties(self, schema: Schema) -> dict[str, Any]:
+        made = {field.name: self._mapped(field, schema) for field in schema.fields}
+        made[SORT] = {"type": "keyword"}
+        return made
+
+    def _mapped(self, field: pa.Field, schema: Schema) -> dict[str, Any]:
+        types, kind = pa.types, field.type
+        if is_json(field):
+            return {"type": "keyword", "index": False, "doc_values": False}
+        if types.is_string(kind) and field.name not in {*self._keywords, *schema.key}:
+            whole = {"type": "keyword", "ignore_above": _KEYWORD_MAX}
+            return {"type": "text", "fields": {"keyword": whole}}
+        if types.is_boolean(kind):
+            return {"type": "boolean"}
+        # One kind for all widths, for a column may become wider and its mapping may not.
+        if types.is_integer(kind):
+            return {"type": "long"}
+        if types.is_floating(kind) or types.is_decimal(kind):
+            return {"type": "double", "ignore_malformed": True}
+        if types.is_date32(kind) or types.is_timestamp(kind):
+            return {"type": "date", "ignore_malformed": True}
+        if types.is_binary(kind):
+            return {"type": "binary"}
+        return {"type": "keyword", "ignore_above": _KEYWORD_MAX}
+
+    def apply(self, changes: Changes, aside: Aside) -> Applied:
+        assert self._schema is not None, "open it first"
+        found = self._state()
+        if found is None or found[0]["token"] != self._token:
+            raise self._fenced()
+        state, guard = found
+        stored = Position.from_json(state["position"])
+        if not follows(changes, stored, self.target):
+            return Applied(0)
+        refused = self._write(changes, self._schema)
+        if refused:
+            refusing(refused, self.target)
+            aside(refused)
+        if changes.rows:
+            # Whoever waits for the position may then search.
+            self._ask("POST", f"/{self._alias}/_refresh")
+        state = {**state, "position": stored.merged(changes.position).text()}
+        if not self._keep(state, guard):
+            raise self._fenced()
+        return Applied(changes.rows - len(refused), tuple(refused))
+
+    def _fenced(self) -> FencedError:
+        return FencedError(f"{self.target} has another writer, or was built anew")
+
+    def _write(self, changes: Changes, schema: Schema) -> list[Refused]:
+        """All rows, in requests of limited size; those that the server does not take."""
+        lines: list[bytes] = []
+        keys = coding.sortable_keys(changes.upserts, schema)
+        offsets = changes.upserted_at.column("offset").to_pylist()
+        for key, offset, row in zip(keys, offsets, coding.rows_of(changes.upserts), strict=True):
+            row[SORT] = key
+            head = orjson.dumps({"index": _versioned(key, offset)})
+            lines.append(b"%b\n%b\n" % (head, orjson.dumps(row)))
+        puts = len(lines)
+        gone = coding.sortable_keys(changes.deletes, schema)
+        offsets = changes.deleted_at.column("offset").to_pylist()
+        for key, offset in zip(gone, offsets, strict=True):
+            lines.append(orjson.dumps({"delete": _versioned(key, offset)}) + b"\n")
+        refused: list[Refused] = []
+        for begin, end in _pieces(lines, self._rows, self._bytes):
+            for at, reason in self._bulk(lines, begin, end):
+                made = (
+                    coding.refused_upsert(changes, schema, at, reason)
+                    if at < puts
+                    else coding.refused_delete(changes, schema, at - puts, reason)
+                )
+                refused.append(made)
+        return refused
+
+    def _bulk(self, lines: Sequence[bytes], begin: int, end: int) -> list[tuple[int, str]]:
+        """Send some lines; those that the server does not take, and why."""
+        left = list(range(begin, end))
+        refused: list[tuple[int, str]] = []
+        backoff = Backoff(0.1, 5.0)
+        busy = ""
+        for _ in range(ATTEMPTS):
+            body = b"".join(lines[at] for at in left)
+            answer = self._asked("POST", f"/{self._alias}/_bulk", body, _NDJSON)
+            found = orjson.loads(answer.body)
+            if not found["errors"]:
+                return refused
+            again = []
+            for at, item in zip(left, found["items"], strict=True):
+                told = next(iter(item.values()))
+                status = told["status"]
+                # 409: what is there is newer. 404: what is to be deleted is not there.
+                if status < 300 or status in {404, 409}:
+                    continue
+                error = told.get("error") or {}
+                reason = f"{error.get('type')}: {error.get('reason')}"
+                if status in BUSY or status >= 500:
+                    again.append(at)
+                    busy = reason
+                else:
+                    cause = (error.get("caused_by") or {}).get("reason")
+                    refused.append((at, f"{reason}; {cause}" if cause else reason))
+            if not again:
+                return refused
+            left = again
+            backoff.wait()
+        raise StoreUnreachableError(f"{self.target} is too busy: {busy}")
+
+    # ---- reading
+
+    def position(self) -> Position | None:
+        found = self._state()
+        return None if found is None else Position.from_json(found[0]["position"])
+
+    def stored_schema(self) -> Schema | None:
+        found = self._state()
+        return None if found is None else Schema.from_json(found[0]["schema"])
+
+    def scan(
+        self, low: Key | None = None, high: Key | None = None, *, batch_rows: int = SCAN_ROWS
+    ) -> Iterator[pa.RecordBatch]:
+        schema = self.stored_schema()
+        if schema is None:
+            return
+        bounds = {}
+        if low is not None:
+            bounds["gte"] = coding.sortable_key(low, schema)
+        if high is not None:
+            bounds["lt"] = coding.sortable_key(high, schema)
+        query = {"range": {SORT: bounds}} if bounds else {"match_all": {}}
+        asked = {"size": min(batch_rows, SCAN_ROWS), "sort": [SORT], "query": query}
+        self._ask("POST", f"/{self._alias}/_refresh")
+        found = self._ask("POST", f"/{self._alias}/_search?scroll={_SCROLL}", asked)
+        try:
+            while hits := found["hits"]["hits"]:
+                rows = [hit["_source"] for hit in hits]
+                yield from coding.table_from(rows, schema).to_batches()
+                more = {"scroll": _SCROLL, "scroll_id": found["_scroll_id"]}
+                found = self._ask("POST", "/_search/scroll", more)
+        finally:
+            self._asked("DELETE", "/_search/scroll", _body({"scroll_id": found["_scroll_id"]}))
+
+    def search(self, query: dict[str, Any], limit: int = 10) -> list[dict[str, Any]]:
+        """The rows that match a query in the language of the server, best first."""
+        schema = self.stored_schema()
+        if schema is None:
+            return []
+        found = self._ask("POST", f"/{self._alias}/_search", {"query": query, "size": limit})
+        rows = [hit["_source"] for hit in found["hits"]["hits"]]
+        return list(coding.table_from(rows, schema).to_pylist())
+
+    # ---- building anew
+
+    def beside(self, *, fresh: bool = False) -> OpenSearchSink:
+        made = OpenSearchSink(self._address, "--beside")
+        if fresh:
+            made.remove()
+        return made
+
+    def switch(self) -> None:
+        assert self._slot, "only what `beside` gave"
+        found = self._state()
+        if found is None or found[0]["token"] != self._token:
+            raise self._fenced()
+        new = self._indexes(self._alias)[0]
+        # Whoever wrote to either is fenced.
+        if not self._keep({**found[0], "token": ""}, found[1]):
+            raise self._fenced()
+        hidden = {"filter": {"exists": {"field": SORT}}}
+        actions: list[dict[str, Any]] = [
+            {"remove_index": {"index": old}} for old in self._indexes(self._name)
+        ]
+        actions += [
+            {"remove": {"index": new, "alias": self._alias}},
+            {"add": {"index": new, "alias": self._name, **hidden}},
+        ]
+        self._ask("POST", "/_aliases", {"actions": actions})
+        self._token = None
+
+    def remove(self) -> None:
+        for index in self._indexes(self._alias):
+            self._asked("DELETE", f"/{index}", allowed={404})
+        self._token = None
+
+    def close(self) -> None:
+        self._connection.close()
+
+    # ---- talking to it
+
+    def _indexes(self, alias: str) -> list[str]:
+        answer = self._asked("GET", f"/_alias/{quote(alias)}", allowed={404})
+        return [] if answer.status == 404 else sorted(orjson.loads(answer.body))
+
+    def _state(self) -> tuple[dict[str, Any], str] | None:
+        """What is known of the table, and the condition for changing it."""
+        answer = self._asked("GET", f"/{self._alias}/_doc/{STATE}", allowed={404})
+        if answer.status == 404:
+            found = orjson.loads(answer.body)
+            if "_index" in found and found["_index"] == self._alias:
+                raise StoreError(
+                    f"{self.target} is an index that Penstock has not made",
+                    advice="Name another one: what is built anew must be able to take its place.",
+                )
+            return None
+        found = orjson.loads(answer.body)
+        guard = f"if_seq_no={found['_seq_no']}&if_primary_term={found['_primary_term']}"
+        return orjson.loads(found["_source"]["penstock"]), guard
+
+    def _keep(self, state: dict[str, Any], guard: str) -> bool:
+        """Change the state, if nobody else has."""
+        body = _body({"penstock": orjson.dumps(state).decode()})
+        path = f"/{self._alias}/_doc/{STATE}?{guard}"
+        return self._asked("PUT", path, body, allowed={404, 409}).status < 300
+
+    def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        answer = self._asked(method, path, None if body is None else _body(body))
+        return orjson.loads(answer.body)
+
+    def _asked(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        headers: dict[str, str] = _JSON,
+        allowed: frozenset[int] | set[int] = frozenset(),
+    ) -> Answer:
+        backoff = Backoff(0.1, 5.0)
+        for attempt in range(ATTEMPTS):
+            answer = self._connection.send(method, path, body, headers)
+            if answer.status < 300 or answer.status in allowed:
+                return answer
+            if answer.status not in BUSY or attempt == ATTEMPTS - 1:
+                break
+            backoff.wait(answer.retry_after_s)
+        said = answer.body[:1000].decode(errors="replace")
+        message = f"{self.target}: {method} {path.partition('?')[0]}: {answer.status} {said}"
+        if answer.status in BUSY or answer.status >= 500:
+            raise StoreUnreachableError(message)
+        if answer.status in {401, 403}:
+            raise StoreError(message, advice="Check user and password, and what the user may do.")
+        raise StoreError(message)
+
+
+def make(address: Address) -> OpenSearchSink:
+    """The sink for a URL."""
+    address.only(*_OPTIONS)
+    return OpenSearchSink(address)
+
+
+def _body(value: dict[str, Any]) -> bytes:
+    return orjson.dumps(value)
+
+
+def _versioned(key: str, offset: int) -> dict[str, Any]:
+    # What is written a second time is the same.
+    return {"_id": _id(key), "version": offset + 1, "version_type": "external_gte"}
+
+
+def _id(key: str) -> str:
+    """An id may neither be long nor empty; ours never look like another's."""
+    if len(key.encode()) < ID_BYTES_MAX:
+        return "=" + key
+    return "#" + hashlib.sha256(key.encode()).hexdigest()
+
+
+def _pieces(lines: Sequence[bytes], rows: int, size: int) -> Iterator[tuple[int, int]]:
+    begin = held = 0
+    for at, line in enumerate(lines):
+        if at > begin and (at - begin >= rows or held + len(line) > size):
+            yield begin, at
+            begin, held = at, 0
+        held += len(line)
+    if begin < len(lines):
+        yield begin, len(lines)
