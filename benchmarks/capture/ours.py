@@ -12,7 +12,6 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from typing import Any, Final
 
 from penstock.capture.delivery.capture import Capture
@@ -48,10 +47,11 @@ class Counts:
             self._count = self._first_us = self._last_us = self._first_cpu_us = 0
             self._lags: list[int] = []
 
-    def wrote(self, values: Sequence[bytes | None]) -> None:
+    def wrote(self, values: Any) -> None:
         if not self._count and not self._written:
             self._first_us, self._first_cpu_us = now_us(), cpu_us()
-        for value in values:
+        listed = values if isinstance(values, list) else values.to_pylist()
+        for value in listed:
             if value is None:
                 continue
             self._written += 1

@@ -129,7 +129,8 @@ class Part:
 
     # What identifies it in this database: the xid, the GTID, the changelog's number.
     transaction: str
-    changes: list[Change]
+    # A list, or columns that look like one (`blocks`).
+    changes: Sequence[Change]
     # Where the stream goes on after the transaction; it counts only where is_last.
     position: Position
     commit_ts_us: int

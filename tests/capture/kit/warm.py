@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
+import penstock.capture.kernels  # noqa: F401
 from penstock.records.columns.decode import decode
 from penstock.records.columns.encode import encode
 from penstock.records.columns.partition import partitions_of

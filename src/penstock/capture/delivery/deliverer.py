@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
+from penstock.capture.blocks import Block, segments_of
 from penstock.capture.delivery.commands import Commands
 from penstock.capture.delivery.config import CaptureConfig
 from penstock.capture.delivery.ghosts import Ghosts
@@ -248,9 +249,11 @@ class Deliverer:
             self.commit()
         if self._config.snapshot.new_tables:
             looked_at = self._looked_at
-            for change in part.changes:
-                if change.table not in looked_at:
-                    self._discover(change.table)
+            for changes in segments_of(part.changes):
+                # All changes of a block are of one table.
+                for change in changes[:1] if isinstance(changes, Block) else changes:
+                    if change.table not in looked_at:
+                        self._discover(change.table)
         self._is_inside = not part.is_last
         count = self._events.part(part, self._batch)
         if count or self._batch.count or self._uncommitted_since is not None:

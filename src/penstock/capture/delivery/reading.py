@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from queue import Empty, SimpleQueue
 
+from penstock.capture.blocks import Block, segments_of
 from penstock.capture.delivery.deliverer import (
     SnapshotBegin,
     SnapshotEnd,
@@ -15,7 +16,7 @@ from penstock.capture.delivery.deliverer import (
     Work,
 )
 from penstock.capture.delivery.handover import Handover
-from penstock.capture.source import Item, Part, Row, Snapshot, Table
+from penstock.capture.source import Change, Item, Part, Row, Snapshot, Table
 
 # What an item takes at least, so that many empty ones count, too.
 _ITEM_BYTES = 256
@@ -28,12 +29,17 @@ class Interrupted(Exception):  # noqa: N818
 def weight_of(item: Item) -> int:
     """About how many bytes an item holds: as many as its first change, for each."""
     if isinstance(item, Part):
-        if not item.changes:
-            return _ITEM_BYTES
-        change = item.changes[0]
-        each = _row_bytes(change.after) + _row_bytes(change.before)
-        return len(item.changes) * (each + _ITEM_BYTES)
+        return _ITEM_BYTES + sum(map(_changes_bytes, segments_of(item.changes)))
     return _ITEM_BYTES
+
+
+def _changes_bytes(changes: Sequence[Change]) -> int:
+    if isinstance(changes, Block):
+        return changes.weight
+    if not changes:
+        return 0
+    each = _row_bytes(changes[0].after) + _row_bytes(changes[0].before)
+    return len(changes) * (each + _ITEM_BYTES)
 
 
 def rows_weight(rows: list[Row]) -> int:

@@ -78,20 +78,20 @@ class Log:
     def put(self, batch: Batch) -> None:
         """Write what is in a batch; visible with the next commit."""
         for run in batch.take():
-            if not run.keys:
+            count = run.count
+            if not count:
                 continue
             self.topics.ensure(run.topic, compacted=run.compacted)
             self._begin()
             self._guarded(
                 lambda run=run: self._writer.write(  # type: ignore[misc]
                     run.topic,
-                    run.keys,
-                    run.values,
+                    *run.whole(),
                     headers=run.header_list(),
                     partition=run.partition,
                 )
             )
-            self.records += len(run.keys)
+            self.records += count
             self.size_bytes += run.size_bytes
 
     def commit(self, state: State) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+from pyarrow import concat_arrays
 
 Headers = Sequence[tuple[str, bytes | None]]
 
@@ -21,6 +24,8 @@ class Run:
     values: list[bytes | None] = field(default_factory=list)
     # Of the few that have any, by their place.
     headers: dict[int, Headers] = field(default_factory=dict)
+    # Arrow columns of keys and values, instead of lists.
+    columns: list[tuple[Any, Any]] = field(default_factory=list)
 
     def add(self, key: bytes | None, value: bytes | None, headers: Headers = ()) -> None:
         if headers:
@@ -35,7 +40,20 @@ class Run:
         return [self.headers.get(place, ()) for place in range(len(self.keys))]
 
     @property
+    def count(self) -> int:
+        return len(self.keys) + sum(len(keys) for keys, _ in self.columns)
+
+    def whole(self) -> tuple[Any, Any]:
+        """All keys and all values, in lists or in columns."""
+        if not self.columns:
+            return self.keys, self.values
+        keys, values = zip(*self.columns, strict=True)
+        return (*keys, *values) if len(keys) == 1 else (concat_arrays(keys), concat_arrays(values))
+
+    @property
     def size_bytes(self) -> int:
+        if self.columns:
+            return sum(keys.nbytes + values.nbytes for keys, values in self.columns)
         return sum(map(len, filter(None, self.keys))) + sum(map(len, filter(None, self.values)))
 
 
@@ -49,10 +67,18 @@ class Batch:
     def run(self, topic: str, *, compacted: bool = True) -> Run:
         """Where records of a topic go now."""
         found = self._open.get(topic)
-        if found is None:
+        if found is None or found.columns:
             found = self._open[topic] = Run(topic, compacted)
             self.runs.append(found)
         return found
+
+    def add_columns(self, topic: str, keys: Any, values: Any) -> None:
+        """Records in Arrow columns, after what is there."""
+        found = self._open.get(topic)
+        if found is None or found.keys:
+            found = self._open[topic] = Run(topic)
+            self.runs.append(found)
+        found.columns.append((keys, values))
 
     def everywhere(self, topic: str, partitions: int, key: bytes, value: bytes) -> None:
         """One record into each partition, after what is there and before what comes."""
@@ -64,7 +90,7 @@ class Batch:
 
     @property
     def count(self) -> int:
-        return sum(len(run.keys) for run in self.runs)
+        return sum(run.count for run in self.runs)
 
     @property
     def size_bytes(self) -> int:

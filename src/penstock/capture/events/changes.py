@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from penstock.capture.blocks import Block, segments_of
 from penstock.capture.events.avro import AvroEncoder
 from penstock.capture.events.batch import Batch
 from penstock.capture.events.composer import Composer, Orders
@@ -79,10 +80,16 @@ class Events:
             return self._told_part(part, batch, self._metadata)
         composers = self._composers
         count = 0
-        for changes in _by_table(part.changes):
-            table, _, _, _, source, _ = changes[0]
-            composer = composers.get(table) or self.composer(table, source)
-            count += composer.add_all(changes, batch)
+        for segment in segments_of(part.changes):
+            if isinstance(segment, Block):
+                table = segment.table
+                composer = composers.get(table) or self.composer(table, segment[0].source)
+                count += composer.add_all(segment, batch)
+                continue
+            for changes in _by_table(segment):
+                table, _, _, _, source, _ = changes[0]
+                composer = composers.get(table) or self.composer(table, source)
+                count += composer.add_all(changes, batch)
         if part.messages:
             count += self._add_messages(part, batch, None)
         self._add_schemas(batch)
@@ -176,7 +183,7 @@ class Events:
                 run.add(key, value)
 
 
-def _by_table(changes: list[Change]) -> Iterator[list[Change]]:
+def _by_table(changes: Sequence[Change]) -> Iterator[Sequence[Change]]:
     """Changes in their order, in runs of the same table."""
     if not changes:
         return

@@ -17,7 +17,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from penstock.capture.blocks import Block
 from penstock.capture.events.batch import Batch, Run
+from penstock.capture.events.columns import AddBlock, quick_blocks
 from penstock.capture.events.encoding import Encoder, Order
 from penstock.capture.events.json import JsonEncoder, picker
 from penstock.capture.events.quick import AddAll, Rows, quick_changes, quick_rows
@@ -89,6 +91,7 @@ class Composer:
         self._plain = shape.is_plain and filler is None
         self._quick: AddAll | None = None
         self._quick_rows: Rows | None = None
+        self._quick_block: AddBlock | None = None
         if self._plain and isinstance(encoder, JsonEncoder) and shape.passes is None:
             self._make_quick(encoder)
 
@@ -108,9 +111,19 @@ class Composer:
                 self.add,
                 tombstones=self._tombstones,
             )
+            self._quick_block = quick_blocks(
+                self.topic,
+                (head, row, tail),
+                encoder.key_template(),
+                self.shape.key,
+                encoder.moment,
+                tombstones=self._tombstones,
+            )
 
     def add_all(self, changes: Sequence[Change], batch: Batch) -> int:
         """Put the events of several changes into the batch, in order; how many envelopes."""
+        if self._quick_block is not None and isinstance(changes, Block):
+            return self._quick_block(changes, batch)
         if self._quick is not None:
             return self._quick(changes, batch)
         return sum([self.add(change, batch) for change in changes])

@@ -109,6 +109,10 @@ class JsonEncoder:
         """What stands before a value, the row, and what stands behind, to be formatted."""
         return self._head.replace(b"%", b"%%"), self._row, self._tail
 
+    def key_template(self) -> bytes:
+        """The key, to be formatted."""
+        return self._key
+
     def row_of_key(self, key: bytes) -> bytes | None:
         known = orjson.loads(key)
         if self._head:

@@ -10,16 +10,18 @@ Nothing here reads or writes anything: what the catalog knows of a table comes b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import orjson
 
 import penstock
+from penstock.capture.blocks import Block, Several
 from penstock.capture.postgres import pgoutput
 from penstock.capture.postgres.decoders import Relation, StaleError
 from penstock.capture.postgres.pgoutput import MalformedError, RelationMessage, TypeMessage
+from penstock.capture.postgres.rows import BYTES_MAX, ROW_BYTES_MAX, ROWS_MIN
 from penstock.capture.postgres.spool import Spool
 from penstock.capture.source import (
     CREATE,
@@ -48,6 +50,7 @@ _INSERT, _UPDATE, _DELETE = ord("I"), ord("U"), ord("D")
 _BEGIN, _COMMIT, _RELATION, _TYPE = ord("B"), ord("C"), ord("R"), ord("Y")
 _TRUNCATE, _MESSAGE, _ORIGIN = ord("T"), ord("M"), ord("O")
 _START, _STOP, _STREAM_COMMIT, _ABORT = ord("S"), ord("E"), ord("c"), ord("A")
+_ROWS: Final = frozenset((_INSERT, _UPDATE, _DELETE))
 _NEW, _KEY, _OLD = ord("N"), ord("K"), ord("O")
 
 Describe = Callable[[RelationMessage, Mapping[int, TypeMessage], Relation | None], Relation | None]
@@ -137,6 +140,9 @@ class Assembler:
         self._xid = 0
         self._ts_us = 0
         self._stamp: object = None
+        # Blocks that came before these changes, and lists before and between them.
+        self._earlier: list[list[Change] | Block] = []
+        self._earlier_count = 0
         self._changes: list[Change] = []
         # What the changes of the present part took in the stream.
         self._bytes = 0
@@ -149,7 +155,12 @@ class Assembler:
     def feed(self, frames: Iterable[bytes]) -> Iterator[Part | Mark]:
         """Take frames, padded; what they complete."""
         try:
-            for frame in frames:
+            batch = frames if isinstance(frames, list) else list(frames)
+            # Before this one, frames need not be looked at: a block has them.
+            done = alone = 0
+            for at, frame in enumerate(batch):
+                if at < done:
+                    continue
                 kind = frame[pgoutput.MESSAGE_AT] if frame[0] == _DATA else 0
                 if self._block:
                     if kind == _STOP:
@@ -159,8 +170,13 @@ class Assembler:
                         self._keep(frame)
                         continue
                 if kind in (_INSERT, _UPDATE, _DELETE):
-                    self._add(kind, frame)
-                    if len(self._changes) >= self._part_changes or self._bytes > PART_BYTES:
+                    if at >= alone:
+                        done = at + self._add_block(batch, at)
+                        # After a row that no block takes, the next ones are not tried at once.
+                        alone = done if done > at else at + ROWS_MIN
+                    if done <= at:
+                        self._add(kind, frame)
+                    if self._is_full():
                         yield self._part(self.lsn, is_last=False)
                 elif kind == _BEGIN:
                     begin = pgoutput.begin(frame)
@@ -234,11 +250,10 @@ class Assembler:
         if not known:
             self.lsn = max(self.lsn, end_lsn)
             self._last_commit = commit_lsn
-            if self._changes or self._messages or not self._is_first:
+            if self._changes or self._earlier or self._messages or not self._is_first:
                 yield self._part(self.lsn, is_last=True)
         self._xid = 0
-        self._changes = []
-        self._bytes = 0
+        self._take_changes()
         self._messages = []
         yield from marks
 
@@ -250,7 +265,7 @@ class Assembler:
             kind = frame[pgoutput.MESSAGE_AT]
             if kind in (_INSERT, _UPDATE, _DELETE):
                 self._add(kind, frame)
-                if len(self._changes) >= self._part_changes or self._bytes > PART_BYTES:
+                if self._is_full():
                     yield self._part(self.lsn, is_last=False)
             else:
                 yield from self._other(kind, frame)
@@ -259,18 +274,29 @@ class Assembler:
     def _part(self, lsn: int, *, is_last: bool) -> Part:
         part = Part(
             str(self._xid),
-            self._changes,
+            self._take_changes(),
             self._position(lsn),
             self._ts_us,
             self._is_first,
             is_last,
             self._messages,
         )
-        self._changes = []
-        self._bytes = 0
         self._messages = []
         self._is_first = False
         return part
+
+    def _is_full(self) -> bool:
+        count = len(self._changes) + self._earlier_count
+        return count >= self._part_changes or self._bytes > PART_BYTES
+
+    def _take_changes(self) -> Sequence[Change]:
+        """The changes of the present part; there are none afterwards."""
+        changes, self._changes = self._changes, []
+        earlier, self._earlier = self._earlier, []
+        self._bytes = self._earlier_count = 0
+        if not earlier:
+            return changes
+        return Several([*earlier, changes]) if changes else Several(earlier)
 
     def _relation(self, frame: bytes) -> None:
         message = pgoutput.relation(frame)
@@ -342,8 +368,42 @@ class Assembler:
             )
         return b'%b%d%b%d,"xmin":null}' % (relation.head, lsn, relation.tail, lsn)
 
+    def _add_block(self, frames: list[bytes], at: int) -> int:
+        """Many changes of one table at once, from a frame on; how many were taken."""
+        name = frames[at][26:30]
+        relation = self._relations.get(name)
+        if relation is None or relation.blocks is None or not self._xid:
+            return 0
+        room = self._part_changes - len(self._changes) - self._earlier_count
+        last = min(len(frames), at + room)
+        end, size = at, 0
+        while end < last and size < BYTES_MAX:
+            frame = frames[end]
+            if frame[0] != _DATA or frame[25] not in _ROWS or frame[26:30] != name:
+                break
+            if len(frame) > ROW_BYTES_MAX:
+                break
+            size += len(frame)
+            end += 1
+        if end - at < ROWS_MIN:
+            return 0
+        if relation.stamp is not self._stamp:
+            self._source(relation, 0)
+        pieces = (relation.head, relation.tail, b',"xmin":null}')
+        block = relation.blocks.block(frames[at:end], pieces, self._ts_us)
+        taken = len(block)
+        if taken:
+            if self._changes:
+                self._earlier.append(self._changes)
+                self._earlier_count += len(self._changes)
+                self._changes = []
+            self._earlier.append(block)
+            self._earlier_count += taken
+            self._bytes += size if taken == end - at else sum(map(len, frames[at : at + taken]))
+        return taken
+
     def _add(self, kind: int, frame: bytes) -> None:
-        """One change of one row. The hot path."""
+        """One change of one row."""
         name = frame[26:30]
         relation = self._relations.get(name)
         if relation is None or not self._xid:

@@ -20,6 +20,7 @@ from typing import Any, Final, NoReturn
 
 from penstock.capture.postgres import values
 from penstock.capture.postgres.pgoutput import PAD, MalformedError
+from penstock.capture.postgres.rows import row_blocks
 from penstock.capture.postgres.types import Coding
 from penstock.capture.source import NULL, UNAVAILABLE, Row, Table
 
@@ -49,6 +50,7 @@ class Relation:
         "_first",
         "_line",
         "_row",
+        "blocks",
         "codings",
         "head",
         "identity",
@@ -72,6 +74,8 @@ class Relation:
         self.head = b""
         self.tail = b""
         self._row, self._first, self._line = _generate(table, self.codings)
+        # For many rows at once; None where a column does not allow that.
+        self.blocks = row_blocks(table, self.codings, self.key_columns)
 
     def row(self, frame: bytes, at: int) -> Row:
         """The tuple from here to the end of the frame."""

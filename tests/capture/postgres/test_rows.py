@@ -1,0 +1,312 @@
+"""Blocks of rows: the compiled way says, byte for byte, what the interpreted way says.
+
+Frames that come one by one are too few for a block, so they go the interpreted way; the same frames
+in one piece go the compiled way wherever they can.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from struct import pack
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.capture.blocks import Block, Several, segments_of
+from penstock.capture.delivery.reading import weight_of
+from penstock.capture.events.batch import Batch
+from penstock.capture.events.changes import Events
+from penstock.capture.events.settings import EventSettings
+from penstock.capture.postgres.assembly import Assembler, SourceBlocks
+from penstock.capture.postgres.catalog import Catalog
+from penstock.capture.postgres.decoders import Relation
+from penstock.capture.postgres.pgoutput import (
+    PAD,
+    MalformedError,
+    RelationMessage,
+    TypeMessage,
+)
+from penstock.capture.postgres.rows import ROWS_MIN
+from penstock.capture.postgres.types import NativeType, TypeModes, coding
+from penstock.capture.source import Column, Part, Table
+
+NUMERIC_12_2 = (12 << 16 | 2) + 4
+# By name: oid, modifier, and values of which some are out of the ordinary.
+KINDS: dict[str, tuple[int, int, list[bytes]]] = {
+    "int8": (20, -1, [b"0", b"-9223372036854775808", b"42"]),
+    "text": (
+        25,
+        -1,
+        [
+            b"",
+            b"plain",
+            b'a "quoted" \\ one',
+            "Füße 🦆 中".encode(),
+            b"\x01\n\t\r\x08\x0c\x1f\x7f",
+            b"\xff\xfe",
+            b"\xed\xa0\x80",
+            b"\xc0\x80",
+            b"\xf4\x90\x80\x80",
+            b"\xe4\xb8",
+        ],
+    ),
+    "bool": (16, -1, [b"t", b"f"]),
+    "numeric": (
+        1700,
+        NUMERIC_12_2,
+        [b"0.00", b"-1.28", b"1.27", b"327.68", b"-327.69", b"9999999999.99", b"NaN"],
+    ),
+    "timestamp": (
+        1114,
+        -1,
+        [
+            b"2026-11-01 12:34:56",
+            b"1969-12-31 23:59:59.999999",
+            b"2000-02-29 00:00:00.5",
+            b"infinity",
+            b"-infinity",
+            b"0044-03-15 12:00:00 BC",
+            b"10000-01-01 00:00:00",
+            b"0001-01-01 00:00:00",
+            b"9999-12-31 23:59:59.12345",
+        ],
+    ),
+    "timestamptz": (
+        1184,
+        -1,
+        [
+            b"2026-11-01 12:34:56+00",
+            b"2026-11-01 12:34:56.7+00",
+            b"infinity",
+            b"0044-03-15 12:00:00+00 BC",
+            b"10000-01-01 00:00:00+00",
+        ],
+    ),
+    "date": (1082, -1, [b"1970-01-01", b"2024-02-29", b"infinity", b"0044-03-15 BC"]),
+    "float8": (701, -1, [b"1.5", b"-0", b"1e-300", b"NaN", b"Infinity"]),
+    "uuid": (2950, -1, [b"a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"]),
+    "jsonb": (3802, -1, [b'{"a": [1, "b"]}']),
+}
+TYPES = {oid: NativeType(oid, "pg_catalog", name) for name, (oid, _, _) in KINDS.items()}
+NAMES = list(KINDS)
+
+
+def describe(
+    message: RelationMessage, types: Mapping[int, TypeMessage], before: Relation | None
+) -> Relation | None:
+    codings = [coding(c.type_oid, c.typmod, TYPES, TypeModes()) for c in message.columns]
+    columns = tuple(
+        Column(column.name, made.type, not column.is_key)
+        for column, made in zip(message.columns, codings, strict=True)
+    )
+    key = tuple(column.name for column in message.columns if column.is_key)
+    table = TABLES.setdefault(message.oid, Table("", "s", f"t{message.oid}", columns, key))
+    return Relation(message.oid, table, codings, message.identity)
+
+
+TABLES: dict[int, Table] = {}
+
+
+def frame(message: bytes, lsn: int = 1) -> bytes:
+    return pack(">cQQQ", b"w", lsn, lsn, 0) + message + PAD
+
+
+def tuple_of(cells: list[bytes | None]) -> bytes:
+    """None is NULL; the single byte 0 is a value that was not sent."""
+    made = pack(">H", len(cells))
+    for cell in cells:
+        if cell is None:
+            made += b"n"
+        elif cell == b"\0":
+            made += b"u"
+        else:
+            made += b"t" + pack(">I", len(cell)) + cell
+    return made
+
+
+def relation_frame(oid: int, names: list[str]) -> bytes:
+    body = pack(">I", oid) + b"s\0t\0d" + pack(">H", len(names))
+    for number, name in enumerate(names):
+        kind, modifier, _ = KINDS[name]
+        body += pack(">B", number == 0) + f"%{number}\0".encode() + pack(">Ii", kind, modifier)
+    return frame(b"R" + body)
+
+
+class Making:
+    """Transactions at random."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.lsn = 1000
+
+    def cells(self, names: list[str], odd: float) -> list[bytes | None]:
+        made: list[bytes | None] = []
+        for number, name in enumerate(names):
+            values = KINDS[name][2]
+            value = values[0] if self.random.random() > odd else self.random.choice(values)
+            # Keys are never NULL, others sometimes; now and then one was not sent.
+            if number and self.random.random() < 0.1:
+                made.append(None)
+            elif number and self.random.random() < 0.02 * odd:
+                made.append(b"\0")
+            else:
+                made.append(value)
+        return made
+
+    def change(self, oid: int, names: list[str], odd: float) -> bytes:
+        after = self.cells(names, odd)
+        before = [
+            after[0],
+            *[cell if cell != b"\0" else None for cell in self.cells(names, odd)][1:],
+        ]
+        if self.random.random() < 0.1 * odd:
+            before[0] = self.random.choice(KINDS[names[0]][2])
+        key = [before[0], *[None] * (len(names) - 1)]
+        kind = self.random.choice("IIUUOKDd")
+        told = {
+            "I": b"I" + pack(">I", oid) + b"N" + tuple_of(after),
+            "U": b"U" + pack(">I", oid) + b"N" + tuple_of(after),
+            "O": b"U" + pack(">I", oid) + b"O" + tuple_of(before) + b"N" + tuple_of(after),
+            "K": b"U" + pack(">I", oid) + b"K" + tuple_of(key) + b"N" + tuple_of(after),
+            "D": b"D" + pack(">I", oid) + b"K" + tuple_of(key),
+            "d": b"D" + pack(">I", oid) + b"O" + tuple_of(before),
+        }
+        if kind == "K" and self.random.random() > odd:
+            kind = "U"
+        self.lsn += 50
+        return frame(told[kind], self.lsn)
+
+    def stream(self, odd: float) -> list[bytes]:
+        tables = {
+            number: [self.random.choice(("int8", "text", "uuid")), *self.random.choices(NAMES, k=6)]
+            for number in range(1, 4)
+        }
+        frames = [relation_frame(oid, names) for oid, names in tables.items()]
+        for xid in range(1, 6):
+            self.lsn += 50
+            frames.append(frame(pack(">cQQI", b"B", self.lsn, 0, xid)))
+            for _ in range(self.random.randrange(4)):
+                oid = self.random.choice(list(tables))
+                count = self.random.choice((1, 5, ROWS_MIN, 40, 200))
+                frames += [self.change(oid, tables[oid], odd) for _ in range(count)]
+            self.lsn += 50
+            frames.append(frame(pack(">cBQQQ", b"C", 0, self.lsn - 10, self.lsn, 0)))
+        return frames
+
+
+def assembler() -> Assembler:
+    return Assembler(
+        0,
+        describe,
+        Catalog.__new__(Catalog).mended,
+        SourceBlocks("s", "d"),
+        lambda lsn: {"lsn": lsn},
+        part_changes=150,
+    )
+
+
+def fed(pieces: list[list[bytes]]) -> list[Part]:
+    TABLES.clear()
+    made = assembler()
+    return [item for piece in pieces for item in made.feed(piece) if isinstance(item, Part)]
+
+
+Records = dict[str, list[tuple[bytes | None, bytes | None]]]
+
+
+def records(parts: list[Part], **settings: object) -> Records:
+    events = Events(EventSettings("p", **settings), "postgresql", clock_ns=lambda: 1_700_000_000)  # type: ignore[arg-type]
+    made: Records = {}
+    for part in parts:
+        batch = Batch()
+        events.part(part, batch)
+        for run in batch.take():
+            keys, values = run.whole()
+            listed = zip(list_of(keys), list_of(values), strict=True)
+            made.setdefault(run.topic, []).extend(listed)
+    events.close()
+    return made
+
+
+def list_of(column: object) -> list[bytes | None]:
+    return column if isinstance(column, list) else column.to_pylist()  # type: ignore[attr-defined]
+
+
+def plain(parts: list[Part]) -> list[tuple[object, ...]]:
+    """All that parts say, with tables by their names: mending makes new ones."""
+    return [
+        (
+            part.transaction,
+            part.is_first,
+            part.is_last,
+            part.position,
+            [(change.table.full_name, *change[1:]) for change in part.changes],
+        )
+        for part in parts
+    ]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from((0.0, 0.05, 1.0)))
+def test_blocks_say_what_single_rows_say(seed: int, odd: float) -> None:
+    frames = Making(seed).stream(odd)
+    single, together = fed([[one] for one in frames]), fed([frames])
+    assert plain(together) == plain(single)
+    assert records(together) == records(single)
+    assert records(together, schemas=True, tombstones=False) == records(
+        single, schemas=True, tombstones=False
+    )
+    assert all(len(part.changes) <= 150 for part in together)
+
+
+def test_ordinary_rows_come_in_blocks() -> None:
+    names = ["int8", "text", "numeric", "timestamp", "timestamptz", "date", "bool", "float8"]
+    frames = [relation_frame(1, names), frame(pack(">cQQI", b"B", 90, 0, 7))]
+    frames += [
+        frame(
+            b"I" + pack(">I", 1) + b"N" + tuple_of([KINDS[name][2][0] for name in names]), 10 + at
+        )
+        for at in range(100)
+    ]
+    frames.append(frame(pack(">cBQQQ", b"C", 0, 990, 1000, 0)))
+    (part,) = fed([frames])
+    assert isinstance(part.changes, Several)
+    (block,) = segments_of(part.changes)
+    assert isinstance(block, Block)
+    assert len(block) == len(part.changes) == 100
+    assert part.changes[-1] == block[-1] == list(block)[99]
+    assert part.changes[3:5] == block[3:5]
+    assert weight_of(part) > sum(
+        len(fragment) for change in block for fragment in change.after or ()
+    )
+    with pytest.raises(IndexError):
+        block[100]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 2**32), st.data())
+def test_damage_is_told_of_whichever_way_it_is_read(seed: int, data: st.DataObject) -> None:
+    names = ["int8", "text", "numeric"]
+    making = Making(seed)
+    frames = [making.change(1, names, 0.0) for _ in range(30)]
+    at = data.draw(st.integers(0, 29))
+    hurt = bytearray(frames[at][: -len(PAD)])
+    place = data.draw(st.integers(30, len(hurt) - 1))
+    if data.draw(st.booleans()):
+        hurt = hurt[:place]
+    else:
+        hurt[place] = data.draw(st.integers(0, 255))
+    frames[at] = bytes(hurt) + PAD
+    start = [relation_frame(1, names), frame(pack(">cQQI", b"B", 90, 0, 7))]
+    end = [frame(pack(">cBQQQ", b"C", 0, 990, 1000, 0))]
+
+    def outcome(pieces: list[list[bytes]]) -> object:
+        try:
+            return plain(fed(pieces))
+        except MalformedError as error:
+            return str(error)
+
+    whole = [*start, *frames, *end]
+    assert outcome([whole]) == outcome([[one] for one in whole])
