@@ -9,8 +9,8 @@ as JSON, {"query": "..."}; the last value of a key counts, and one without a val
 cannot be understood matches nothing, replaces what had its name, and is told by `bad_queries`; the
 others go on.
 
-**State.** Each shard keeps all queries, as text. Their index is kept in each worker's memory, one
-for all shards, for as long as the queries do not change.
+**State.** Each shard keeps all queries, as text, the same in all. Their index is kept in each
+worker's memory, one for all shards, for as long as the queries do not change.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 
@@ -47,6 +48,7 @@ _ID: Final = "_id"
 _TEXT: Final = "_text"
 _PLACES: Final = ("_topic", "_partition", "_offset")
 _KEPT: Final = pa.schema([(_ID, pa.string()), (_TEXT, pa.string())])
+_QUERIES: Final = "queries"
 # Which queries there are: a digest of all changes so far.
 _STAMP: Final = "stamp"
 # Indexes that a worker keeps.
@@ -128,7 +130,6 @@ class Matching:
         return "standing queries by name"
 
     def process(self, shard: Shard, inputs: Mapping[str, pa.Table]) -> pa.Table:
-        known = shard.state.table("queries", _KEPT, [_ID])
         changes, documents = inputs.get("queries"), inputs.get("documents")
         stamp = shard.state.value(_STAMP)
         digest = b"" if stamp is None else bytes(stamp["digest"][0].as_py())
@@ -136,16 +137,10 @@ class Matching:
             last = dict(zip(changes[_ID].to_pylist(), changes[_TEXT].to_pylist(), strict=True))
             digest = _digest(digest, last)
             shard.state.keep(_STAMP, pa.table({"digest": pa.array([digest], pa.binary())}))
-            gone = [each for each, text in last.items() if text is None]
-            if gone:
-                known.delete(pa.table({_ID: pa.array(gone, pa.string())}))
-            put = [(each, text) for each, text in last.items() if text is not None]
-            if put:
-                ids, texts = zip(*put, strict=True)
-                known.put(pa.table([pa.array(ids), pa.array(texts)], schema=_KEPT))
+            shard.state.keep(_QUERIES, _changed(shard.state.value(_QUERIES), last))
         if documents is None or not digest:
             return self.out.empty_table()
-        ids, index = _index(digest, self.fields, known.scan)
+        ids, index = _index(digest, self.fields, shard.state.value(_QUERIES))
         names = [each.removeprefix("_d_") for each in documents.column_names]
         documents = documents.rename_columns(names)
         found = index.match(documents)
@@ -206,12 +201,11 @@ _indexes: OrderedDict[tuple[bytes, tuple[tuple[str, Kind], ...]], tuple[pa.Array
 
 
 def _index(
-    digest: bytes, fields: tuple[tuple[str, Kind], ...], scan: Any
+    digest: bytes, fields: tuple[tuple[str, Kind], ...], rows: pa.Table
 ) -> tuple[pa.Array, Index]:
     key = (digest, fields)
     found = _indexes.pop(key, None)
     if found is None:
-        rows = scan()
         good, ids = list[Node](), list[str]()
         for name, text in zip(rows[_ID].to_pylist(), rows[_TEXT].to_pylist(), strict=True):
             node = parsed(text, fields)
@@ -223,6 +217,18 @@ def _index(
     while len(_indexes) > _MAX_INDEXES:
         _indexes.popitem(last=False)
     return found
+
+
+def _changed(known: pa.Table | None, changes: Mapping[str, str | None]) -> pa.Table:
+    """The queries after changes, by name: the same in each shard."""
+    put = [(each, text) for each, text in changes.items() if text is not None]
+    columns = [[each for each, _ in put], [text for _, text in put]]
+    fresh = pa.table([pa.array(each, pa.string()) for each in columns], schema=_KEPT)
+    if known is not None:
+        named = pa.array(list(changes), pa.string())
+        others = known.filter(pc.invert(pc.is_in(known[_ID], value_set=named)))
+        fresh = pa.concat_tables([others.cast(_KEPT), fresh])
+    return fresh.sort_by(_ID).combine_chunks()
 
 
 def _digest(before: bytes, changes: Mapping[str, str | None]) -> bytes:
