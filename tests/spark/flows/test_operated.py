@@ -111,6 +111,7 @@ def test_state_goes_on_over_several_streams_and_outputs(tester: FlowTester) -> N
     assert tester.rows("rich") == []
     assert (status.progress.rows_out, status.progress.dead_letters) == (2, 2)
     assert status.progress.rows_in == 7
+    assert status.progress.state_rows == 2
     assert len(tester.records("orders.dead")) == len(tester.records("shop.customers.dead")) == 1
     # What Spark sees to be empty is not computed for the output, but for the state it is.
     tester.use(spending(where="false"))
@@ -217,6 +218,9 @@ def test_late_records_go_aside_and_heartbeats_close(tester: FlowTester) -> None:
     assert [each["rows"] for each in tester.rows("marks")[2:]] == [0, 0]
     assert {each["mark"] for each in tester.rows("marks")[2:]} == {mark(90)}
     assert status.progress.rows_out == 2
+    # Another one that is behind it says nothing, and is not late either.
+    tester.advance(-50)
+    tester.feed("times", [None], key=["penstock.heartbeat"])
     tester.feed("times", [{"id": 5, "at": start + timedelta(seconds=89)}])
     assert tester.run()["marks"].progress.late_rows == 1
     assert len(tester.records("times.late")) == 2

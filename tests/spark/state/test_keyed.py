@@ -125,13 +125,13 @@ class _nothing:  # noqa: N801
 
 
 @given(steps=STEPS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_a_table_is_a_dict(tmp_path_factory: pytest.TempPathFactory, steps: Any) -> None:
     follow(tmp_path_factory.mktemp("state"), steps)
 
 
 @given(steps=STEPS)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_keys_with_the_same_hash_stay_apart(
     tmp_path_factory: pytest.TempPathFactory, steps: Any
 ) -> None:

@@ -264,13 +264,18 @@ def without_heartbeats(records: DataFrame) -> DataFrame:
     return records.where(~is_heartbeat(F.col("key"), F.col("value").isNull()))
 
 
+def has_value() -> Column:
+    """Whether a row of a typed frame has one, and does not only say that time has passed."""
+    return F.col(_VALUE).isNotNull()
+
+
 def visible(rows: DataFrame) -> DataFrame:
     """The good rows of a typed frame, as the user's function sees them."""
     taken = [F.col(name).alias(hidden) for name, hidden in POSITIONS.items()]
     good = reading.good(rows)
     if TIME in rows.columns:
         # What has a time but no value is a heartbeat.
-        good, taken = good.where(F.col(_VALUE).isNotNull()), [*taken, F.col(TIME)]
+        good, taken = good.where(has_value()), [*taken, F.col(TIME)]
     return good.select(f"{_VALUE}.*", *taken)
 
 

@@ -144,7 +144,10 @@ class Operated:
         for at, lateness_us in self._lateness_us.items():
             if any(times.may_be_late(each, lateness_us) for each in seen if each.number == at):
                 before = times.before(at)
-                split = clock.with_late(parts[at].rows, lateness_us, before).persist()
+                split = clock.with_late(parts[at].rows, lateness_us, before)
+                # A heartbeat may be behind, but is nothing that could be late.
+                late_rows = F.col(clock.LATE) & inputs.has_value()
+                split = split.withColumn(clock.LATE, late_rows).persist()
                 kept.append(split)
                 late = split.where(clock.LATE).count()
                 parts[at] = replace(parts[at], split=split, late=late)
@@ -197,6 +200,8 @@ class Operated:
             place = store.Place(f"{batch.folder}/{name}")
             if not store.is_whole(place, batch.shards, batch.batch_id):
                 rows.write.format("noop").mode("overwrite").save()
+        places = [store.Place(f"{batch.folder}/{name}") for name in batch.made]
+        running.progress.note_state(*store.size(places, batch.shards))
         return counts
 
     def _with_letters(self, parts: list[_Part], counts: Counts, batch_id: int) -> Counts:

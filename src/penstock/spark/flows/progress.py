@@ -37,8 +37,9 @@ class Progress:
     state_bytes: int = 0
     # When the last micro-batch with rows began, by Spark's clock.
     timestamp: str = ""
-    # Time is kept by operators of ours, of which Spark reports nothing.
+    # Time, and state, are kept by operators of ours, of which Spark reports nothing.
     is_timed: bool = False
+    is_operated: bool = False
 
     def note_time(self, late_rows: int, watermark_us: int) -> None:
         """What a micro-batch has found about event time."""
@@ -47,6 +48,11 @@ class Progress:
         at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=watermark_us)
         # The first day of all is the watermark before there is one.
         self.watermark = "" if at.year == 1 else at.strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
+
+    def note_state(self, rows: int, size: int) -> None:
+        """What operators keep after a micro-batch."""
+        self.is_operated = True
+        self.state_rows, self.state_bytes = rows, size
 
     def take(
         self,
@@ -86,8 +92,9 @@ class Progress:
 
     def _take_state(self, report: Mapping[str, Any]) -> None:
         operators: Sequence[Mapping[str, Any]] = report.get("stateOperators") or ()
-        self.state_rows = sum(int(each.get("numRowsTotal") or 0) for each in operators)
-        self.state_bytes = sum(int(each.get("memoryUsedBytes") or 0) for each in operators)
+        if not self.is_operated:
+            self.state_rows = sum(int(each.get("numRowsTotal") or 0) for each in operators)
+            self.state_bytes = sum(int(each.get("memoryUsedBytes") or 0) for each in operators)
         behind = lag(report)
         self.lag = None if behind is None else behind.total_offsets
         if self.is_timed:

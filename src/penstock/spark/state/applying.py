@@ -8,6 +8,7 @@ is nothing at all, though time may have passed for their keys.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -31,6 +32,7 @@ _SHARD: Final = "_penstock_shard"
 # Rows are sorted by these, as far as an input has them: their place in the log.
 ORDER: Final = ("_topic", "_partition", "_offset")
 MOST_SHARDS: Final = 4096
+_NAME: Final = re.compile(r"[A-Za-z0-9][\w .-]{0,99}", re.ASCII)
 # The input of the rows that only say which shard it is.
 _HERALD: Final = -1
 
@@ -53,8 +55,17 @@ def apply(
     assert isinstance(wanted, T.StructType)
     context = current()
     title = name or (operator.kind if context is None else context.name(operator.kind))
+    if not _NAME.fullmatch(title):
+        raise StateError(
+            f"{title!r} is no name for an operator: its state is kept in a folder of that name",
+            advice="Use letters, digits, spaces, dots, dashes and underscores.",
+        )
     keys = {each: list(key[each] if isinstance(key, Mapping) else key) for each in inputs}
     if isinstance(context, Planning):
+        if any(each.startswith(f"{title}: ") for each in context.operators):
+            raise StateError(
+                f"two operators are named {title!r}", advice="Give one another name, with name=."
+            )
         context.operators.append(f"{title}: {operator.describes}")
     shards = context.shards if isinstance(context, Batch) else DEFAULT_SHARDS
     assert 1 <= shards <= MOST_SHARDS
@@ -84,10 +95,6 @@ def apply(
     )
     rows = spread.mapInArrow(task, wanted)
     if isinstance(context, Batch):
-        if title in context.made:
-            raise StateError(
-                f"two operators are named {title!r}", advice="Give one another name, with name=."
-            )
         first = next(iter(inputs))
         kinds = dict(inputs[first].dtypes)
         context.keys[title] = [(each, kinds[each]) for each in keys[first]]

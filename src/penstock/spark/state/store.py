@@ -36,7 +36,7 @@ _MAGIC: Final = b"PENSTAT1"
 _ALIGNMENT: Final = 64
 # How many shards a worker process keeps open between micro-batches.
 _MOST_WARM: Final = 64
-__all__ = ["KEPT_VERSIONS", "KeyedTable", "Place", "State", "is_whole", "opened"]
+__all__ = ["KEPT_VERSIONS", "KeyedTable", "Place", "State", "is_whole", "opened", "size"]
 _DAMAGED: Final = "Rebuild the flow from the log, with `penstock flows reset`."
 
 
@@ -135,6 +135,23 @@ def is_whole(place: Place, shards: int, version: int) -> bool:
         any(found == version for found, _ in _versions(files.names(str(at))))
         for at in range(shards)
     )  # fmt: skip
+
+
+def size(places: Sequence[Place], shards: int) -> tuple[int, int]:
+    """Rows, with those that are overwritten and not merged yet, and bytes of operators.
+
+    Of a store that is far away it is not asked: (0, 0).
+    """
+    rows = taken = 0
+    for place in places:
+        for shard in range(shards):
+            files = Files(f"{place.folder}/{shard}")
+            newest = newest_before(files, 1 << 62) if files.is_local else None
+            if newest is not None:
+                parts = sections(_contents(files, newest))
+                rows += sum(each.rows for each in parts)
+                taken += sum(each.size for each in parts)
+    return rows, taken
 
 
 def _versions(names: Any) -> list[tuple[int, str]]:
