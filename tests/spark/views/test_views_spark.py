@@ -14,8 +14,8 @@ from penstock.testing.flows import FlowTester
 
 pytestmark = pytest.mark.timeout(600)
 
-ORDERS = "id bigint, customer_id int, amount decimal(10,2), state string"
-CUSTOMERS = "id bigint, country string"
+ORDERS = "id bigint not null, customer_id int, amount decimal(10,2), state string"
+CUSTOMERS = "id bigint not null, country string"
 SQL = """
 SELECT country, count(*) AS n, sum(amount) AS revenue, max(amount) AS top
 FROM orders o LEFT JOIN customers c ON o.customer_id = c.id

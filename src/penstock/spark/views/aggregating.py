@@ -28,6 +28,7 @@ from penstock.spark.views.columns import (
     key_fields,
     key_names,
     keys_of,
+    loosened,
     mask,
     numbered,
     same,
@@ -131,7 +132,7 @@ class Aggregate:
     def process(self, shard: Shard, inputs: Mapping[str, pa.Table]) -> pa.Table:
         if INPUT not in inputs:
             return self._nothing(shard)
-        rows = inputs[INPUT]
+        rows = loosened(inputs[INPUT])
         weights = np.where(mask(rows[SIGN]), 1, -1).astype(np.int64)
         numbers, first = numbered(rows, self.key)
         groups = taken(rows.select(list(self.key)), first) if self.key else None

@@ -34,6 +34,15 @@ def whole(column: pa.ChunkedArray | pa.Array) -> pa.Array:
     return joined if isinstance(joined, pa.Array) else pa.concat_arrays(joined.chunks)
 
 
+def loose(schema: pa.Schema) -> pa.Schema:
+    """The same, but everything may be null: what goes and comes is put beside what was kept."""
+    return pa.schema([field.with_nullable(True).remove_metadata() for field in schema])
+
+
+def loosened(rows: pa.Table) -> pa.Table:
+    return pa.Table.from_arrays(rows.columns, schema=loose(rows.schema))
+
+
 def mask(column: pa.ChunkedArray | pa.Array) -> Mask:
     """A column of booleans, null counting as false."""
     found: Mask = whole(column).fill_null(False).to_numpy(zero_copy_only=False).astype(np.bool_)

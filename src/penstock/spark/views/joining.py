@@ -29,6 +29,7 @@ from penstock.spark.views.columns import (
     key_fields,
     key_names,
     keys_of,
+    loosened,
     mask,
     nulls,
     numbered,
@@ -91,7 +92,7 @@ class Join:
 
     def process(self, shard: Shard, inputs: Mapping[str, pa.Table]) -> pa.Table:
         parts = []
-        left, right = inputs.get(LEFT), inputs.get(RIGHT)
+        left, right = (loosened(inputs[each]) if each in inputs else None for each in (LEFT, RIGHT))
         if left is not None and self.outer and not self.left.raw:
             left, alone = self._without_key(left)
             parts.append(alone)

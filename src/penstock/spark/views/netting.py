@@ -23,6 +23,7 @@ from penstock.spark.views.columns import (
     key_fields,
     key_names,
     keys_of,
+    loosened,
     mask,
     numbered,
     same,
@@ -97,7 +98,7 @@ class Latest:
     def process(self, shard: Shard, inputs: Mapping[str, pa.Table]) -> pa.Table:
         if INPUT not in inputs:
             return self.out.empty_table()
-        rows = newest(inputs[INPUT], self.key)
+        rows = newest(loosened(inputs[INPUT]), self.key)
         fields = key_fields([self.schema.field(name).type for name in self.key])
         kept_as = pa.schema([*fields, *(self.schema.field(name) for name in self.values)])
         table = shard.state.table("rows", kept_as, key_names(len(self.key)))
@@ -141,7 +142,7 @@ class Net:
     def process(self, shard: Shard, inputs: Mapping[str, pa.Table]) -> pa.Table:
         if INPUT not in inputs:
             return self.out.empty_table()
-        rows = inputs[INPUT]
+        rows = loosened(inputs[INPUT])
         plus = mask(rows[SIGN])
         numbers, first = numbered(rows, self.identity)
         old, new = (np.full(len(first), -1, np.int64) for _ in range(2))

@@ -13,7 +13,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from penstock.spark.state import Operator, apply
 from penstock.spark.state.schemas import arrow_schema
-from penstock.spark.views.columns import DELETED, PRESENT
+from penstock.spark.views.columns import DELETED, PRESENT, loose
 from penstock.spark.views.compiling import ORDER, Columns
 from penstock.spark.views.plan import Table, flat
 from penstock.spark.views.refusing import DIALECT, ViewError
@@ -67,7 +67,7 @@ class SparkEngine:
         return F.coalesce(*found)
 
     def schema(self, rows: DataFrame) -> pa.Schema:
-        return arrow_schema(rows.schema)
+        return loose(arrow_schema(rows.schema))
 
     def select(self, rows: DataFrame, wanted: Columns) -> DataFrame:
         try:
