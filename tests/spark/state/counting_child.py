@@ -1,0 +1,44 @@
+"""The driver that the kill test kills: a flow that keeps state, run as `penstock run` does."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from pathlib import Path
+
+from penstock.spark import session
+from penstock.spark.archive import MODE_VARIABLE
+from penstock.spark.flows.declare import Collected
+from penstock.spark.flows.folder import Folder
+from penstock.spark.flows.manager import Manager, Settings
+from tests.spark.state.counting import counting
+
+
+def end_with_parent() -> None:
+    sys.stdin.read()
+    os._exit(1)
+
+
+def main(bootstrap: str, source: str, target: str, folder: str) -> None:
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    os.environ.setdefault(MODE_VARIABLE, "use")
+    spark = session(
+        name="state-kills",
+        master="local[2]",
+        **{
+            "spark.driver.memory": "768m",
+            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+            "spark.sql.shuffle.partitions": 2,
+            "spark.local.dir": f"{folder}/spark",
+            "spark.ui.enabled": False,
+        },
+    )
+    flows = Collected.of([counting(source, target, batch=40)])
+    manager = Manager(spark, flows, Folder(Path(folder) / "data"), Settings(bootstrap))
+    manager.start()
+    manager.run()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
