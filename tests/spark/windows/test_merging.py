@@ -79,43 +79,39 @@ def table_of(events: Sequence[Row]) -> pa.Table:
     )
 
 
+def asked(query: str, source: pa.Table) -> list[dict[str, object]]:
+    with duckdb.connect(config={"threads": 1}) as database:
+        database.register("source", source)
+        relation = database.sql(query)
+        assert relation is not None
+        return list(relation.to_arrow_table().to_pylist())
+
+
 def hops_said(events: Sequence[Row], shape: Hops, upto_us: int) -> list[dict[str, object]]:
     """What DuckDB says of windows up to a time."""
-    source = table_of(events)
-    found = (
-        duckdb.connect()
-        .execute(
-            f"""
+    return asked(
+        f"""
         WITH placed AS (
             SELECT source.*, unnest(range(
                 (floor(at_us / {shape.every_us}) * {shape.every_us})::bigint,
                 at_us - {shape.size_us}, -{shape.every_us})) AS s
             FROM source)
         SELECT key, s AS start_us, s + {shape.size_us} AS end_us, {AGGREGATES}
-        FROM placed WHERE s + {shape.size_us} <= {upto_us} GROUP BY ALL"""
-        )
-        .to_arrow_table()
+        FROM placed WHERE s + {shape.size_us} <= {upto_us} GROUP BY ALL""",
+        table_of(events),
     )
-    assert len(source) == len(events)
-    return list(found.to_pylist()) if found is not None else []
 
 
 def sessions_said(events: Sequence[Row], gap_us: int, upto_us: int) -> list[dict[str, object]]:
-    source = table_of(events)
-    found = (
-        duckdb.connect()
-        .execute(
-            f"""
+    return asked(
+        f"""
         WITH gaps AS (SELECT *, coalesce(at_us - lag(at_us) OVER w >= {gap_us}, true)::int AS new
             FROM source WINDOW w AS (PARTITION BY key ORDER BY at_us)),
         numbered AS (SELECT *, sum(new) OVER (PARTITION BY key ORDER BY at_us) AS session FROM gaps)
         SELECT key, min(at_us) AS start_us, max(at_us) + {gap_us} AS end_us, {AGGREGATES}
-        FROM numbered GROUP BY key, session HAVING max(at_us) + {gap_us} <= {upto_us}"""
-        )
-        .to_arrow_table()
+        FROM numbered GROUP BY key, session HAVING max(at_us) + {gap_us} <= {upto_us}""",
+        table_of(events),
     )
-    assert len(source) == len(events)
-    return list(found.to_pylist()) if found is not None else []
 
 
 def micros(row: dict[str, object], name: str) -> int:
@@ -143,7 +139,7 @@ def compare(found: list[dict[str, object]], said: list[dict[str, object]]) -> No
     "shape", [Hops(10 * SECOND, 10 * SECOND), Hops(15 * SECOND, 6 * SECOND), Hops(4 * SECOND,
               10 * SECOND), Sessions(7 * SECOND)], ids=str,
 )  # fmt: skip
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(rows(), st.data())
 def test_final_windows_are_those_of_duckdb(
     shape: Shape, events: list[Row], data: st.DataObject
@@ -161,7 +157,7 @@ def test_final_windows_are_those_of_duckdb(
         compare(found, sessions_said(accepted, shape.gap_us, marks[-1]))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(rows(), st.data())
 def test_corrections_end_where_the_whole_does(events: list[Row], data: st.DataObject) -> None:
     shape = Hops(10 * SECOND, 5 * SECOND)
@@ -179,7 +175,7 @@ def test_corrections_end_where_the_whole_does(events: list[Row], data: st.DataOb
     compare(list(last.values()), hops_said(accepted, shape, marks[-1] + LATENESS))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(rows(), st.data())
 def test_early_results_are_what_is_there_so_far(events: list[Row], data: st.DataObject) -> None:
     shape = Hops(10 * SECOND, 10 * SECOND)
@@ -226,7 +222,7 @@ def test_what_comes_before_the_watermark_is_not_dropped_in_silence() -> None:
         list(out)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.floats(-1e28, 1e28, allow_subnormal=False).filter(
     lambda x: x == 0 or abs(x) > 1e-10), min_size=1, max_size=50))  # fmt: skip
 def test_sums_of_doubles_are_those_of_exact_arithmetic(values: list[float]) -> None:
