@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import json
+import socket
+import urllib.request
 from collections.abc import Iterator
+from decimal import Decimal
 from itertools import count
+from typing import Any
 
+import pyarrow as pa
 import pytest
 
+from penstock.errors import ConfigError
+from penstock.sinks import (
+    FencedError,
+    Refused,
+    Schema,
+    StoreError,
+    StoreUnreachableError,
+    open_sink,
+)
+from penstock.sinks.opensearch import OpenSearchSink
+from penstock.sinks.schema import json_field
 from penstock.testing.opensearch import OpenSearch, opensearch_home
-from penstock.testing.sinks import SinkKit, Store
+from penstock.testing.sinks import Row, SinkKit, Store, changes, never, read
 
 pytestmark = pytest.mark.skipif(opensearch_home() is None, reason="make opensearch-jars")
 _NAMES = count()
@@ -24,3 +42,124 @@ class TestOpenSearch(SinkKit):
     @pytest.fixture
     def store(self, server: OpenSearch) -> Store:
         return Store(f"opensearch+{server.url}/t{next(_NAMES)}")
+
+
+PRODUCTS = Schema.of(
+    [
+        pa.field("sku", pa.string()),
+        pa.field("title", pa.string()),
+        pa.field("status", pa.string()),
+        pa.field("price", pa.decimal128(10, 2)),
+        pa.field("since", pa.timestamp("us", "UTC")),
+        json_field("more"),
+    ],
+    "sku",
+)
+
+
+def products(server: OpenSearch, name: str = "", **options: object) -> OpenSearchSink:
+    url = f"opensearch+{server.url}/{name or f't{next(_NAMES)}'}"
+    made = open_sink(url, {"keyword": "status", **options})
+    assert isinstance(made, OpenSearchSink)
+    return made
+
+
+def asked(server: OpenSearch, path: str, body: object | None = None) -> Any:
+    """What the server answers to anyone."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(
+        f"{server.url}/{path}", data, {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.loads(answer.read())
+
+
+def product(sku: str, **more: object) -> Row:
+    return {
+        "sku": sku,
+        "title": "Red Boots",
+        "status": "on sale",
+        "price": Decimal("19.90"),
+        "since": dt.datetime(2026, 1, 1, tzinfo=dt.UTC),
+        "more": '{"a":1}',
+        **more,
+    }
+
+
+def test_documents_are_searched_by_anyone(server: OpenSearch) -> None:
+    with products(server, "searched", bulk_rows=2) as sink:
+        sink.open(PRODUCTS)
+        rows = [product("a"), product("b", title="Green hat", price=Decimal("5.00")), product("c")]
+        sink.apply(changes(PRODUCTS, rows, [], since=0, until=3), never)
+        assert sink.search({"match": {"title": "hat"}}) == [rows[1]]
+        for query, wanted in (
+            ({"match": {"title": "boots"}}, ["a", "c"]),
+            ({"term": {"status": "on sale"}}, ["a", "b", "c"]),
+            ({"term": {"title.keyword": "Green hat"}}, ["b"]),
+            ({"range": {"price": {"lt": 10}}}, ["b"]),
+            ({"range": {"since": {"gte": "2026-01-01"}}}, ["a", "b", "c"]),
+            # What we keep for ourselves is not found.
+            ({"match_all": {}}, ["a", "b", "c"]),
+        ):
+            found = asked(server, "searched/_search", {"query": query, "sort": ["sku"]})
+            assert [hit["_source"]["sku"] for hit in found["hits"]["hits"]] == wanted
+
+
+def test_a_late_request_of_an_old_writer_changes_nothing(server: OpenSearch) -> None:
+    """The old writer has looked, and writes when the new one has gone on: all of it is too late."""
+    with products(server, "late") as old, products(server, "late") as new:
+        old.open(PRODUCTS)
+        first = changes(PRODUCTS, [product("a"), product("b")], [], since=0, until=2)
+        old.apply(first, never)
+        new.open(PRODUCTS)
+        row = product("a", title="new")
+        new.apply(changes(PRODUCTS, [row], [("b",)], since=2, until=4), never)
+        assert old._write(first, PRODUCTS) == []
+        with pytest.raises(FencedError):
+            old.apply(changes(PRODUCTS, [], [("a",)], since=4, until=5), never)
+        assert read(new) == [row]
+
+
+def test_what_the_server_refuses_is_put_aside(server: OpenSearch) -> None:
+    aside: list[Refused] = []
+    with products(server) as sink:
+        sink.open(PRODUCTS)
+        long, fine = product("x" * 40_000), product("y" * 600)
+        rows = [product("a"), long, fine]
+        done = sink.apply(changes(PRODUCTS, rows, [], since=0, until=3), aside.extend)
+        assert done.rows == 2
+        assert [each.offset for each in aside] == [1]
+        assert "immense" in aside[0].reason or "bytes" in aside[0].reason
+        assert read(sink) == [product("a"), fine]
+        sink.apply(changes(PRODUCTS, [], [("y" * 600,)], since=3, until=4), never)
+        assert read(sink) == [product("a")]
+
+
+def test_nothing_is_left_of_what_was_replaced(server: OpenSearch) -> None:
+    with products(server, "replaced") as sink:
+        sink.open(PRODUCTS)
+        with sink.beside() as anew:
+            anew.open(PRODUCTS)
+            anew.apply(changes(PRODUCTS, [product("a")], [], since=0, until=1), never)
+            anew.switch()
+        assert len(asked(server, "replaced*/_alias")) == 1
+        assert read(sink) == [product("a")]
+        sink.remove()
+        assert asked(server, "replaced*/_alias") == {}
+
+
+def test_wrong_names_options_and_servers_are_told(server: OpenSearch) -> None:
+    for name, wrong in (("Upper", {}), ("_x", {}), ("x", {"colour": 1}), ("x", {"bulk_rows": 0})):
+        with pytest.raises(ConfigError):
+            products(server, name, **wrong)
+    with products(server, keyword="nothing") as sink, pytest.raises(ConfigError):
+        sink.open(PRODUCTS)
+    asked(server, "foreign/_doc", {"a": 1})
+    with products(server, "foreign") as sink, pytest.raises(StoreError, match="not made"):
+        sink.open(PRODUCTS)
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        url = f"elasticsearch+http://u:geheim@127.0.0.1:{deaf.getsockname()[1]}/x"
+        with open_sink(url) as lost, pytest.raises(StoreUnreachableError) as told:
+            lost.position()
+        assert "geheim" not in f"{told.value} {lost.target}"

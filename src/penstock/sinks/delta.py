@@ -74,6 +74,8 @@ _WRITER: Final = "penstock:writer"
 _DELETED: Final = "__penstock_deleted"
 _KEY, _MARKS, _PLACES = "penstock.key", "penstock.marks", "penstock.places"
 _WEEK_HOURS: Final = 168
+# Python stands still while deltalake waits for a store that does not answer.
+_PATIENCE: Final = {"timeout": "20s", "max_retries": "3", "retry_timeout": "20s"}
 
 
 class DeltaSink(Sink):
@@ -83,6 +85,7 @@ class DeltaSink(Sink):
         self._address = address
         self._folder = folder
         self._live = live
+        self._storage = None if folder.storage is None else {**folder.storage, **_PATIENCE}
         self._partition_by = [name for name in address.option("partition_by").split(",") if name]
         self._optimize_every = address.number("optimize_every", 50)
         self._retention_hours = address.number("retention_hours", _WEEK_HOURS)
@@ -121,7 +124,7 @@ class DeltaSink(Sink):
                 mode="error",
                 partition_by=self._partition_by or None,
                 configuration=_properties(schema),
-                storage_options=self._folder.storage,
+                storage_options=self._storage,
                 commit_properties=_commit([Transaction(_WRITER, token)]),
                 raise_if_key_not_exists=False,
             )
@@ -340,7 +343,7 @@ class DeltaSink(Sink):
             return None
         # A table made again under the same name must not be taken for a newer version.
         try:
-            self._loaded = DeltaTable(self._folder.uri, storage_options=self._folder.storage)
+            self._loaded = DeltaTable(self._folder.uri, storage_options=self._storage)
         except TableNotFoundError:
             self._loaded = None
         return self._loaded
