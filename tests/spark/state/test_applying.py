@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.spark.state import Batch, Shard, apply, entered
+from penstock.spark.state.files import StateError
 
 # Workers cannot import a module of the tests.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
@@ -65,3 +67,12 @@ def test_micro_batches_go_on_from_each_other(penstock_spark: SparkSession, tmp_p
 def test_in_batch_nothing_is_kept(penstock_spark: SparkSession) -> None:
     rows = frame(penstock_spark, a=1, b=2).union(frame(penstock_spark, b=10))
     assert totals(rows) == totals(rows) == {"a": 1, "b": 12}
+
+
+def test_keys_of_other_types_are_refused(penstock_spark: SparkSession) -> None:
+    rows = frame(penstock_spark, a=1)
+    inputs = {"rows": rows, "others": rows.withColumn("name", rows["number"])}
+    with pytest.raises(StateError, match="'rows' is string, that of 'others' is bigint"):
+        apply(inputs, Totals(), key=["name"], schema=OUT)
+    with pytest.raises(StateError, match="no name for an operator"):
+        apply({"rows": rows}, Totals(), key=["name"], schema=OUT, name="../up")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -220,6 +221,18 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
     assert "flows reset" in caught.value.advice
     with pytest.raises(StateError, match="cannot be used for state"):
         Files("nowhere://x/y")
+
+
+def test_what_killed_writers_left_is_removed(tmp_path: Path) -> None:
+    old, new = tmp_path / ".beside-1-old", tmp_path / ".beside-1-new"
+    for each in (old, new):
+        each.touch()
+    os.utime(old, (1, 1))
+    files = Files(str(tmp_path))
+    assert files.names() == {}
+    files.sweep()
+    assert not old.exists()
+    assert new.exists()
 
 
 def test_state_in_a_store_that_is_a_url(tmp_path: Path) -> None:

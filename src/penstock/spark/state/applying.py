@@ -61,6 +61,7 @@ def apply(
             advice="Use letters, digits, spaces, dots, dashes and underscores.",
         )
     keys = {each: list(key[each] if isinstance(key, Mapping) else key) for each in inputs}
+    _check_keys(title, inputs, keys)
     if isinstance(context, Planning):
         if any(each.startswith(f"{title}: ") for each in context.operators):
             raise StateError(
@@ -100,6 +101,24 @@ def apply(
         context.keys[title] = [(each, kinds[each]) for each in keys[first]]
         rows = context.made[title] = rows.persist() if context.shares else rows
     return rows
+
+
+def _check_keys(
+    title: str, inputs: Mapping[str, DataFrame], keys: Mapping[str, Sequence[str]]
+) -> None:
+    """StateError if keys of inputs differ in type: the same value would have other hashes."""
+    kinds = {}
+    for each, rows in inputs.items():
+        known = dict(rows.dtypes)
+        kinds[each] = [known.get(name, "") for name in keys[each]]
+    first = next(iter(inputs))
+    for each, found in kinds.items():
+        if found != kinds[first]:
+            raise StateError(
+                f"operator {title!r}: the key of {first!r} is {', '.join(kinds[first])}, that of "
+                f"{each!r} is {', '.join(found)}",
+                advice="Cast the columns to the same types.",
+            )
 
 
 def _shard_of(rows: DataFrame, key: Sequence[str], shards: int) -> Column:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import time
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -25,6 +27,7 @@ _SCHEMES: Final = {"s3a": "s3", "s3n": "s3"}
 # Stores that show an object only when it is whole, and cannot move one.
 _OBJECTS: Final = frozenset({"s3", "gcs", "abfs", "mock"})
 _BESIDE: Final = ".beside-"
+_STALE_S: Final = 3600.0
 
 
 class StateError(PenstockError):
@@ -148,6 +151,16 @@ class Files:
             self._store.delete_file(self._at(name))
         except FileNotFoundError:
             return
+
+    def sweep(self, older_s: float = _STALE_S) -> None:
+        """Remove what writers that were killed have left half done, long ago."""
+        if self._store is not None:
+            return
+        limit = time.time() - older_s
+        for each in Path(self._path).glob(f"{_BESIDE}*"):
+            with suppress(FileNotFoundError):
+                if each.stat().st_mtime < limit:
+                    each.unlink()
 
     def remove_folder(self, name: str) -> None:
         """Remove a folder with all that is in it, if it is there."""

@@ -36,6 +36,8 @@ _MAGIC: Final = b"PENSTAT1"
 _ALIGNMENT: Final = 64
 # How many shards a worker process keeps open between micro-batches.
 _MOST_WARM: Final = 64
+# After how many versions it is looked for what killed writers have left.
+_SWEPT_EVERY: Final = 64
 __all__ = ["KEPT_VERSIONS", "KeyedTable", "Place", "State", "is_whole", "opened", "size"]
 _DAMAGED: Final = "Rebuild the flow from the log, with `penstock flows reset`."
 
@@ -167,6 +169,8 @@ def newest_before(files: Files, version: int) -> str | None:
 
 
 def _forget_old(files: Files, version: int) -> None:
+    if version % _SWEPT_EVERY == 0:
+        files.sweep()
     there = _versions(files.names())
     numbers = sorted({number for number, _ in there if number < version})
     if len(numbers) <= KEPT_VERSIONS:
