@@ -16,11 +16,14 @@ from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
+from penstock.spark.flows.declare import flow, stream, topic
 from penstock.spark.flows.errors import DeclarationError
 from penstock.spark.standing import QueryError, bad_queries, match, matching
 from penstock.spark.standing.index import Index
 from penstock.spark.standing.query import All, Either, Kind, Node, Not, Phrase, Range, Word, parse
-from penstock.spark.state import Batch, entered
+from penstock.spark.state import Batch, Shard, State, entered
+from penstock.testing import Broker
+from penstock.testing.flows import FlowTester
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -169,6 +172,48 @@ def test_the_index_finds_what_tantivy_finds() -> None:
     assert found(queries, documents) == expected
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.dictionaries(st.sampled_from("abcdef"), st.none() | QUERIES | st.just("x OR")),
+            st.lists(DOCUMENTS, min_size=1, max_size=5),
+        ),
+        max_size=5,
+    ),
+    st.sampled_from([0, 2, 64]),
+)
+def test_queries_that_change_are_asked_as_they_are(
+    steps: list[tuple[dict[str, str | None], list[Document]]], few: int
+) -> None:
+    out = pa.schema([("query", pa.string()), ("matched", pa.list_(pa.string())), *SCHEMA])
+    operator = matching.Matching(tuple(FIELDS.items()), tuple(SCHEMA.names), out)
+    state, standing = State(), dict[str, str]()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(matching, "_FEW", few)
+        for version, (changes, documents) in enumerate(steps):
+            table = pa.Table.from_pylist(documents, SCHEMA)
+            inputs = {"documents": table.rename_columns([f"_d_{each}" for each in SCHEMA.names])}
+            if changes:
+                columns = [list(changes), list(changes.values())]
+                inputs["queries"] = pa.table(
+                    [pa.array(each, pa.string()) for each in columns], names=["_id", "_text"]
+                )
+            rows = operator.process(Shard(0, 1, version, None, state), inputs).to_pylist()
+            standing |= {name: text for name, text in changes.items() if text is not None}
+            for name, text in changes.items():
+                if text is None:
+                    standing.pop(name, None)
+            expected = [
+                (name, document)
+                for name, text in standing.items()
+                for document in table.to_pylist()
+                if text != "x OR" and holds(parse(text, FIELDS), document)
+            ]
+            found = [(each.pop("query"), each) for each in rows if each.pop("matched") is not None]
+            assert sorted(map(repr, found)) == sorted(map(repr, expected))
+
+
 def test_more_than_fits_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.spark.standing.index._ROOM", 1)
     documents = [{"title": "red shoes", "price": float(at)} for at in range(50)]
@@ -261,6 +306,35 @@ def test_queries_come_and_go(penstock_spark: SparkSession, tmp_path: Path) -> No
             assert (bad.query, bad.position) == ("c", 6)
             assert "ends too early" in bad.error
         asked, told = asked + len(queries), told + len(documents)
+
+
+def test_in_a_flow(spark: SparkSession, tmp_path: Path) -> None:
+    @flow(
+        inputs=[stream("offers", json="title string, price double"), stream("queries", text=True)],
+        outputs={"alerts": topic("alerts", key="query"), "bad": topic("bad", key="query")},
+    )
+    def alerts(offers: DataFrame, queries: DataFrame) -> dict[str, DataFrame]:
+        return {
+            "alerts": match(offers, queries, fields=SPARK_FIELDS),
+            "bad": bad_queries(queries, fields=SPARK_FIELDS),
+        }
+
+    with Broker() as broker:
+        tester = FlowTester(spark, broker, tmp_path / "data")
+        tester.use(alerts)
+        tester.feed("queries", ["shoes price:<10", "shoes AND ("], key=["cheap", "wrong"])
+        tester.feed("offers", [{"title": "Shoes", "price": 5}, {"title": "Shoes", "price": 50}])
+        tester.run()
+        [alert] = tester.rows("alerts")
+        assert alert["query"] == "cheap"
+        assert sorted(alert["matched"]) == ["price:<10", "title:shoes"]
+        assert (alert["title"], alert["price"]) == ("Shoes", 5.0)
+        [bad] = tester.rows("bad")
+        assert (bad["query"], bad["position"]) == ("wrong", 11)
+        tester.feed("queries", [None], key=["cheap"])
+        tester.feed("offers", [{"title": "Shoes", "price": 6}])
+        tester.run()
+        assert len(tester.rows("alerts")) == 1
 
 
 def test_what_matched_and_lanes(penstock_spark: SparkSession) -> None:

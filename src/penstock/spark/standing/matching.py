@@ -19,6 +19,7 @@ import hashlib
 import sys
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -32,7 +33,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 
 from penstock.spark.flows.errors import DeclarationError
-from penstock.spark.standing.index import Index
+from penstock.spark.standing.index import Found, Index
 from penstock.spark.standing.query import KINDS, Kind, Node, QueryError, parse
 from penstock.spark.state import Batch, Shard, apply, current
 from penstock.spark.state.context import DEFAULT_SHARDS
@@ -51,6 +52,8 @@ _KEPT: Final = pa.schema([(_ID, pa.string()), (_TEXT, pa.string())])
 _QUERIES: Final = "queries"
 # Which queries there are: a digest of all changes so far.
 _STAMP: Final = "stamp"
+# So many changes are always kept beside the index.
+_FEW: Final = 64
 # Indexes that a worker keeps.
 _MAX_INDEXES: Final = 2
 _TYPES: Final = {
@@ -132,21 +135,24 @@ class Matching:
     def process(self, shard: Shard, inputs: Mapping[str, pa.Table]) -> pa.Table:
         changes, documents = inputs.get("queries"), inputs.get("documents")
         stamp = shard.state.value(_STAMP)
-        digest = b"" if stamp is None else bytes(stamp["digest"][0].as_py())
+        before = digest = b"" if stamp is None else bytes(stamp["digest"][0].as_py())
+        last = dict[str, str | None]()
         if changes is not None:
             last = dict(zip(changes[_ID].to_pylist(), changes[_TEXT].to_pylist(), strict=True))
-            digest = _digest(digest, last)
+            digest = _digest(before, last)
             shard.state.keep(_STAMP, pa.table({"digest": pa.array([digest], pa.binary())}))
             shard.state.keep(_QUERIES, _changed(shard.state.value(_QUERIES), last))
         if documents is None or not digest:
             return self.out.empty_table()
-        ids, index = _index(digest, self.fields, shard.state.value(_QUERIES))
+        asked = _asked(_Wanted(digest, self.fields), before, last, shard.state.value(_QUERIES))
         names = [each.removeprefix("_d_") for each in documents.column_names]
         documents = documents.rename_columns(names)
-        found = index.match(documents)
-        rows = documents.select(list(self.columns)).take(pa.array(found.documents))
-        columns = [ids.take(pa.array(found.queries)), found.matched, *rows.columns]
-        return pa.table(columns, names=self.out.names)
+        parts = []
+        for ids, found in asked.match(documents):
+            rows = documents.select(list(self.columns)).take(pa.array(found.documents))
+            columns = [ids.take(pa.array(found.queries)), found.matched, *rows.columns]
+            parts.append(pa.table(columns, names=self.out.names).cast(self.out))
+        return pa.concat_tables(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,26 +200,79 @@ def _said(text: str) -> str:
     return query
 
 
-# What this worker has in memory: by digest and fields, names and the index of what can be asked.
-_indexes: OrderedDict[tuple[bytes, tuple[tuple[str, Kind], ...]], tuple[pa.Array, Index]] = (
-    OrderedDict()
-)
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """Which queries, and how they are understood."""
+
+    digest: bytes
+    fields: tuple[tuple[str, Kind], ...]
 
 
-def _index(
-    digest: bytes, fields: tuple[tuple[str, Kind], ...], rows: pa.Table
-) -> tuple[pa.Array, Index]:
-    key = (digest, fields)
-    found = _indexes.pop(key, None)
-    if found is None:
-        good, ids = list[Node](), list[str]()
-        for name, text in zip(rows[_ID].to_pylist(), rows[_TEXT].to_pylist(), strict=True):
-            node = parsed(text, fields)
-            if not isinstance(node, QueryError):
-                good.append(node)
+class _Asked:
+    """All queries, ready to be asked: most in one index, and those that changed since in another.
+
+    To make an index takes much longer than to ask a few documents, and queries come one by one.
+    """
+
+    def __init__(self, fields: tuple[tuple[str, Kind], ...], rows: pa.Table) -> None:
+        self._fields = fields
+        texts = dict(zip(rows[_ID].to_pylist(), rows[_TEXT].to_pylist(), strict=True))
+        self._base, self._ids = self._made(texts)
+        # What has changed since: texts, None for what is gone.
+        self._changes: dict[str, str | None] = {}
+        self._others, self._other_ids = self._made({})
+        self._hidden = np.zeros(len(self._ids), np.bool_)
+
+    def _made(self, texts: Mapping[str, str | None]) -> tuple[Index, pa.Array]:
+        nodes, ids = list[Node](), list[str]()
+        for name, text in texts.items():
+            node = None if text is None else parsed(text, self._fields)
+            if node is not None and not isinstance(node, QueryError):
+                nodes.append(node)
                 ids.append(name)
-        found = (pa.array(ids, pa.string()), Index(dict(fields), good))
-    _indexes[key] = found
+        return Index(dict(self._fields), nodes), pa.array(ids, pa.string())
+
+    def changed(self, changes: Mapping[str, str | None]) -> _Asked | None:
+        """The same after some changes; None if it is better made anew."""
+        every = self._changes | dict(changes)
+        if len(every) > max(_FEW, len(self._ids) // 8):
+            return None
+        made = copy(self)
+        made._changes = every
+        made._others, made._other_ids = self._made(every)
+        named = pa.array(list(every), pa.string())
+        hidden = pc.is_in(self._ids, value_set=named)
+        made._hidden = hidden.to_numpy(zero_copy_only=False)
+        return made
+
+    def match(self, documents: pa.Table) -> Iterator[tuple[pa.Array, Found]]:
+        """What is found, by the names of queries."""
+        found = self._base.match(documents)
+        if self._changes:
+            shown = ~self._hidden[found.queries]
+            found = Found(
+                found.documents[shown], found.queries[shown], found.matched.filter(pa.array(shown))
+            )
+        yield self._ids, found
+        if self._changes:
+            yield self._other_ids, self._others.match(documents)
+
+
+# What this worker has in memory.
+_indexes: OrderedDict[_Wanted, _Asked] = OrderedDict()
+
+
+def _asked(
+    wanted: _Wanted, before: bytes, changes: Mapping[str, str | None], rows: pa.Table
+) -> _Asked:
+    """The queries of `rows`, which are those of the digest `before` after some changes."""
+    found = _indexes.pop(wanted, None)
+    if found is None:
+        known = _indexes.get(_Wanted(before, wanted.fields))
+        found = known.changed(changes) if known is not None else None
+    if found is None:
+        found = _Asked(wanted.fields, rows)
+    _indexes[wanted] = found
     while len(_indexes) > _MAX_INDEXES:
         _indexes.popitem(last=False)
     return found
