@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from penstock.spark import pattern
-from penstock.spark.patterns import PatternLimitError, PatternTextError, UnboundedStateWarning
+from penstock.spark.patterns import PatternTextError, UnboundedStateWarning
 from penstock.spark.state import Batch, Planning, entered
 
 # The first job of a session starts Python workers and compiles kernels.
@@ -143,12 +143,3 @@ def test_what_spark_finds_wrong_is_said_at_its_place(penstock_spark: SparkSessio
         pattern.begin("a").match(rows, by="card", measures={"m": "date_add(a.amount, a.card)"})
     with pytest.raises(PatternTextError, match="SUM of string is not possible"):
         pattern.begin("a").match(rows, by="card", measures={"m": "sum(a.place)"})
-
-
-def test_a_limit_names_the_key(penstock_spark: SparkSession) -> None:
-    rows = payments(penstock_spark, [("ann", float(n), "", n) for n in range(20)])
-    endless = pattern.begin("a").then("b", "amount > 100").within("1 hour")
-    with pytest.raises(Exception, match=r"key ann: a match is still open after 10 rows"):
-        endless.match(rows, by="card", max_rows=10).collect()
-    assert not endless.match(rows, by="card", max_rows=10, overflow="skip").collect()
-    assert PatternLimitError.retriable is False

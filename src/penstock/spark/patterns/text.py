@@ -168,6 +168,8 @@ def recognized(text: str) -> Clauses:
         text=Text.of(text, LABEL),
     )
     row_pattern.check(definition.within_us)
+    for piece in definition.conditions.values():
+        parsed(piece)
     clauses = Clauses(definition)
     clauses.by = _columns(text, found.get("partition"))
     clauses.order = _order(text, found.get("order"))
