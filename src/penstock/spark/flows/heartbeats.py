@@ -32,7 +32,8 @@ HEADER: Final = "penstock.heartbeat"
 _LOOKS: Final = 4
 _LEAST_S: Final = 0.1
 _MOST_S: Final = 10.0
-_JOIN_S: Final = 10.0
+# The manager waits meanwhile; the thread ends by itself in any case.
+_JOIN_S: Final = 1.0
 
 _Partition = tuple[str, int]
 
