@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from decimal import Decimal
 from typing import Any
+from unittest.mock import patch
 
 import duckdb
 import pyarrow as pa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from penstock.spark.views import lists
 from penstock.spark.views.columns import PRESENT
 from penstock.spark.views.sql import Schema, plan
 from tests.spark.views.executing import Arrow, Maintained
@@ -125,13 +127,29 @@ def alike(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-@given(sql=st.sampled_from(VIEWS), batches=batches, shards=st.integers(1, 3), again=st.booleans())
+@given(
+    sql=st.sampled_from(VIEWS),
+    batches=batches,
+    shards=st.integers(1, 3),
+    again=st.booleans(),
+    # So that lists are parted into buckets already where there are few rows.
+    long=st.sampled_from([1, 256]),
+)
 def test_a_view_is_what_the_query_says(
     sql: str,
     batches: list[list[tuple[str, dict[str, Any], bool]]],
     shards: int,
     again: bool,
+    long: int,
 ) -> None:
+    with patch.object(lists, "LONG_LIST", long):
+        follow(sql, batches, shards, again=again)
+
+
+def follow(
+    sql: str, batches: list[list[tuple[str, dict[str, Any], bool]]], shards: int, *, again: bool
+) -> None:
+    """Run a view over micro-batches, and compare it after each."""
     con = duckdb.connect(config={"threads": 1})
     view = Maintained(plan(sql, SCHEMAS), Arrow(TABLES, shards))
     now: dict[str, dict[Any, dict[str, Any]]] = {name: {} for name in TABLES}

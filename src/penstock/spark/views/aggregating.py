@@ -24,6 +24,7 @@ from penstock.spark.views.columns import (
     DELETED,
     SIGN,
     Indices,
+    distinct,
     kept,
     key_fields,
     key_names,
@@ -298,7 +299,7 @@ class _Work:
         everything[code[loses]] = True
         some = lists.get(self.keys, values, everything)
         new = self._counted(some.rows, values, change)
-        lists.put(self.keys, some, new, np.unique(code))
+        lists.put(self.keys, some, new, distinct(code))
         # In a part of a group's values the end is missing, unless it is still the old one.
         parts = [new.select([CODE, _VALUE])]
         lasting = pa.table(

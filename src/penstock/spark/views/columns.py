@@ -71,6 +71,15 @@ def numbered(rows: pa.Table, key: Sequence[str]) -> tuple[Indices, Indices]:
     return numbers.astype(np.int64).reshape(count), first.astype(np.int64)
 
 
+def distinct(values: Indices) -> Indices:
+    """Each value once, in order. By sorting: NumPy's own way for integers takes twice as long."""
+    ordered = np.sort(values)
+    first = np.ones(len(ordered), np.bool_)
+    first[1:] = ordered[1:] != ordered[:-1]
+    found: Indices = ordered[first]
+    return found
+
+
 def zero(kind: pa.DataType) -> pa.Scalar[Any]:
     """The value that stands for null in keys."""
     if pa.types.is_boolean(kind):

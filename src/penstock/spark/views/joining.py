@@ -25,6 +25,7 @@ from penstock.spark.views.columns import (
     SIGN,
     Indices,
     Mask,
+    distinct,
     kept,
     key_fields,
     key_names,
@@ -165,7 +166,7 @@ class Join:
         gone, come = kept(fresh.drop_columns([SIGN]), ~plus), kept(fresh.drop_columns([SIGN]), plus)
         stays = _without(some.rows, gone, (*side.identity, CODE))
         new = pa.concat_tables([stays, come])
-        lists.put(keys, some, new, np.unique(own))
+        lists.put(keys, some, new, distinct(own))
         return _Found(some.rows, new, stays, gone, come)
 
     def _of_table(

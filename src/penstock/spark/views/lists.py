@@ -19,7 +19,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.spark.state import KeyedTable, State
-from penstock.spark.views.columns import Indices, Mask, key_fields, key_names, numbered, taken
+from penstock.spark.views.columns import (
+    Indices,
+    Mask,
+    distinct,
+    key_fields,
+    key_names,
+    numbered,
+    taken,
+)
 
 # A longer list is parted, into as many buckets as bring lists to about a quarter of this.
 LONG_LIST: Final = 256
@@ -145,7 +153,7 @@ class Lists:
         units = np.flatnonzero(is_touched[some.unit_code])
         had = some.unit_code[units] * stride + some.unit_bucket[units]
         have = code * stride + bucket
-        self._write(keys, rows, have, np.union1d(had, have), some.buckets)
+        self._write(keys, rows, have, distinct(np.concatenate([had, have])), some.buckets)
         self._part_long(keys, have, some.buckets)
 
     def _bucket_of(self, rows: pa.Table, code: Indices, buckets: Indices) -> Indices:
@@ -181,7 +189,7 @@ class Lists:
     def _part_long(self, keys: pa.Table, have: Indices, buckets: Indices) -> None:
         """Part the lists that have become long into more buckets."""
         units, sizes = np.unique(have, return_counts=True)
-        long = np.unique(units[sizes > LONG_LIST] // MOST_BUCKETS)
+        long = distinct(units[sizes > LONG_LIST] // MOST_BUCKETS)
         long = long[buckets[long] < MOST_BUCKETS]
         if not len(long):
             return
@@ -194,7 +202,7 @@ class Lists:
         more = np.maximum(more, some.buckets)
         have = code * MOST_BUCKETS + self._bucket_of(some.rows, code, more)
         had = some.unit_code * MOST_BUCKETS + some.unit_bucket
-        self._write(few, some.rows, have, np.union1d(had, have), more)
+        self._write(few, some.rows, have, distinct(np.concatenate([had, have])), more)
 
 
 def _one(column: pa.ChunkedArray) -> pa.Array:

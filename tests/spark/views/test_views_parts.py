@@ -1,0 +1,97 @@
+"""Parts of views: keys with very many rows, sums of floats, and what is refused, with its place."""
+
+from __future__ import annotations
+
+import random
+from fractions import Fraction
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from penstock.spark.state import Shard, State
+from penstock.spark.views import exact
+from penstock.spark.views.aggregating import Aggregate, Aggregated
+from penstock.spark.views.columns import SIGN
+from penstock.spark.views.lists import LONG_LIST
+from penstock.spark.views.refusing import ViewError
+from penstock.spark.views.sql import Schema, plan
+
+TABLES = {
+    "orders": Schema(("id", "customer_id", "amount"), ("id",)),
+    "customers": Schema(("id", "country"), ("id",)),
+}
+
+
+def test_the_ends_of_a_group_with_very_many_values() -> None:
+    """Its values are in buckets, and what is taken away is found again."""
+    results = (Aggregated("low", "min", "v", pa.int64()), Aggregated("top", "max", "v", pa.int64()))
+    group = Aggregate(("g",), (pa.string(),), results, net=True)
+    shard = Shard(0, 1, 0, None, State())
+    chance = random.Random(7)
+    there: list[int] = []
+    for step in range(12):
+        come = [chance.randrange(10**6) for _ in range(LONG_LIST if step < 6 else 5)]
+        gone = sorted(there)[:20] + sorted(there)[-20:] if step else []
+        rows = pa.table(
+            {
+                "g": ["all"] * (len(come) + len(gone)),
+                "v": pa.array(gone + come, pa.int64()),
+                SIGN: [False] * len(gone) + [True] * len(come),
+            }
+        )
+        found = group.process(shard, {"rows": rows}).to_pylist()
+        for each in gone:
+            there.remove(each)
+        there += come
+        want = {"g": "all", "low": min(there), "top": max(there), "_deleted": False}
+        assert found == [want]
+
+
+def test_sums_of_floats_leave_nothing_behind() -> None:
+    chance = random.Random(3)
+    floats = [chance.uniform(-1, 1) * 10 ** chance.randint(-300, 300) for _ in range(200)]
+    zeros = np.zeros(len(floats), np.int64)
+    ones = np.ones(len(floats), np.int64)
+    nothing = pa.array([None], exact.TYPE)
+    total = exact.added(nothing, zeros, pa.array(floats), ones)
+    assert exact.rounded(total) == [float(sum(map(Fraction, floats)))]
+    less = exact.added(total, zeros[1:], pa.array(floats[:0:-1]), -ones[1:])
+    assert exact.rounded(less) == floats[:1]
+    odd = exact.added(less, zeros[:2], pa.array([float("inf"), float("nan")]), ones[:2])
+    assert np.isnan(exact.rounded(odd)[0])
+    back = exact.added(odd, zeros[:2], pa.array([float("inf"), float("nan")]), -ones[:2])
+    assert exact.rounded(back) == floats[:1]
+
+
+@pytest.mark.parametrize(
+    ("sql", "place", "reason"),
+    [
+        ("SELECT id FROM orders\nORDER BY id", "2:1", "ORDER BY"),
+        ("SELECT id FROM orders LIMIT 3", "1:23", "LIMIT"),
+        ("SELECT id, row_number() OVER (ORDER BY id) AS n FROM orders", "1:12", "window functions"),
+        ("SELECT o.id FROM orders o\nFULL JOIN customers c ON o.id = c.id", "2:1", "full outer"),
+        ("SELECT o.id FROM orders o JOIN customers c ON o.id < c.id", "1:47", "equality"),
+        ("SELECT o.id FROM orders o, customers c", "1:28", "equality"),
+        ("SELECT id FROM orders WHERE id IN (SELECT id FROM customers)", "1:43", "subqueries"),
+        ("SELECT id, now() AS t FROM orders", "1:12", "another answer"),
+        ("SELECT id, rand() AS t FROM orders", "1:12", "another answer"),
+        ("SELECT idd FROM orders", "1:8", "no column idd"),
+        ("SELECT x.id FROM orders", "1:8", "no table x"),
+        ("SELECT id FROM nowhere", "1:16", "no table nowhere"),
+        ("SELECT id, count(*) AS n FROM orders", "1:8", "neither grouped by"),
+        ("SELECT count(*) FROM orders", "1:8", "no name"),
+        ("SELECT stddev(id) AS s FROM orders", "1:8", "stddev"),
+        ("SELECT id id2 x FROM orders", "1:15", "Unexpected"),
+        ("SELECT 'a FROM orders", "1:8", "not closed"),
+    ],
+)
+def test_what_cannot_be_maintained(sql: str, place: str, reason: str) -> None:
+    with pytest.raises(ViewError) as refused:
+        plan(sql, TABLES)
+    told = str(refused.value)
+    assert told.startswith(f"{place}: ")
+    assert reason in told
+    line, mark = told.splitlines()[-2:]
+    assert line.strip() in sql
+    assert mark.index("^") == int(place.split(":")[1]) + 1
