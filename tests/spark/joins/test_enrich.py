@@ -15,10 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 
+from penstock.spark.flows.declare import flow, stream, topic
 from penstock.spark.flows.errors import DeclarationError
 from penstock.spark.joins.enrich import enrich
 from penstock.spark.joins.enriching import AsOf, Latest, Shape
 from penstock.spark.state import Batch, Shard, State, entered
+from penstock.testing import Broker
+from penstock.testing.flows import FlowTester
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -147,7 +150,7 @@ EVENTS = st.lists(st.tuples(st.none() | st.integers(0, 4), st.integers(0, 60)), 
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.data(), EVENTS, CHANGES)
 def test_as_of_is_the_same_however_the_log_is_cut(
     data: st.DataObject, events: list[Event], changes: list[Change]
@@ -162,7 +165,7 @@ def test_as_of_is_the_same_however_the_log_is_cut(
     assert all(each is None or not len(each) for each in waiting)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(EVENTS, CHANGES)
 def test_as_of_is_what_duckdb_says(events: list[Event], changes: list[Change]) -> None:
     # Of changes at the same time DuckDB would take any.
@@ -177,7 +180,7 @@ def test_as_of_is_what_duckdb_says(events: list[Event], changes: list[Change]) -
     assert told == dict(rows)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.data(), EVENTS, CHANGES)
 def test_latest_is_the_table_after_the_micro_batch(
     data: st.DataObject, events: list[Event], changes: list[Change]
@@ -267,6 +270,45 @@ def test_through_spark(penstock_spark: SparkSession, tmp_path: Path) -> None:
     latest = enrich(events, early, **asked)
     told = names(latest)
     assert (told["e0"], told["e5"]) == ("anna", None)
+
+
+def test_in_a_flow(spark: SparkSession, tmp_path: Path) -> None:
+    @flow(
+        inputs=[
+            stream("sales", json="country string, amount bigint, at timestamp", time="at"),
+            stream("rates", debezium="code string, rate bigint", time="_timestamp"),
+        ],
+        output=topic("taxed"),
+    )
+    def taxed(sales: DataFrame, rates: DataFrame) -> DataFrame:
+        return enrich(sales, rates, on={"country": "code"}, columns=["rate"], version="as_of")
+
+    def sell(amount: int) -> None:
+        row = {"country": "DE", "amount": amount, "at": tester.now.isoformat()}
+        tester.feed("sales", [row])
+
+    with Broker() as broker:
+        tester = FlowTester(spark, broker, tmp_path / "data")
+        tester.use(taxed)
+        tester.feed_table("rates", [{"code": "DE", "rate": 19}], key="code")
+        tester.advance(10)
+        sell(1)
+        tester.run()
+        # Another rate might still come for this moment.
+        assert tester.rows("taxed") == []
+        tester.advance(10)
+        tester.feed_table("rates", [{"code": "DE", "rate": 16}], key="code")
+        tester.advance(10)
+        sell(2)
+        tester.advance(10)
+        tester.feed_table("rates", [{"code": "DE", "rate": 16}], key="code", deleted=True)
+        sell(3)
+        tester.advance(10)
+        tester.feed_table("rates", [{"code": "FR", "rate": 20}], key="code")
+        sell(4)
+        tester.run()
+        told = {each["amount"]: each["rate"] for each in tester.rows("taxed")}
+        assert told == {1: 19, 2: 16, 3: None}
 
 
 def test_a_wrong_declaration_points_at_the_place(penstock_spark: SparkSession) -> None:

@@ -157,6 +157,95 @@ def _holds(
     return above and below
 
 
+@helper
+def _gather(
+    document: int,
+    words: Any,
+    bounds: Any,
+    numbers: Any,
+    seen: Any,
+    tried: Any,
+    filed: Any,
+    filed_at: Any,
+    edges: Any,
+    edges_at: Any,
+    buckets: Any,
+    bucketed: Any,
+    always: Any,
+    candidates: Any,
+) -> Any:
+    """The queries that a document may match, and how many; its words are stamped on the way."""
+    count = 0
+    for field in range(bounds.shape[0]):
+        for at in range(bounds[field, document], bounds[field, document + 1]):
+            word = words[at]
+            if word < 0 or seen[word] == document:
+                continue
+            seen[word] = document
+            for each in range(filed_at[word], filed_at[word + 1]):
+                query = filed[each]
+                if tried[query] != document:
+                    tried[query] = document
+                    candidates[count] = query
+                    count += 1
+    for field in range(numbers.shape[0]):
+        low, high = edges_at[field], edges_at[field + 1]
+        value = numbers[field, document]
+        if low == high or np.isnan(value):
+            continue
+        bucket = low + np.searchsorted(edges[low:high], value, side="right") + field
+        for each in range(buckets[bucket], buckets[bucket + 1]):
+            query = bucketed[each]
+            if tried[query] != document:
+                tried[query] = document
+                candidates[count] = query
+                count += 1
+    for each in range(len(always)):
+        if tried[always[each]] != document:
+            tried[always[each]] = document
+            candidates[count] = always[each]
+            count += 1
+    return count
+
+
+@helper
+def _runs(
+    query: int,
+    document: int,
+    programs: Any,
+    program_at: Any,
+    stack: Any,
+    counts: Any,
+    seen: Any,
+    words: Any,
+    bounds: Any,
+    phrases: Any,
+    phrase_words: Any,
+    ranges: Any,
+    limits: Any,
+    numbers: Any,
+) -> Any:
+    """Whether a document matches a query."""
+    depth = 0
+    for at in range(program_at[query], program_at[query + 1]):
+        code = programs[at]
+        if code >= 0:
+            stack[depth] = _holds(
+                code, document, counts, seen, words, bounds, phrases, phrase_words, ranges,
+                limits, numbers,
+            )  # fmt: skip
+            depth += 1
+        elif code == -3:
+            stack[depth - 1] = not stack[depth - 1]
+        elif code == -1:
+            depth -= 1
+            stack[depth - 1] = stack[depth - 1] and stack[depth]
+        else:
+            depth -= 1
+            stack[depth - 1] = stack[depth - 1] or stack[depth]
+    return stack[0]
+
+
 _I, _II, _FF = "int64[:]", "int64[:,:]", "float64[:,:]"
 
 
@@ -201,57 +290,17 @@ def ask(
     found, leaves = np.int64(0), np.int64(0)
     documents = bounds.shape[1] - 1
     for document in range(first, documents):
-        count = 0
-        for field in range(bounds.shape[0]):
-            for at in range(bounds[field, document], bounds[field, document + 1]):
-                word = words[at]
-                if word < 0 or seen[word] == document:
-                    continue
-                seen[word] = document
-                for each in range(filed_at[word], filed_at[word + 1]):
-                    query = filed[each]
-                    if tried[query] != document:
-                        tried[query] = document
-                        candidates[count] = query
-                        count += 1
-        for field in range(numbers.shape[0]):
-            low, high = edges_at[field], edges_at[field + 1]
-            value = numbers[field, document]
-            if low == high or np.isnan(value):
-                continue
-            bucket = low + np.searchsorted(edges[low:high], value, side="right") + field
-            for each in range(buckets[bucket], buckets[bucket + 1]):
-                query = bucketed[each]
-                if tried[query] != document:
-                    tried[query] = document
-                    candidates[count] = query
-                    count += 1
-        for each in range(len(always)):
-            if tried[always[each]] != document:
-                tried[always[each]] = document
-                candidates[count] = always[each]
-                count += 1
+        count = _gather(
+            document, words, bounds, numbers, seen, tried, filed, filed_at, edges, edges_at,
+            buckets, bucketed, always, candidates,
+        )  # fmt: skip
         before, leaves_before = found, leaves
         for each in range(count):
             query = candidates[each]
-            depth = 0
-            for at in range(program_at[query], program_at[query + 1]):
-                code = programs[at]
-                if code >= 0:
-                    stack[depth] = _holds(
-                        code, document, counts, seen, words, bounds, phrases, phrase_words, ranges,
-                        limits, numbers,
-                    )  # fmt: skip
-                    depth += 1
-                elif code == -3:
-                    stack[depth - 1] = not stack[depth - 1]
-                elif code == -1:
-                    depth -= 1
-                    stack[depth - 1] = stack[depth - 1] and stack[depth]
-                else:
-                    depth -= 1
-                    stack[depth - 1] = stack[depth - 1] or stack[depth]
-            if not stack[0]:
+            if not _runs(
+                query, document, programs, program_at, stack, counts, seen, words, bounds, phrases,
+                phrase_words, ranges, limits, numbers,
+            ):  # fmt: skip
                 continue
             room = shown_at[query + 1] - shown_at[query]
             if found == len(out_documents) or leaves + room > len(out_leaves):
