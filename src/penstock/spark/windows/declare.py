@@ -34,6 +34,7 @@ from penstock.spark.windows.merging import (
 )
 from penstock.spark.windows.multisets import Multiset
 from penstock.spark.windows.shapes import Hops, Sessions, Shape
+from penstock.spark.windows.sketches import Sketch
 from penstock.spark.windows.spans import Span, microseconds
 
 if TYPE_CHECKING:
@@ -299,13 +300,19 @@ def _partials(
     for number, (_, each) in enumerate(operator.values):
         partials = each.partials(F.col(f"_{number}"), order)
         wanted += [column.alias(prefix(number) + end) for end, column in partials.items()]
-    keys = [*by, PANE, *([SET, *(f"_set_{at}" for at in range(1, len(sets) + 1))] if sets else [])]
-    if sets:
-        flat = _turned(flat, len(values), len(sets))
-        wanted.append(F.count(F.lit(1)).alias("_count"))
-    found = flat.groupBy(*(F.col(f"`{each}`") for each in keys)).agg(*wanted)
+    base = [F.col(f"`{each}`") for each in (*by, PANE)]
+    counted = [F.col(SET), *(F.col(f"_set_{at}") for at in range(1, len(sets) + 1))]
+    count = F.count(F.lit(1)).alias("_count")
     text = {KEY: key_text(rows, by)}
-    return found.withColumns(text if sets else {**text, SET: F.lit(0)})
+    if not sets:
+        return flat.groupBy(*base).agg(*wanted).withColumns({**text, SET: F.lit(0)})
+    turned = _turned(flat, len(values), len(sets))
+    if not any(isinstance(each, Sketch) for _, each in operator.values):
+        return turned.groupBy(*base, *counted).agg(*wanted, count).withColumns(text)
+    # A sketch for each value that is counted would be far too much: two ways over the rows.
+    main = flat.groupBy(*base).agg(*wanted).withColumn(SET, F.lit(0))
+    of_sets = turned.where(F.col(SET) > 0).groupBy(*base, *counted).agg(count)
+    return main.unionByName(of_sets, allowMissingColumns=True).withColumns(text)
 
 
 def _turned(flat: DataFrame, values: int, sets: int) -> DataFrame:

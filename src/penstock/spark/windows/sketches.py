@@ -31,7 +31,7 @@ _MOST_BLOOM_BITS: Final = 1 << 27
 
 
 @dataclass(frozen=True)
-class _Sketch(Aggregate):
+class Sketch(Aggregate):
     """Bytes that are merged by a function of ours."""
 
     @property
@@ -57,7 +57,7 @@ class _Sketch(Aggregate):
 
 
 @dataclass(frozen=True)
-class ApproxDistinct(_Sketch):
+class ApproxDistinct(Sketch):
     """How many different values, by HyperLogLog with 2^precision registers."""
 
     precision: int = 12
@@ -99,7 +99,7 @@ class ApproxDistinct(_Sketch):
 
 
 @dataclass(frozen=True)
-class CountMin(_Sketch):
+class CountMin(Sketch):
     """How often values occur, never too low: a sketch, or estimates of the values in `of`."""
 
     of: tuple[str | int, ...] = ()
@@ -224,7 +224,7 @@ def _murmur3(data: bytes, seed: int) -> int:
 
 
 @dataclass(frozen=True)
-class Bloom(_Sketch):
+class Bloom(Sketch):
     """Which values have occurred: a filter to ask with `may_contain`; never a false no."""
 
     items: int = 10_000

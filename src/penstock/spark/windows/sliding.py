@@ -198,7 +198,7 @@ def _sums(each: Sum, values: pa.Array, count: Ints, low: Ints, high: Ints) -> pa
         total = _wild_between(wild, low, high)
         return pa.array(exact.finished(sums, total, count if average else None), mask=none)
     # Numbers without end of Python: exact, whatever comes together.
-    zero = values.fill_null(pa.scalar(0, pa.int64()).cast(values.type)).to_pylist()
+    zero = [0 if value is None else value for value in values.to_pylist()]
     totals = _between(np.array([*zero, 0], dtype=object)[:-1], low, high).tolist()
     pairs = list(zip(totals, count.tolist(), strict=True))
     if pa.types.is_integer(each.type):

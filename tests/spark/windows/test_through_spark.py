@@ -1,0 +1,211 @@
+"""Windows through Spark: micro-batches and batch give the same, and what Spark itself says."""
+
+from __future__ import annotations
+
+import math
+import random
+import sys
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from penstock.spark import windows as w
+from penstock.spark.flows.errors import DeclarationError
+from penstock.spark.state import Batch, entered
+from penstock.spark.windows.spans import microseconds
+
+# Workers cannot import a module of the tests.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
+
+SECOND = 1_000_000
+SCHEMA = (
+    "shop string, seconds bigint, amount double, price decimal(10,2), user string, "
+    "_topic string, _partition int, _offset bigint"
+)
+ROWS = 1_500
+END = 10**6
+BLOOM = w.bloom("user", items=200)
+VALUES = {
+    "n": w.count(),
+    "total": w.sum("amount"),
+    "mean": w.avg("amount"),
+    "paid": w.sum("price"),
+    "each": w.avg("price"),
+    "cheap": w.min("price"),
+    "dear": w.max("amount"),
+    "first": w.first("user"),
+    "last": w.last("user"),
+    "users": w.distinct("user"),
+    "often": w.top_k("user", 3),
+    "median": w.quantile("amount", 0.5),
+    "about": w.approx_quantile("amount", 0.5, accuracy=0.02),
+    "some": w.approx_distinct("user"),
+    "seen": w.count_min("user", of=["u1", "u2"], relative_error=0.01),
+    "known": BLOOM,
+}
+
+
+@pytest.fixture(scope="module")
+def orders(penstock_spark: SparkSession) -> DataFrame:
+    luck = random.Random(5)
+    rows = [
+        (
+            luck.choice(["north", "north", "south", None]),
+            at // 10 + luck.randrange(20),
+            luck.uniform(-1e6, 1e6),
+            Decimal(luck.randrange(10_000)) / 100,
+            f"u{luck.randrange(60)}",
+            "orders",
+            0,
+            at,
+        )
+        for at in range(ROWS)
+    ]
+    frame = penstock_spark.createDataFrame(rows, SCHEMA)
+    return frame.withColumn("_time", F.timestamp_seconds("seconds")).coalesce(2).cache()
+
+
+def in_batches(
+    orders: DataFrame, folder: Path, edges: list[int], made: Callable[[DataFrame], DataFrame]
+) -> list[Row]:
+    """What comes out if the rows come in micro-batches, and then time goes on."""
+    found: list[Row] = []
+    for number, edge in enumerate([*edges, END]):
+        low = 0 if number == 0 else edges[number - 1]
+        part = orders.where((F.col("_offset") >= low) & (F.col("_offset") < edge))
+        # No event is more than 20 seconds behind one before it.
+        mark = (edge // 10 - 30) * SECOND
+        with entered(Batch(folder=str(folder), batch_id=number, watermark_us=mark)):
+            found += made(part).collect()
+    return found
+
+
+def plain(row: Row) -> tuple[Any, ...]:
+    return tuple(bytes(each) if isinstance(each, bytearray) else each for each in row)
+
+
+def key(row: Row) -> tuple[str, Any]:
+    return (row.shop or "", row.window_start)
+
+
+@pytest.mark.timeout(300)
+def test_the_same_in_micro_batches_and_in_batch(
+    orders: DataFrame, penstock_spark: SparkSession, tmp_path: Path
+) -> None:
+    def made(rows: DataFrame) -> DataFrame:
+        # Of an expression, too.
+        sizes = w.count_min(F.length("user"), relative_error=0.01)
+        return w.tumbling(rows, "1 minute", by=["shop"], values={**VALUES, "sketch": sizes})
+
+    whole = sorted(made(orders).collect(), key=key)
+    parts = sorted(in_batches(orders, tmp_path, [700], made), key=key)
+    assert list(map(plain, parts)) == list(map(plain, whole))
+    said = (
+        orders.groupBy("shop", F.window("_time", "1 minute").start.alias("window_start"))
+        .agg(
+            F.count("*").alias("n"),
+            F.sum("price").alias("paid"),
+            F.avg("price").alias("each"),
+            F.min("price").alias("cheap"),
+            F.max("amount").alias("dear"),
+            F.min_by("user", F.struct("_time", "_offset")).alias("first"),
+            F.max_by("user", F.struct("_time", "_offset")).alias("last"),
+            F.countDistinct("user").alias("users"),
+            F.percentile("amount", 0.5).alias("median"),
+            F.sum("amount").alias("total"),
+            F.collect_list("user").alias("all"),
+            F.collect_list("amount").alias("amounts"),
+        )
+        .collect()
+    )
+    assert len(said) == len(whole)
+    jvm: Any = penstock_spark._jvm
+    for mine, theirs in zip(whole, sorted(said, key=key), strict=True):
+        for name in ("shop", "window_start", "n", "paid", "each", "cheap", "dear", "first",
+                     "last", "users"):  # fmt: skip
+            assert mine[name] == theirs[name], name
+        assert mine.total == pytest.approx(theirs.total)
+        assert mine.median == pytest.approx(theirs.median)
+        # As far off as it says of the value at the rank, and no further.
+        at_rank = sorted(theirs.amounts)[math.ceil(0.5 * theirs.n) - 1]
+        assert mine.about == pytest.approx(at_rank, rel=0.02 + 1e-9)
+        assert mine.some == pytest.approx(theirs.users, abs=3)
+        counts = {each: theirs["all"].count(each) for each in set(theirs["all"])}
+        best = sorted(counts.items(), key=lambda each: (-each[1], each[0]))[:3]
+        assert [(each.value, each["count"]) for each in mine.often] == best
+        assert mine.seen["u1"] >= counts.get("u1", 0)
+        # Spark reads what we have merged, and estimates the same.
+        sketch = jvm.org.apache.spark.util.sketch.CountMinSketch.readFrom(bytes(mine.sketch))
+        for size in (2, 3):
+            assert sketch.estimateCount(size) == w.frequency(bytes(mine.sketch), size)
+    asked = made(orders).select(
+        BLOOM.may_contain(F.col("known"), F.lit("u1")).alias("yes"),
+        F.exists("often", lambda each: each.value == "u1").alias("there"),
+        BLOOM.may_contain(F.col("known"), F.lit("nobody")).alias("no"),
+    )
+    answers = asked.collect()
+    assert all(each.yes for each in answers if each.there)
+    assert sum(each.no for each in answers) <= len(answers) // 4
+
+
+def test_sessions_and_sliding_through_spark(orders: DataFrame, tmp_path: Path) -> None:
+    sparse = orders.where("_offset % 97 = 0")
+
+    def sessions(rows: DataFrame) -> DataFrame:
+        return w.session(rows, "12 seconds", by=["shop"], values={"n": w.count()})
+
+    whole = {tuple(each) for each in sessions(sparse).collect()}
+    assert {tuple(each) for each in in_batches(sparse, tmp_path / "s", [900], sessions)} == whole
+    said = sparse.groupBy("shop", F.session_window("_time", "12 seconds").alias("s")).count()
+    assert whole == {(r.shop, r.s.start, r.s.end, r["count"], True) for r in said.collect()}
+
+    def recent(rows: DataFrame) -> DataFrame:
+        values = {"n": w.count(), "users": w.distinct("user"), "paid": w.sum("price")}
+        return w.sliding(rows, "1 minute", by=["shop"], values=values)
+
+    slid = {(r._offset, r.n, r.users, r.paid) for r in recent(sparse).collect()}
+    assert len(slid) == sparse.count()
+
+
+def test_comparison_and_rolling_average(orders: DataFrame, tmp_path: Path) -> None:
+    def made(rows: DataFrame) -> DataFrame:
+        counts = w.tumbling(rows, "10 seconds", by=["shop"], values={"n": w.count()})
+        before = w.compare(counts, by=["shop"], values=["n"], offset="20 seconds")
+        return w.rate(
+            w.rolling(before, by=["shop"], values=["n"], over=3, every="10 seconds"), ["n"]
+        )
+
+    whole = sorted(made(orders).collect(), key=key)
+    assert sorted(in_batches(orders, tmp_path, [1_000], made), key=key) == whole
+    known = {(r.shop, r.window_start.timestamp()): r.n for r in whole}
+    for row in whole:
+        start = row.window_start.timestamp()
+        before = known.get((row.shop, start - 20))
+        assert row.n_before == before
+        assert row.n_change == (None if before is None else row.n - before)
+        last = [known.get((row.shop, start - at)) for at in (0, 10, 20)]
+        some = [each for each in last if each is not None]
+        assert row.n_rolling == pytest.approx(sum(some) / len(some))
+        assert row.n_per_second == row.n / 10
+
+
+def test_what_cannot_work_is_said_where_it_is_declared(orders: DataFrame) -> None:
+    n = {"n": w.count()}
+    with pytest.raises(DeclarationError, match=r"test_through_spark.py:\d+: .*grow without end"):
+        w.tumbling(orders.drop("_time"), "1 minute", values=n)
+    with pytest.raises(DeclarationError, match="not a length of time, from 'soon'"):
+        w.tumbling(orders, "1 minute soon", values=n)
+    with pytest.raises(DeclarationError, match="'n' cannot be had of 'user'"):
+        w.tumbling(orders, "1 minute", values={"n": w.sum("user")})
+    with pytest.raises(DeclarationError, match="for each event"):
+        w.sliding(orders, "1 minute", values={"top": w.top_k("user")})
+    with pytest.raises(DeclarationError, match="'shop'"):
+        w.deduplicated(orders, key="shop", within="1 minute")
+    assert microseconds("1 hour 30 min", "x") == 90 * 60 * SECOND
+    assert w.approx_distinct("user").error.startswith("standard error 1.6")
