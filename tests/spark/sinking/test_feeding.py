@@ -23,6 +23,8 @@ from penstock.testing import Broker
 from tests.spark.sinking.changelog import Changelog, Row, records, table
 from tests.waiting import eventually
 
+# Several starts of queries each, on a machine that may be busy.
+pytestmark = pytest.mark.timeout(300)
 QUICK = Policy(first_pause_s=0.1, longest_pause_s=0.2, max_tries=3)
 
 

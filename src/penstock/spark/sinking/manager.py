@@ -204,7 +204,19 @@ class SinkManager:
         failure = unit.feeding.explain(error) if unit.feeding is not None else Failure(str(error))
         if unit.feeding is not None:
             unit.feeding.close()
+        if unit.switching:
+            # What was built stays beside; the old store is kept in step as before.
+            unit.switching = False
+            unit.life.failure, unit.life.state = failure, "failed"
+            self._go_on(self._live[unit.spec.name])
+            return
         self._do(unit, unit.life.failed(failure, time.monotonic()))
+
+    def _go_on(self, live: _Unit) -> None:
+        """Feed a sink again that was stopped for a rebuild."""
+        if not self._stopping and not self._folder.sink(live.spec.name).paused:
+            self._do(live, live.life.restart())
+            self._note(live)
 
     def _watch(self, unit: _Unit, feeding: Feeding) -> None:
         try:
@@ -288,10 +300,7 @@ class SinkManager:
         del self._rebuilds[name]
         self._remember(live, rebuilding=False)
         log.info("sink %s was rebuilt", name)
-        if self._stopping:
-            return
-        self._do(live, live.life.restart())
-        self._note(live)
+        self._go_on(live)
 
     # ---- lag -----------------------------------------------------------------------------
 
