@@ -25,10 +25,8 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import functions as F  # noqa: N812
 
-from penstock.spark import views
+from penstock.spark import enrich, views, within
 from penstock.spark import windows as w
-from penstock.spark.joins.enrich import enrich
-from penstock.spark.joins.within import within
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

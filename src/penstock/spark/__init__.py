@@ -24,9 +24,9 @@ from penstock.spark.session import session
 from penstock.spark.source.lag import Lag, lag
 
 if TYPE_CHECKING:
-    from penstock.spark import asking, standing
+    from penstock.spark import asking, joins, standing, views, windows
     from penstock.spark import patterns as pattern
-    from penstock.spark.joins.enrich import enrich
+    from penstock.spark.joins import enrich, within
     from penstock.spark.patterns import match_recognize
     from penstock.spark.sink import write, write_stream
     from penstock.spark.sinking.output import store
@@ -38,6 +38,7 @@ __all__ = [
     "corrected",
     "enrich",
     "flow",
+    "joins",
     "lag",
     "marked",
     "match_recognize",
@@ -60,19 +61,19 @@ __all__ = [
 # What is loaded when it is used: tasks that read need none of it.
 _LAZY: Final = {
     "corrected": "penstock.spark.state",
-    "enrich": "penstock.spark.joins.enrich",
+    "enrich": "penstock.spark.joins",
     "marked": "penstock.spark.state",
     "match_recognize": "penstock.spark.patterns",
     "pattern": "penstock.spark.patterns",
     "store": "penstock.spark.sinking.output",
-    "within": "penstock.spark.joins.within",
+    "within": "penstock.spark.joins",
     "write": "penstock.spark.sink",
     "write_stream": "penstock.spark.sink",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name in {"asking", "standing", "views", "windows"}:
+    if name in {"asking", "joins", "standing", "views", "windows"}:
         return import_module(f"penstock.spark.{name}")
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

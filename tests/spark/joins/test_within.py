@@ -13,8 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 
+import penstock.spark
+from penstock.spark import enrich, joins
 from penstock.spark.flows.errors import DeclarationError
-from penstock.spark.joins.within import AT, How, Within, within
+from penstock.spark.joins.streams import AT, How, Within, within
 from penstock.spark.state import Batch, Shard, State, entered
 from tests.spark.windows.cutting import SECOND, Row, in_time, rows, run
 
@@ -130,3 +132,8 @@ def test_what_cannot_be_kept_is_refused(penstock_spark: SparkSession) -> None:
         within(rows, rows, on=["user"], bound=("0 s", "soon"))
     with pytest.raises(DeclarationError, match="'nobody', which is no column"):
         within(rows, rows, on=["nobody"], bound=("0 s", "1 s"))
+
+
+def test_both_joins_by_their_names() -> None:
+    assert joins.within is within is penstock.spark.within
+    assert joins.enrich is enrich

@@ -1,6 +1,6 @@
 """Two streams joined within a time of each other: searches and clicks, orders and payments.
 
-    from penstock.spark.joins.within import within
+    from penstock.spark import within
 
     within(searches, clicks, on=["user"], bound=("0 s", "10 minutes"), how="left")
 
