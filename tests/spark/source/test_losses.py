@@ -15,8 +15,9 @@ from penstock.spark.source import reading
 from penstock.spark.source.errors import DataLossError
 from penstock.spark.source.options import parse
 from penstock.spark.source.planning import Range
-from penstock.spark.source.reading import Manner, Task, read
+from penstock.spark.source.reading import Manner, read
 from penstock.spark.source.stream import StreamReader
+from penstock.spark.source.task import Task
 from penstock.testing import Broker
 from tests.spark.feeding import create, delete, delete_records, feed
 

@@ -21,7 +21,6 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql.datasource import InputPartition
 
 from penstock.client.connection import Cluster
 from penstock.client.errors import ClientError, OffsetGoneError, RefusedError
@@ -43,6 +42,7 @@ from penstock.spark.source.errors import (
 from penstock.spark.source.options import Access, Place
 from penstock.spark.source.planning import Range
 from penstock.spark.source.positions import connect, isolation_of
+from penstock.spark.source.task import Task
 
 log: Final = logging.getLogger("penstock.spark.source")
 
@@ -55,14 +55,6 @@ _PAUSE_S: Final = 0.1
 _BATCH_BYTES: Final = 64 << 20
 # Tiny records: the name of their topic, which each row repeats, must fit a column, too.
 _BATCH_ROWS: Final = 1 << 20
-
-
-class Task(InputPartition):
-    """What one task reads, and how."""
-
-    def __init__(self, ranges: tuple[Range, ...]) -> None:
-        super().__init__(ranges)
-        self.ranges = ranges
 
 
 @dataclass(frozen=True, slots=True)

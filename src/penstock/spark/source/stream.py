@@ -42,6 +42,7 @@ from penstock.spark.source.errors import (
 from penstock.spark.source.options import Options, Place, Positions
 from penstock.spark.source.planning import Range, limited, tasks
 from penstock.spark.source.positions import Log, from_json, show, to_json
+from penstock.spark.source.task import Task
 
 log: Final = logging.getLogger("penstock.spark.source")
 
@@ -250,8 +251,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._planned[2]
 
     def _plan(self, start: Positions, end: Positions) -> list[InputPartition]:
-        from penstock.spark.source.reading import Task
-
         added = end.keys() - start.keys()
         begins = start | self._firsts(added)
         behind = frozenset(place for place in end if end[place] < begins[place])

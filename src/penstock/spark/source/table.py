@@ -12,6 +12,7 @@ from penstock.spark.source.errors import KEEP_LONGER, DataLossError, OptionError
 from penstock.spark.source.options import Options
 from penstock.spark.source.planning import Range, tasks
 from penstock.spark.source.positions import Log
+from penstock.spark.source.task import Task
 
 
 class TableReader(DataSourceReader):
@@ -22,8 +23,6 @@ class TableReader(DataSourceReader):
         self._schema = schema
 
     def partitions(self) -> list[InputPartition]:
-        from penstock.spark.source.reading import Task
-
         with told():
             log = Log(self._options)
             try:
@@ -68,7 +67,7 @@ def read_task(options: Options, partition: InputPartition, schema: StructType) -
     """The records of a task as Arrow columns."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    from penstock.spark.source.reading import Manner, Task, read
+    from penstock.spark.source.reading import Manner, read
     from penstock.spark.source.workers import settle
 
     settle()
