@@ -67,7 +67,7 @@ format: $(SETUP_STAMP) ## Format the code and mend what can be mended without th
 	@$(BIN)/ruff format .
 
 .PHONY: bench
-bench: bench-broker bench-consumers bench-spark bench-capture ## Run every benchmark
+bench: bench-broker bench-consumers bench-spark bench-capture bench-processing ## Run every benchmark
 
 .PHONY: bench-broker
 bench-broker: setup kafka-jars ## Compare the broker with Kafka, NATS, RabbitMQ and Redis
@@ -86,6 +86,10 @@ bench-spark: setup spark-jars ## Compare source, sink and latency with Spark's o
 .PHONY: bench-capture
 bench-capture: setup debezium-jars ## Compare capture with Debezium's embedded engine
 	@$(BIN)/python -m benchmarks.capture $(ARGS)
+
+.PHONY: bench-processing
+bench-processing: setup spark-jars ## Compare windows, joins, views and patterns with plain Spark
+	@$(BIN)/python -m benchmarks.processing $(ARGS)
 
 .PHONY: soak
 soak: setup ## Run the tests that take long: crashes by the hundred, frames by the million

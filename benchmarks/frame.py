@@ -44,7 +44,9 @@ Render = Callable[[dict[str, Any]], str]
 def run(name: str, description: str, parts: Mapping[str, Part], render: Render) -> int:
     """The program: `python -m benchmarks.NAME [--only PART] [--rounds N] [--quick]`."""
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=description)
-    parser.add_argument("--only", action="append", choices=list(parts), help="may be repeated")
+    parser.add_argument(
+        "--only", "--case", action="append", choices=list(parts), help="may be repeated"
+    )
     parser.add_argument(
         "--rounds", type=int, default=3, help="of each measurement; the best counts"
     )

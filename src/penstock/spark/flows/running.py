@@ -352,7 +352,8 @@ class Running:
     @property
     def shares(self) -> bool:
         """Whether several read the same rows, or somebody of whom we do not know how often."""
-        return len(self.flow.outputs) > 1 or not self.flow.topics
+        outputs = self.flow.outputs.values()
+        return len(outputs) > 1 or not all(map(_reads_once, outputs))
 
     def frames(self, seen: Sequence[DataFrame]) -> list[DataFrame]:
         """What the function is given: streams, and tables as they are now, in their order."""
@@ -378,7 +379,7 @@ class Running:
         assert self._writer is not None
         if not others:
             return self._writer.write(rows, batch_id, with_letters=with_letters)
-        kept = rows.persist()
+        kept = rows.persist() if self.shares or with_letters else rows
         try:
             counts = Counts()
             if "topic" in rows.columns:
@@ -391,7 +392,8 @@ class Running:
                 counts = counts.plus(output.write(part, batch))
             return counts
         finally:
-            kept.unpersist()
+            if kept is not rows:
+                kept.unpersist()
 
     def write_letters(self, letters: DataFrame, batch_id: int) -> int:
         """Write what goes aside, in a transaction of its own; how many there were."""
@@ -481,3 +483,8 @@ class Running:
 
 def _column(number: int) -> str:
     return f"_penstock_output_{number}"
+
+
+def _reads_once(output: Topic | Output) -> bool:
+    """Whether an output computes its rows exactly once; others may say so by `reads_once`."""
+    return isinstance(output, Topic) or bool(getattr(output, "reads_once", False))
