@@ -202,7 +202,7 @@ def _binary(op: int, stack: Any, there: Any, top: int) -> None:
     elif op == 20:
         if not has_a:
             stack[top], there[top] = b, has_b
-    elif op in {21, 22}:
+    elif op == 21 or op == 22:  # noqa: PLR1714 (a set is compiled for a second)
         if not has_a or (has_b and (b < a if op == 21 else b > a)):
             stack[top], there[top] = b, has_b
     else:
@@ -213,7 +213,7 @@ def _binary(op: int, stack: Any, there: Any, top: int) -> None:
             stack[top] = a - b
         elif op == 6:
             stack[top] = a * b
-        elif op in {7, 8}:
+        elif op == 7 or op == 8:  # noqa: PLR1714
             if b == 0.0:
                 there[top] = False
             else:
@@ -259,7 +259,9 @@ def _grown(array: Any, needed: int) -> Any:
     if needed <= len(array):
         return array
     bigger = np.empty(max(needed, 2 * len(array)), array.dtype)
-    bigger[: len(array)] = array
+    # Row by row: for what slices of other shapes would say numba compiles texts, for seconds.
+    for at in range(len(array)):
+        bigger[at] = array[at]
     return bigger
 
 
@@ -268,7 +270,9 @@ def _grown_todo(todo: Any, needed: int) -> Any:
     if needed <= len(todo):
         return todo
     bigger = np.empty((2 * len(todo), 3), np.int64)
-    bigger[: len(todo)] = todo
+    for at in range(len(todo)):
+        for part in range(3):
+            bigger[at, part] = todo[at, part]
     return bigger
 
 
@@ -405,9 +409,9 @@ def find(
             following = begin + 1
             if result == MATCHED and depth > 0:
                 out_row, out_var = _grown(out_row, taken + depth), _grown(out_var, taken + depth)
-                out_row[taken : taken + depth] = path_row[:depth]
-                out_var[taken : taken + depth] = path_var[:depth]
-                taken += depth
+                for at in range(depth):
+                    out_row[taken], out_var[taken] = path_row[at], path_var[at]
+                    taken += 1
                 out_group, out_end = _grown(out_group, matches + 1), _grown(out_end, matches + 1)
                 out_group[matches], out_end[matches] = group, taken
                 matches += 1
