@@ -19,6 +19,8 @@ from penstock.errors import PenstockError
 # The commands in the order of --help, each in the module of its name: one with commands below it
 # has an `app` there, another is a function.
 COMMANDS: Final = (
+    "demo",
+    "init",
     "up",
     "topics",
     "produce",
@@ -30,6 +32,7 @@ COMMANDS: Final = (
     "run",
     "flows",
     "sinks",
+    "verify",
     "view",
     "capture",
     "doctor",
