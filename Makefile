@@ -44,8 +44,9 @@ $(SETUP_STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 .PHONY: run
-run: $(SETUP_STAMP) ## Start the broker (options: make run ARGS='--data DIR --listen HOST:PORT')
-	@exec $(BIN)/penstock up $(ARGS)
+run: $(SETUP_STAMP) ## Run the sample shop, live (options: make run ARGS='--seconds 60')
+	@scripts/system-packages.sh java
+	@exec $(BIN)/penstock demo $(ARGS)
 
 .PHONY: test
 test: setup kafka-jars opensearch-jars databases ## Run the tests (some of them: make test ARGS='tests/log -k recovery')

@@ -2,6 +2,7 @@
 # Installs the system packages that are missing, and only those.
 #
 #   system-packages.sh python   what running Penstock needs: Python with venv
+#   system-packages.sh java     also what flows need: a Java runtime, 17 or newer
 #   system-packages.sh test     also what the tests need: kcat, a JDK, Maven, servers
 #
 # As root on Debian or Ubuntu it installs them; elsewhere it names them and fails.
@@ -32,6 +33,9 @@ has_postgres() {
 missing=""
 if ! "$here/find-python.sh" >/dev/null 2>&1; then
     missing="$missing python3 python3-venv"
+fi
+if [ "$want" = java ] && [ -z "${JAVA_HOME:-}" ] && ! has java; then
+    missing="$missing default-jre-headless"
 fi
 if [ "$want" = test ]; then
     has kcat || missing="$missing kcat"
