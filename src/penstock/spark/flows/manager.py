@@ -27,6 +27,7 @@ from penstock.spark.flows.declare import Collected, Flow, Topic, physical
 from penstock.spark.flows.errors import CheckpointFullError, IncompatibleError, UnknownFlowError
 from penstock.spark.flows.folder import Folder, Record
 from penstock.spark.flows.inputs import Place
+from penstock.spark.flows.outputs import make_topics
 from penstock.spark.flows.progress import Progress
 from penstock.spark.flows.running import Running
 from penstock.spark.flows.supervisor import Do, Failure, Policy, Supervised
@@ -284,6 +285,7 @@ class Manager:
         """Plan and start a query; on a thread of its own."""
         # Flows share the machine fairly; one with much to do does not hold up the others.
         self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", unit.flow.name)
+        self._make_inputs(unit.flow, running.place)
         plan = running.plan()
         with self._lock:
             record = self._record(unit.flow)
@@ -298,6 +300,14 @@ class Manager:
             if known is None:
                 self._folder.write(record.remembering(unit.generation, plan.fingerprint))
         running.start(plan)
+
+    def _make_inputs(self, flow: Flow, place: Place) -> None:
+        """What another flow here writes may be read before that one has begun."""
+        wanted = {each.topic for each in flow.inputs}
+        for other in self._known:
+            if other.name != flow.name and wanted & {each.name for each in other.topics}:
+                record = self._folder.find(other.name)
+                make_topics(place, other, record.generation if record is not None else 1)
 
     def resolve(self, topic: str) -> str:
         """The topic that stands for a name: of an output that was rebuilt, the latest one."""

@@ -1,0 +1,88 @@
+"""Views from the command line over a captured database: made, run, followed, dropped."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from tests.cli.runner import run
+from tests.cli.test_capture import running
+from tests.cli.test_run import WAIT_S, process
+from tests.waiting import eventually
+
+TABLES = """
+CREATE TABLE orders (id INTEGER PRIMARY KEY, customer_id INTEGER, amount REAL);
+CREATE TABLE customers (id INTEGER PRIMARY KEY, country TEXT);
+INSERT INTO customers VALUES (1, 'de'), (2, 'fr');
+INSERT INTO orders VALUES (1, 1, 1.5), (2, 2, 3.0), (3, 9, 4.5), (4, 1, 6.0);
+"""
+CHANGES = """
+UPDATE orders SET amount = 100 WHERE id = 1;
+DELETE FROM orders WHERE id = 2;
+INSERT INTO customers VALUES (9, 'it');
+"""
+REVENUE = """revenue AS SELECT country, count(*) AS n, sum(amount) AS revenue
+FROM orders o LEFT JOIN customers c ON o.customer_id = c.id GROUP BY country"""
+
+
+def script(path: Path, text: str) -> None:
+    with closing(sqlite3.connect(path, timeout=60)) as database:
+        database.executescript(text)
+
+
+def shown(topic: str) -> list[dict[str, Any]]:
+    """What a compacted topic comes to, by key."""
+    ran = run("consume", topic, "--json")
+    found: dict[str, Any] = {}
+    for each in ran.json_lines if ran.out else ():
+        found[each["key"]] = each["value"]
+    rows = [orjson.loads(each) for each in found.values() if each is not None]
+    return sorted(rows, key=lambda row: str(row["country"]))
+
+
+@pytest.mark.timeout(900)
+def test_views_follow_a_captured_database(
+    tmp_path: Path, at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PENSTOCK_PROJECT", raising=False)
+    script(tmp_path / "shop.db", "PRAGMA journal_mode=WAL;" + TABLES)
+    run("capture", "add", "shop", "sqlite:///shop.db").ok()
+    data = str(tmp_path / "data")
+    with running(at):
+        eventually(lambda: run("consume", "shop.orders").out.count("\n") >= 4, WAIT_S, 0.5)
+        made = run("view", "create", REVENUE, "-t", "orders=shop.orders", "-t",
+                   "customers=shop.customers").ok()  # fmt: skip
+        assert "as its records show: orders = shop.orders(id bigint, customer_id bigint" in made.err
+        # A view over a view, whose topic is not there before it runs.
+        spec = "r=revenue(country string, n bigint, revenue double) key country changelog"
+        rich = "rich AS SELECT country, revenue FROM r WHERE revenue > 5"
+        run("view", "create", rich, "-t", spec).ok()
+        with process("--views", "--data", data, "--conf", "spark.ui.enabled=false",
+                     "--conf", "spark.driver.memory=1g") as started:  # fmt: skip
+            eventually(lambda: shown("rich") == [{"country": "de", "revenue": 7.5}], WAIT_S, 0.5)
+            assert shown("revenue") == [
+                {"country": None, "n": 1, "revenue": 4.5},
+                {"country": "de", "n": 2, "revenue": 7.5},
+                {"country": "fr", "n": 1, "revenue": 3.0},
+            ]
+            script(tmp_path / "shop.db", CHANGES)
+            wanted = [
+                {"country": "de", "n": 2, "revenue": 106.0},
+                {"country": "it", "n": 1, "revenue": 4.5},
+            ]
+            eventually(lambda: shown("revenue") == wanted, WAIT_S, 0.5)
+            eventually(lambda: shown("rich") == [{"country": "de", "revenue": 106.0}], WAIT_S, 0.5)
+            os.kill(started.pid, signal.SIGTERM)
+            _, err = started.communicate(timeout=WAIT_S)
+        assert (started.returncode, b"Traceback" in err) == (0, False)
+    run("view", "drop", "rich", "--yes").ok()
+    run("view", "drop", "revenue", "--yes").ok()
+    assert "the project has no views" in run("run", "--views").err
