@@ -7,6 +7,7 @@ import json
 import socket
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from itertools import count
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 from penstock.errors import ConfigError
 from penstock.sinks import (
     FencedError,
+    Position,
     Refused,
     Schema,
     StoreError,
@@ -163,3 +165,42 @@ def test_wrong_names_options_and_servers_are_told(server: OpenSearch) -> None:
         with open_sink(url) as lost, pytest.raises(StoreUnreachableError) as told:
             lost.position()
         assert "geheim" not in f"{told.value} {lost.target}"
+
+
+def test_what_a_killed_writer_had_begun_is_taken_away(server: OpenSearch) -> None:
+    with products(server, "begun") as sink:
+        # Killed when the index was there, and had no alias yet.
+        asked(server, "begun-0123abcd/_doc", {"a": 1})
+        sink._orphan_s = -60.0
+        sink.open(PRODUCTS)
+        assert len(asked(server, "begun*/_alias")) == 1
+        assert sink.position() is not None
+
+
+def test_an_index_that_was_deleted_is_not_made_by_a_late_write(server: OpenSearch) -> None:
+    with products(server, "deleted") as sink:
+        sink.open(PRODUCTS)
+        first = changes(PRODUCTS, [product("a")], [], since=0, until=1)
+        (index,) = sink._indexes("deleted")
+        sink._asked("DELETE", f"/{index}")
+        with pytest.raises(FencedError):
+            sink._write(first, PRODUCTS)
+        with pytest.raises(FencedError):
+            sink.apply(first, never)
+        assert asked(server, "deleted*/_alias") == {}
+
+
+def test_two_who_begin_at_once_end_with_one_index(server: OpenSearch) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        sinks = [products(server, "together") for _ in range(4)]
+        for each in pool.map(lambda sink: sink.open(PRODUCTS), sinks):
+            assert each == Position()
+    fenced = 0
+    for sink in sinks:
+        try:
+            sink.apply(changes(PRODUCTS, [product("a")], [], since=0, until=1), never)
+        except FencedError:
+            fenced += 1
+        sink.close()
+    assert fenced == 3
+    assert len(asked(server, "together*/_alias")) == 1

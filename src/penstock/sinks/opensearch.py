@@ -6,10 +6,11 @@ A row is a document, its fields the columns, `products` an alias of the index th
 searched word by word, and as a whole under `title.keyword`; columns named in `keyword`, and those
 of the key, only as a whole. Search it as you like: the alias hides what we add.
 
-There are no transactions here. Each document is written with its place in the log as its version,
-deletes too, so that writing it again, or an old writer's late request, changes nothing. When all
-are written and searchable, the document `_penstock` gets the position, on condition that nobody
-has changed it since it was read: that is how an older writer is fenced. Deletes are remembered for
+There are no transactions here. Each document is written with the number of its batch as version,
+deletes too, so that writing it again, or an old writer's late request, changes nothing: a new
+writer counts on from a number that the old one never had. When all are written and searchable, the
+document `_penstock` gets the position, on condition that nobody has changed it since it was read:
+that is how an older writer is fenced. Deletes are remembered for
 `gc_deletes` (1h); a request on its way for longer than that could bring a row back.
 
 What a server refuses for what it contains (text of more than 32766 bytes as a key) is put aside;
@@ -19,7 +20,9 @@ when it is busy, the same is tried again, with pauses.
 from __future__ import annotations
 
 import hashlib
+import re
 import secrets
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 from urllib.parse import quote
@@ -50,6 +53,7 @@ STATE: Final = "_penstock"
 SORT: Final = "penstock_key"
 ID_BYTES_MAX: Final = 512
 ATTEMPTS: Final = 8
+ORPHAN_S: Final = 600.0
 _SCROLL: Final = "5m"
 _KEYWORD_MAX: Final = 8000
 _JSON: Final = {"Content-Type": "application/json"}
@@ -89,6 +93,8 @@ class OpenSearchSink(Sink):
             )
         )
         self._token: str | None = None
+        self._version = 0
+        self._orphan_s = ORPHAN_S
         self._schema: Schema | None = None
         self.target = f"{address.shown} {self._alias}"
 
@@ -112,7 +118,8 @@ class OpenSearchSink(Sink):
                 mapping = {"properties": self._properties(wanted)}
                 self._ask("PUT", f"/{self._alias}/_mapping", mapping)
             token = secrets.token_hex(8)
-            state = {**state, "token": token, "schema": wanted.as_json()}
+            version = state["version"] + 1
+            state = {**state, "token": token, "schema": wanted.as_json(), "version": version}
             if self._keep(state, guard):
                 self._token, self._schema = token, wanted
                 return Position.from_json(state["position"])
@@ -130,12 +137,39 @@ class OpenSearchSink(Sink):
         }
         mappings = {"dynamic": False, "properties": self._properties(schema)}
         self._ask("PUT", f"/{index}", {"settings": settings, "mappings": mappings})
-        state = {"schema": schema.as_json(), "position": "{}", "token": ""}
+        state = {"schema": schema.as_json(), "position": "{}", "token": "", "version": 0}
         # The state is there before anyone can find the index.
         self._ask("PUT", f"/{index}/_doc/{STATE}", {"penstock": orjson.dumps(state).decode()})
         if self._state() is None:
             action = {"add": {"index": index, "alias": self._alias, **hidden}}
             self._ask("POST", "/_aliases", {"actions": [action]})
+            if self._indexes(self._alias) == [index]:
+                self._sweep()
+                return
+            # Another did the same at the same moment. Nobody can use an alias of two indexes, so
+            # whoever sees both takes his own away; the pauses of the two will not be the same.
+            self._asked("DELETE", f"/{index}", allowed={404})
+            Backoff(0.1, 0.5).wait()
+        else:
+            self._asked("DELETE", f"/{index}", allowed={404})
+
+    def _sweep(self) -> None:
+        """Take away indexes that a writer had made when it was killed, before they had an alias.
+
+        Those that are young may be somebody's who is about to name them.
+        """
+        ours = re.compile(re.escape(self._alias) + r"-[0-9a-f]{8}")
+        answer = self._asked("GET", f"/{self._alias}-*/_alias", allowed={404})
+        found = {} if answer.status == 404 else orjson.loads(answer.body)
+        for index, about in found.items():
+            if not ours.fullmatch(index) or about["aliases"]:
+                continue
+            told = self._asked("GET", f"/{index}/_settings", allowed={404})
+            if told.status == 404:
+                continue
+            made_ms = int(orjson.loads(told.body)[index]["settings"]["index"]["creation_date"])
+            if time.time() - made_ms / 1000 > self._orphan_s:
+                self._asked("DELETE", f"/{index}", allowed={404})
 
     def _properties(self, schema: Schema) -> dict[str, Any]:
         made = {field.name: self._mapped(field, schema) for field in schema.fields}
@@ -171,6 +205,7 @@ class OpenSearchSink(Sink):
         stored = Position.from_json(state["position"])
         if not follows(changes, stored, self.target):
             return Applied(0)
+        self._version = state["version"] + 1
         refused = self._write(changes, self._schema)
         if refused:
             refusing(refused, self.target)
@@ -178,7 +213,8 @@ class OpenSearchSink(Sink):
         if changes.rows:
             # Whoever waits for the position may then search.
             self._ask("POST", f"/{self._alias}/_refresh")
-        state = {**state, "position": stored.merged(changes.position).text()}
+        reached = stored.merged(changes.position).text()
+        state = {**state, "position": reached, "version": self._version}
         if not self._keep(state, guard):
             raise self._fenced()
         return Applied(changes.rows - len(refused), tuple(refused))
@@ -190,16 +226,15 @@ class OpenSearchSink(Sink):
         """All rows, in requests of limited size; those that the server does not take."""
         lines: list[bytes] = []
         keys = coding.sortable_keys(changes.upserts, schema)
-        offsets = changes.upserted_at.column("offset").to_pylist()
-        for key, offset, row in zip(keys, offsets, coding.rows_of(changes.upserts), strict=True):
+        for key, row in zip(keys, coding.rows_of(changes.upserts), strict=True):
             row[SORT] = key
-            head = orjson.dumps({"index": _versioned(key, offset)})
+            head = orjson.dumps({"index": _versioned(key, self._version)})
             lines.append(b"%b\n%b\n" % (head, orjson.dumps(row)))
         puts = len(lines)
-        gone = coding.sortable_keys(changes.deletes, schema)
-        offsets = changes.deleted_at.column("offset").to_pylist()
-        for key, offset in zip(gone, offsets, strict=True):
-            lines.append(orjson.dumps({"delete": _versioned(key, offset)}) + b"\n")
+        lines += [
+            orjson.dumps({"delete": _versioned(key, self._version)}) + b"\n"
+            for key in coding.sortable_keys(changes.deletes, schema)
+        ]
         refused: list[Refused] = []
         for begin, end in _pieces(lines, self._rows, self._bytes):
             for at, reason in self._bulk(lines, begin, end):
@@ -219,7 +254,7 @@ class OpenSearchSink(Sink):
         busy = ""
         for _ in range(ATTEMPTS):
             body = b"".join(lines[at] for at in left)
-            answer = self._asked("POST", f"/{self._alias}/_bulk", body, _NDJSON)
+            answer = self._asked("POST", f"/{self._alias}/_bulk?require_alias=true", body, _NDJSON)
             found = orjson.loads(answer.body)
             if not found["errors"]:
                 return refused
@@ -228,9 +263,12 @@ class OpenSearchSink(Sink):
                 told = next(iter(item.values()))
                 status = told["status"]
                 # 409: what is there is newer. 404: what is to be deleted is not there.
-                if status < 300 or status in {404, 409}:
+                if status < 300 or status == 409 or told.get("result") == "not_found":
                     continue
                 error = told.get("error") or {}
+                if status == 404:
+                    # The index itself is gone.
+                    raise self._fenced()
                 reason = f"{error.get('type')}: {error.get('reason')}"
                 if status in BUSY or status >= 500:
                     again.append(at)
@@ -331,7 +369,16 @@ class OpenSearchSink(Sink):
 
     def _state(self) -> tuple[dict[str, Any], str] | None:
         """What is known of the table, and the condition for changing it."""
-        answer = self._asked("GET", f"/{self._alias}/_doc/{STATE}", allowed={404})
+        backoff = Backoff(0.1, 0.5)
+        for _ in range(ATTEMPTS):
+            answer = self._asked("GET", f"/{self._alias}/_doc/{STATE}", allowed={400, 404})
+            if answer.status != 400:
+                break
+            # Two have made an index at the same moment, and one is about to take his away.
+            backoff.wait()
+        else:
+            said = answer.body[:1000].decode(errors="replace")
+            raise StoreError(f"{self.target} cannot be read: {said}")
         if answer.status == 404:
             found = orjson.loads(answer.body)
             if "_index" in found and found["_index"] == self._alias:
@@ -347,7 +394,7 @@ class OpenSearchSink(Sink):
     def _keep(self, state: dict[str, Any], guard: str) -> bool:
         """Change the state, if nobody else has."""
         body = _body({"penstock": orjson.dumps(state).decode()})
-        path = f"/{self._alias}/_doc/{STATE}?{guard}"
+        path = f"/{self._alias}/_doc/{STATE}?{guard}&require_alias=true"
         return self._asked("PUT", path, body, allowed={404, 409}).status < 300
 
     def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
@@ -389,9 +436,9 @@ def _body(value: dict[str, Any]) -> bytes:
     return orjson.dumps(value)
 
 
-def _versioned(key: str, offset: int) -> dict[str, Any]:
+def _versioned(key: str, version: int) -> dict[str, Any]:
     # What is written a second time is the same.
-    return {"_id": _id(key), "version": offset + 1, "version_type": "external_gte"}
+    return {"_id": _id(key), "version": version, "version_type": "external_gte"}
 
 
 def _id(key: str) -> str:

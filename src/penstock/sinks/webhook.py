@@ -36,10 +36,11 @@ import secrets
 import sqlite3
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Final, NoReturn
 
@@ -94,6 +95,11 @@ class _Message:
     id: str
     body: bytes
     refuse: Callable[[str], Refused]
+
+    def with_own_id(self) -> _Message:
+        document = orjson.loads(self.body)
+        told = orjson.dumps([document["type"], document["data"]])
+        return replace(self, id=f"{self.id}-{hashlib.sha256(told).hexdigest()[:16]}")
 
 
 class WebhookSink(Sink):
@@ -382,4 +388,7 @@ def _messages(changes: Changes, schema: Schema, name: str) -> list[_Message]:
             )
     # In the order of the log, as far as there is one.
     made.sort(key=lambda each: each[0])
-    return [message for _, message in made]
+    # Several changes may stand at one place, as the rows of a flow's batch do: what else they say
+    # tells them apart, and is the same when the batch is sent again.
+    alone = Counter(message.id for _, message in made)
+    return [message if alone[message.id] == 1 else message.with_own_id() for _, message in made]

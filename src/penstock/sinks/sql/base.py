@@ -286,8 +286,7 @@ class SqlSink(Sink):
                 return Applied(0)
             rows, origin = self._fit(changes, refused)
             written = self._put(rows, origin, refused)
-            if changes.deletes.num_rows:
-                self._delete(changes.deletes, self._schema)
+            self._take_out(changes.deletes)
             if refused:
                 refusing(refused, self.target)
                 aside(refused)
@@ -327,6 +326,17 @@ class SqlSink(Sink):
             self._refuse(rows, changes.upserted_at, at, reason, refused)
         keep = pc.invert(bad)
         return rows.filter(keep), changes.upserted_at.filter(keep)
+
+    def _take_out(self, keys: pa.Table) -> None:
+        """Delete rows. A key that the table cannot hold is in none of them."""
+        assert self._schema is not None
+        for mask, _ in self._unfit(keys):
+            fits = pc.invert(pc.fill_null(mask, False))
+            if not pc.all(fits, min_count=0).as_py():
+                return self._take_out(keys.filter(fits))
+        if keys.num_rows:
+            self._delete(keys, self._schema)
+        return None
 
     def _refuse(
         self, rows: pa.Table, origin: pa.Table, at: int, reason: str, refused: list[Refused]
