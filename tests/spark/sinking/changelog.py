@@ -25,8 +25,10 @@ class Changelog:
         with Cluster(bootstrap) as cluster:
             create(cluster, topic, partitions=partitions)
 
-    def feed(self, changes: int, *, keys: int = 200, extra: bool = False) -> None:
-        """So many changes: new rows, updates, deletions; one in fifty cannot be read."""
+    def feed(
+        self, changes: int, *, keys: int = 200, extra: bool = False, bad: float = 0.02
+    ) -> None:
+        """So many changes: new rows, updates, deletions; a part `bad` cannot be read."""
         producer = Producer({"bootstrap.servers": self._bootstrap, "linger.ms": 5})
         for _ in range(changes):
             self._count += 1
@@ -36,8 +38,10 @@ class Changelog:
                 row["note"] = f"note {self._count}"
             name = json.dumps({"id": key}).encode()
             chance = self._random.random()
-            if chance < 0.02:
-                producer.produce(self.topic, b'{"op":"u","after":', name)
+            if chance < bad:
+                numbered = [("n", str(self._count).encode())]
+                value = b'{"op":"u","after":'
+                producer.produce(self.topic, value, name, headers=list(numbered))
             elif chance < 0.2:
                 gone = {"op": "d", "before": row, "after": None}
                 producer.produce(self.topic, json.dumps(gone).encode(), name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from contextlib import closing
 from dataclasses import dataclass
@@ -12,8 +13,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock.errors import ConfigError
+from penstock.spark.flows.inputs import Place
 from penstock.spark.sinking.errors import FeedingError
 from penstock.spark.sinking.output import RefusedRowsError, store
+from penstock.testing import Broker
+from tests.spark.sinking.changelog import records
 
 
 @dataclass(frozen=True)
@@ -21,6 +25,7 @@ class Batch:
     flow: str
     batch_id: int
     checkpoint: str = "/data/totals/g1/checkpoint"
+    place: Place | None = None
 
 
 def rows(path: Path) -> list[tuple[Any, ...]]:
@@ -51,4 +56,34 @@ def test_batches_are_written_once(spark: SparkSession, tmp_path: Path) -> None:
         store(f"sqlite:///{file}?table=u", key="nothing").write(first, Batch("f", 0))
     with pytest.raises(ConfigError, match="no kind of store"):
         store("nothing:///x", key="id")
-    assert issubclass(RefusedRowsError, FeedingError)
+
+
+def test_a_store_that_lacks_batches_is_told(spark: SparkSession, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/s.db?table=totals"
+    frame = spark.createDataFrame([(1, "a")], "id int, name string")
+    # The table is new, and the flow is not.
+    with pytest.raises(FeedingError, match="lacks batches 0 to 2") as told:
+        store(url, key="id").write(frame, Batch("f", 3))
+    assert "reset f" in told.value.advice
+    for number in range(2):
+        store(url, key="id").write(frame, Batch("f", number))
+    with pytest.raises(FeedingError, match="lacks batches 2 to 4"):
+        store(url, key="id").write(frame, Batch("f", 5))
+
+
+def test_refused_rows_go_aside(
+    spark: SparkSession, log_broker: Broker, topic: str, tmp_path: Path
+) -> None:
+    frame = spark.createDataFrame([("x" * 70_000, 1), ("good", 2)], "id string, n int")
+    folder = tmp_path / "index"
+    output = store(f"tantivy:///{folder}", key="id", dead_letters=topic)
+    with pytest.raises(RefusedRowsError, match="refuses 1 rows"):
+        output.write(frame, Batch("f", 0))
+    place = Place(log_broker.bootstrap, {}, str)
+    assert output.write(frame, Batch("f", 0, place=place)) == 1
+    (letter,) = records(log_broker.bootstrap, topic)
+    headers = dict(letter.headers())
+    assert json.loads(letter.value()) == {"id": "x" * 70_000, "n": 1}
+    assert headers["penstock.error.sink"] == b"f"
+    assert headers["penstock.error.offset"] == b"0"
+    assert b"long" in headers["penstock.error.reason"]

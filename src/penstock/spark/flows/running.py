@@ -112,6 +112,8 @@ class BatchOf:
     flow: str
     batch_id: int
     checkpoint: str
+    # Where the log is, for what an output puts aside.
+    place: Place
 
 
 class Running:
@@ -194,6 +196,13 @@ class Running:
             ids=inputs.topic_ids(self.place, self.flow.streams),
             operators=(*timed, *planned.operators, *spark_operators),
         )  # fmt: skip
+        if is_operated:
+            records = [
+                inputs.open_stream(
+                    self._spark, self.place, each, replay=self.generation > 1, bounded=True
+                )
+                for each in self.flow.streams
+            ]
         if is_operated or (rowwise and len(records) == 1):
             # Only to see that they can be written.
             self.united(results, [])
@@ -385,7 +394,7 @@ class Running:
             if "topic" in rows.columns:
                 records = kept.where("topic is not null").select(*COLUMNS)
                 counts = self._writer.write(records, batch_id, with_letters=with_letters)
-            batch = BatchOf(self.flow.name, batch_id, self.checkpoint)
+            batch = BatchOf(self.flow.name, batch_id, self.checkpoint, self.place)
             for at, output in enumerate(others):
                 column = _column(at)
                 part = kept.where(F.col(column).isNotNull()).select(f"{column}.*")

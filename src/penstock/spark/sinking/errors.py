@@ -22,5 +22,18 @@ class TopicReplacedError(FeedingError):
     """The store is ahead of the topic: it is another topic of the same name."""
 
 
+class RecordsGoneError(FeedingError):
+    """The log does not have any more what the store lacks."""
+
+
+class TruncatedError(FeedingError):
+    """The source has emptied its table: what the store holds is not what the source has."""
+
+    advice = (
+        "Capture the table into another topic, with a snapshot, and feed the sink from that one; "
+        "capture leaves the event out if told to."
+    )
+
+
 class UnknownSinkError(FeedingError):
     """There is no sink of this name."""

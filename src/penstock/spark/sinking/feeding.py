@@ -18,20 +18,22 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 import pyarrow.compute as pc
 
-from penstock.client.metadata import EARLIEST, LATEST, Metadata, offsets
+from penstock.client.metadata import Metadata
 from penstock.sinks.contract import Changes, Position, Refused, Sink
+from penstock.sinks.errors import OutOfStepError
 from penstock.spark.flows.errors import UnknownTopicError
 from penstock.spark.flows.inputs import FORMAT, Place
 from penstock.spark.flows.progress import Progress
 from penstock.spark.flows.running import Gate, GateClosedError
 from penstock.spark.flows.supervisor import Failure
 from penstock.spark.flows.trouble import explain
-from penstock.spark.sinking.errors import FeedingError, TopicReplacedError
+from penstock.spark.sinking.errors import FeedingError
 from penstock.spark.sinking.fields import Column
 from penstock.spark.sinking.learning import parser_of
 from penstock.spark.sinking.letters import Letters
 from penstock.spark.sinking.parsing import Parser
 from penstock.spark.sinking.spec import SinkSpec
+from penstock.spark.sinking.starting import Store, last_fed_s, starting
 from penstock.spark.sinking.task import RESULT, Findings, Task
 
 if TYPE_CHECKING:
@@ -68,6 +70,7 @@ class Feeding:
         *,
         once: bool = False,
         rebuild: bool = False,
+        known_id: str = "",
     ) -> None:
         self._spark = spark
         self.spec = spec
@@ -75,6 +78,9 @@ class Feeding:
         self._checkpoint = checkpoint
         self._once = once
         self._rebuild = rebuild
+        # Of the topic that the store was filled from, and of the one that is read.
+        self._known_id = known_id
+        self.topic_id = ""
         self._gate = Gate()
         self._query: StreamingQuery | None = None
         self._error: BaseException | None = None
@@ -110,10 +116,13 @@ class Feeding:
         self._since = self._open(parser)
         self._letters = Letters(self._cluster, self.spec.letters, self.spec.name)
         self.applied.position = self._since
-        starting = self._starting(metadata)
+        fed_s = last_fed_s(self._checkpoint)
+        store = Store(self.spec.name, self._sink.target, self._since, self._known_id, fed_s)
+        begin = starting(self._cluster, metadata, self._topic, store)
+        self.topic_id = str(metadata.topic_id(self._topic))
         shutil.rmtree(self._checkpoint, ignore_errors=True)
         options = self._place.source(self.spec.topic, {
-            "startingOffsets": orjson.dumps(starting).decode(),
+            "startingOffsets": orjson.dumps(begin).decode(),
             "maxOffsetsPerTrigger": str(self.spec.max_records),
             "includeHeaders": "false",
         })  # fmt: skip
@@ -143,35 +152,6 @@ class Feeding:
         self._parser = replace(parser, columns=tuple(columns))
         return position
 
-    def _starting(self, metadata: Metadata) -> dict[str, dict[str, int]]:
-        """Where to begin in each partition: where the store is, or at the log's start."""
-        places = [(self._topic, number) for number in metadata.partitions(self._topic)]
-        ends = offsets(
-            self._cluster, dict.fromkeys(places, LATEST), isolation="read_committed",
-            metadata=metadata,
-        )  # fmt: skip
-        others = {topic for topic, _ in self._since.offsets} - {self._topic}
-        if others:
-            raise TopicReplacedError(
-                f"{self._sink.target if self._sink else self.spec.shown} was filled from "
-                f"{', '.join(sorted(others))}, and is now to be fed from {self._topic}",
-                advice=f"`penstock sinks rebuild {self.spec.name}` builds it from the topic.",
-            )
-        for place, at in self._since.offsets.items():
-            if at > ends.get(place, 0):
-                raise TopicReplacedError(
-                    f"{self._sink.target if self._sink else self.spec.shown} is at offset {at} of "
-                    f"{place[0]}-{place[1]}, whose log ends at {ends.get(place, 0)}: the topic was "
-                    "deleted and made again, or has lost its end",
-                    advice=f"`penstock sinks rebuild {self.spec.name}` builds it from the topic.",
-                )
-        return {
-            self._topic: {
-                str(number): self._since.offsets.get((topic, number), EARLIEST)
-                for topic, number in places
-            }
-        }
-
     # ---- micro-batches -------------------------------------------------------------------
 
     def _guarded(self, records: DataFrame, batch_id: int) -> None:
@@ -194,18 +174,21 @@ class Feeding:
         assert self._parser is not None
         position = self._since.merged(self._end_of(batch_id))
         found = self._findings(records)
-        if found.new:
+        while found.new:
             log.info("sink %s: new columns %s", self.spec.name, ", ".join(found.new))
             grown = [*self._parser.columns, *(Column(each) for each in found.new.values())]
             self._open(replace(self._parser, columns=tuple(grown)))
             found = self._findings(records)
+        if found.by_row and not self._parser.by_row:
+            log.info("sink %s: records are keyed otherwise than its rows", self.spec.name)
+            self._parser = replace(self._parser, by_row=True)
         letters = self._letters
         before = letters.written
         letters.unread(found.letters)
         changes = found.changes(self._since, position)
 
         def aside(refused: Sequence[Refused]) -> None:
-            letters.refused(refused, changes)
+            letters.refused(refused, changes.deletes.column_names)
 
         done = self._sink.apply(changes, aside)
         self._since = position
@@ -258,7 +241,10 @@ class Feeding:
 
     def explain(self, error: BaseException) -> Failure:
         log.debug("sink %s failed", self.spec.name, exc_info=error)
-        return explain(error, flow=self.spec.name, checkpoint=str(self._checkpoint))
+        found = explain(error, flow=self.spec.name, checkpoint=str(self._checkpoint))
+        # A store that was put back, from a backup or by a failover, is fed again from where it is.
+        again = found.retriable or isinstance(error, OutOfStepError)
+        return replace(found, retriable=again)
 
     def poll(self) -> bool:
         """Take in what Spark reports; whether a micro-batch was completed since the last time."""

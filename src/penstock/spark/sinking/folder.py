@@ -33,6 +33,8 @@ class SinkRecord:
     # Without its password.
     store: str = ""
     bootstrap: str = ""
+    # What tells the topic from one of the same name before or after it.
+    topic_id: str = ""
     paused: bool = False
     # It is being built anew beside, or is to be at the next start.
     rebuilding: bool = False

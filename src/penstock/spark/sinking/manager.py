@@ -198,6 +198,8 @@ class SinkManager:
         if error is None:
             if unit.life.state in {"starting", "stopping"} and not unit.stop_wanted:
                 self._do(unit, unit.life.started())
+                if unit.feeding is not None and not unit.rebuild:
+                    self._remember(unit, topic_id=unit.feeding.topic_id)
             return
         if is_java_gone(error):
             self._break(error)
@@ -264,10 +266,17 @@ class SinkManager:
             self._folder.place(unit.spec.name, rebuild=unit.rebuild),
             once=self._settings.once,
             rebuild=unit.rebuild,
+            known_id=self._known_id(unit),
         )
         feeding.progress, feeding.applied = unit.progress, unit.applied
         unit.feeding = feeding
         unit.work = self._pool.submit(self._launch, unit, feeding)
+
+    def _known_id(self, unit: _Unit) -> str:
+        """The topic that a store was filled from, if that was on the same cluster."""
+        known = self._folder.sink(unit.spec.name)
+        is_same = known.bootstrap == self._settings.bootstrap and known.topic == unit.spec.topic
+        return known.topic_id if is_same and not unit.rebuild else ""
 
     def _launch(self, unit: _Unit, feeding: Feeding) -> None:
         # Sinks and flows share the machine fairly.
@@ -298,7 +307,7 @@ class SinkManager:
         assert rebuilt.feeding is not None
         rebuilt.feeding.close()
         del self._rebuilds[name]
-        self._remember(live, rebuilding=False)
+        self._remember(live, rebuilding=False, topic_id=rebuilt.feeding.topic_id)
         log.info("sink %s was rebuilt", name)
         self._go_on(live)
 

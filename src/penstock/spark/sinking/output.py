@@ -11,8 +11,12 @@ A row replaces the one with the same key. With a column `_deleted` (boolean) a r
 is taken out instead. Of several rows with the same key in a micro-batch any one is taken, unless
 they have the columns `_partition` and `_offset`, as rows of a stream do: then the last.
 
+A row that the store cannot take goes to the topic `dead_letters` (FLOW.dead, unless said otherwise)
+as JSON, with the reason in its headers.
+
 The position in the store is the flow's generation and the number of its micro-batch. A batch that
-runs again after a failure is known by it, and skipped. A flow that is reset puts its rows in again
+runs again after a failure is known by it, and skipped; a store that lacks batches, because it was
+put back from a backup or removed, is an error. A flow that is reset puts its rows in again
 from the start of the log, in the same table: what the new code makes no row of any more stays there
 until the table is removed.
 """
@@ -23,6 +27,7 @@ import datetime as dt
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -34,11 +39,13 @@ from penstock.sinks.contract import ORIGIN
 from penstock.sinks.schema import is_json
 from penstock.sinks.stores import parse
 from penstock.spark.sinking.errors import FeedingError
+from penstock.spark.sinking.letters import Letter, Letters, packed
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from penstock.spark.flows.declare import Batch
+    from penstock.spark.flows.inputs import Place
 
 DELETED: Final = "_deleted"
 _ORDER: Final = ("_partition", "_offset")
@@ -58,6 +65,7 @@ class SinkOutput:
     url: str = field(repr=False)
     key: tuple[str, ...]
     options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    dead_letters: str = ""
 
     @property
     def target(self) -> str:
@@ -84,16 +92,51 @@ class SinkOutput:
                     f"checkpoint is at batch {batch.batch_id}: it is older than the store",
                     advice="Remove the table, or give the flow another name; then it begins anew.",
                 )
-            return sink.apply(changes, _refuse).rows
+            if behind < batch.batch_id:
+                raise FeedingError(
+                    f"{sink.target} lacks batches {behind} to {batch.batch_id - 1} of flow "
+                    f"{batch.flow!r}: it was put back from a backup, or removed",
+                    advice=f"`penstock flows reset {batch.flow}` builds it from the log.",
+                )
+            return sink.apply(changes, partial(self._aside, batch, changes)).rows
+
+    def _aside(self, batch: Batch, changes: Changes, refused: Sequence[Refused]) -> None:
+        place: Place | None = getattr(batch, "place", None)
+        if place is None:
+            _refuse(refused)
+            return
+        names = changes.deletes.column_names
+        wanted = {each.key for each in refused}
+        keys = zip(*(changes.upserts.column(name).to_pylist() for name in names), strict=True)
+        rows = {
+            key: packed(changes.upserts.slice(at, 1).to_pylist()[0])
+            for at, key in enumerate(keys)
+            if key in wanted
+        }
+        with place.cluster() as cluster:
+            letters = Letters(cluster, self.dead_letters or f"{batch.flow}.dead", batch.flow)
+            letters.write(
+                (
+                    Letter(each.topic, each.partition, each.offset, each.reason,
+                           packed(dict(zip(names, each.key, strict=True))), rows.get(each.key))
+                    for each in refused
+                ),
+                as_they_are=True,
+            )  # fmt: skip
 
 
 def store(
-    url: str, *, key: str | Sequence[str], options: Mapping[str, Any] | None = None
+    url: str,
+    *,
+    key: str | Sequence[str],
+    options: Mapping[str, Any] | None = None,
+    dead_letters: str = "",
 ) -> SinkOutput:
     """A derived store as the output of a flow; see the module. The columns are those of the rows,
     without those that begin with `_`."""
     parse(url, options)
-    return SinkOutput(url, (key,) if isinstance(key, str) else tuple(key), dict(options or {}))
+    keys = (key,) if isinstance(key, str) else tuple(key)
+    return SinkOutput(url, keys, dict(options or {}), dead_letters)
 
 
 def _generation(batch: Batch) -> str:

@@ -5,6 +5,10 @@ record that cannot be read is put aside with the reason, and the one before it w
 counts: the table is then the same as if each record had been taken by itself, however the log is
 cut into batches. (A bad record that a good one replaces in the same batch is not looked at.)
 
+That is so while the records' keys are those of the rows. Where they are not (clicks keyed by
+customer, in a table of clicks; or no keys at all) each record is parsed and counts for the row that
+it says itself: `by_row`, which is found out from the records.
+
 Formats: `debezium` are change events, with or without Connect's schema around them; `json` are rows
 as JSON objects, and null for deleted. Keys are JSON objects of the key's columns, or for a single
 column its value as text.
@@ -13,7 +17,7 @@ column its value as text.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 import orjson
@@ -21,6 +25,7 @@ import pyarrow as pa
 
 from penstock.sinks.contract import ORIGIN
 from penstock.sinks.schema import Schema
+from penstock.spark.sinking.errors import TruncatedError
 from penstock.spark.sinking.fields import Column, guessed
 from penstock.spark.sinking.values import UNAVAILABLE, column_of
 
@@ -44,6 +49,10 @@ class _BadRecord(Exception):  # noqa: N818 (not an error of ours: it becomes a l
     """Why a record cannot be read."""
 
 
+class _OtherKey(Exception):  # noqa: N818 (nor is this: records are then read by their rows)
+    """A record's key is not that of its row."""
+
+
 @dataclass(slots=True)
 class Parsed:
     """The changes of some records: tables aligned as in `Changes`, and what could not be read."""
@@ -56,6 +65,8 @@ class Parsed:
     # Columns that rows have and the table does not.
     new: dict[str, pa.Field] = field(default_factory=dict)
     records: int = 0
+    # Whether records count by their rows, and not by their keys.
+    by_row: bool = False
 
 
 @dataclass(slots=True)
@@ -78,6 +89,8 @@ class Parser:
     format: Format
     # Whether columns that rows have beyond these are looked for.
     grows: bool = False
+    # Whether records are keyed by something else than their rows.
+    by_row: bool = False
 
     @property
     def schema(self) -> Schema:
@@ -86,17 +99,25 @@ class Parser:
     def parse(self, records: pa.Table) -> Parsed:
         """Records in the order of the log: columns key, value, topic, partition, offset and
         timestamp."""
+        if not self.by_row:
+            try:
+                return self._parse(records)
+            except _OtherKey:
+                pass
+        return replace(self, by_row=True)._parse(records)
+
+    def _parse(self, records: pa.Table) -> Parsed:
         keys: list[bytes | None] = records.column("key").to_pylist()
         values = records.column("value")
-        last = dict(zip(keys, range(len(keys)), strict=True))
         found = _Found()
-        if None in last:
-            del last[None]
-            found.bad.update(
-                (at, "the record has no key") for at, k in enumerate(keys) if k is None
-            )
-        parts: list[tuple[pa.Table, list[int], pa.Table, list[int]]] = []
         new: dict[str, pa.Field] = {}
+        if self.by_row:
+            step = self._step(range(len(keys)), keys, values, found.bad, new)
+            return self._parsed(records, [step], found.bad, new)
+        last = dict(zip(keys, range(len(keys)), strict=True))
+        if None in last:
+            raise _OtherKey
+        parts: list[tuple[pa.Table, list[int], pa.Table, list[int]]] = []
         pending = sorted(last.values())
         before: dict[bytes, list[int]] | None = None
         while pending:
@@ -123,7 +144,6 @@ class Parser:
         for at, value in zip(pending, values.take(pa.array(pending, pa.int64())).to_pylist(),
                              strict=True):  # fmt: skip
             key = keys[at]
-            assert key is not None
             if value is None and key == HEARTBEAT:
                 continue
             try:
@@ -137,7 +157,7 @@ class Parser:
             self._look_for_new(found.rows, new)
         return upserts, upserts_at, deletes, deletes_at
 
-    def _read(self, at: int, key: bytes, value: bytes | None, found: _Found) -> None:
+    def _read(self, at: int, key: bytes | None, value: bytes | None, found: _Found) -> None:
         """Sort a record out: a row, a deletion, or neither."""
         row: Mapping[str, Any] | None = None
         old: Mapping[str, Any] = {}
@@ -145,7 +165,8 @@ class Parser:
             try:
                 document = orjson.loads(value)
             except orjson.JSONDecodeError as error:
-                raise _BadRecord(f"the value is not JSON: {error}") from None
+                what = "Avro, or other bytes" if value[:1] == b"\0" else error
+                raise _BadRecord(f"the value is not JSON: {what}") from None
             if not isinstance(document, dict):
                 raise _BadRecord("the value is not a JSON object")
             if "payload" in document and "schema" in document and len(document) == 2:
@@ -169,24 +190,62 @@ class Parser:
                     'unavailable = "fill"'
                 )
         if row is None:
-            found.keys.append(self._key(key, old))
-            found.keys_at.append(at)
+            self._read_deletion(at, key, old, found, is_tombstone=value is None)
             return
         if any(row.get(name) is None for name in self.key):
             row = {**row, **self._key(key, row)}
+        elif not self.by_row and not self._is_of(key, row):
+            raise _OtherKey
+        if self.by_row and old and any(old.get(name) != row[name] for name in self.key):
+            # It was another row before.
+            found.keys.append(self._key(None, old))
+            found.keys_at.append(at)
         found.rows.append(row)
         found.rows_at.append(at)
 
-    def _key(self, key: bytes, known: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _read_deletion(
+        self, at: int, key: bytes | None, old: Mapping[str, Any], found: _Found, *,
+        is_tombstone: bool,
+    ) -> None:  # fmt: skip
+        is_told = bool(old) and all(old.get(name) is not None for name in self.key)
+        if not self.by_row and is_told and not self._is_of(key, old):
+            raise _OtherKey
+        try:
+            found.keys.append(self._key(key, old))
+        except _BadRecord:
+            if not self.by_row:
+                raise _OtherKey from None
+            if is_tombstone and self.format == "debezium":
+                # The deletion itself came before, and said which row it was.
+                return
+            raise
+        found.keys_at.append(at)
+
+    def _is_of(self, key: bytes | None, row: Mapping[str, Any]) -> bool:
+        """Whether a record's key is that of its row, as far as can be told."""
+        told = _told(key)
+        if isinstance(told, dict):
+            return len(told) == len(self.key) and all(
+                name in told and told[name] == row[name] for name in self.key
+            )
+        if len(self.key) > 1 or key is None:
+            return False
+        value = row[self.key[0]]
+        try:
+            text = told if isinstance(told, str) else key.decode()
+            if type(value) is int:
+                return int(text) == value
+        except ValueError:
+            return False
+        return text == value if isinstance(value, str) else True
+
+    def _key(self, key: bytes | None, known: Mapping[str, Any]) -> Mapping[str, Any]:
         """The columns of the key, from the record's key, or from a row."""
         if known and all(known.get(name) is not None for name in self.key):
             return {name: known[name] for name in self.key}
-        try:
-            told = orjson.loads(key)
-        except orjson.JSONDecodeError:
-            told = None
-        if isinstance(told, dict) and isinstance(told.get("payload"), dict) and "schema" in told:
-            told = told["payload"]
+        if key is None:
+            raise _BadRecord(f"neither the record's key nor its row tells {self.key[0]}")
+        told = _told(key)
         if isinstance(told, dict):
             missing = [name for name in self.key if told.get(name) is None]
             if missing:
@@ -260,7 +319,19 @@ class Parser:
             pa.table(told, schema=BAD),
             new,
             records.num_rows,
+            self.by_row,
         )
+
+
+def _told(key: bytes | None) -> Any:
+    """What a record's key says in JSON, None if it is not JSON."""
+    try:
+        told = orjson.loads(key or b"")
+    except orjson.JSONDecodeError:
+        return None
+    if isinstance(told, dict) and isinstance(told.get("payload"), dict) and "schema" in told:
+        return told["payload"]
+    return told
 
 
 def _operation(document: Any) -> str:
@@ -268,7 +339,9 @@ def _operation(document: Any) -> str:
         raise _BadRecord("the value is no change event: no op")
     operation: str = document["op"]
     if operation == "t":
-        raise _BadRecord("a truncated table cannot be followed: rebuild the sink")
+        raise TruncatedError(
+            "the table was truncated, and its topic does not say which rows that took away"
+        )
     return operation
 
 

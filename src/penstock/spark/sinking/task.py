@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.sinks.contract import ORIGIN, Changes, Position
-from penstock.sinks.schema import Schema
+from penstock.sinks.schema import Schema, is_json, json_field
 from penstock.spark.sinking.parsing import BAD, Parsed, Parser
 
 RESULT: Final = "kind string, data binary"
@@ -23,6 +23,7 @@ _PREFIX: Final = "_penstock_"
 # Rows of one message: below the size that one value may have in Java.
 _PIECE_ROWS: Final = 20_000
 UPSERTS, DELETES, LETTERS, NEW, COUNT = "upserts", "deletes", "bad", "new", "count"
+BY_ROW: Final = "by row"
 
 
 class Task:
@@ -49,6 +50,8 @@ def packed(parsed: Parsed) -> Iterator[pa.RecordBatch]:
             yield _row(kind, table.slice(at, _PIECE_ROWS))
     if parsed.new:
         yield _row(NEW, pa.schema(list(parsed.new.values())).empty_table())
+    if parsed.by_row:
+        yield _row(BY_ROW, pa.table({"by_row": [True]}))
     yield _row(COUNT, pa.table({"records": [parsed.records]}))
 
 
@@ -78,11 +81,19 @@ class Findings:
         self._upserts = tables.get(UPSERTS, [])
         self._deletes = tables.get(DELETES, [])
         self.letters = pa.concat_tables(tables.get(LETTERS) or [BAD.empty_table()])
-        self.new = {field.name: field for table in tables.get(NEW, ()) for field in table.schema}
+        self.new: dict[str, pa.Field] = {}
+        for table in tables.get(NEW, ()):
+            for field in table.schema:
+                self.new[field.name] = _of_both(self.new.get(field.name), field)
+        self.by_row = BY_ROW in tables
         self.records = sum(int(table["records"][0].as_py()) for table in tables.get(COUNT, ()))
 
     def changes(self, since: Position, position: Position) -> Changes:
-        """The changes, each key once: of the same key under two keys of the log the last counts."""
+        """The changes, each key once.
+
+        Of the same key in two records the last in the log counts; if they stand in different
+        partitions, the one that was written later.
+        """
         schema = self._schema
         keys = list(schema.key)
         upserts = _joined(self._upserts, schema.arrow)
@@ -94,11 +105,10 @@ class Findings:
             ]
         )
         if every.group_by(keys).aggregate([]).num_rows < every.num_rows:
-            order = [(f"{_PREFIX}{name}", "ascending") for name in ("timestamp", "offset")]
-            last = every.sort_by(order).group_by(keys, use_threads=False).aggregate(
-                [("_number", "last")]
-            )  # fmt: skip
-            chosen = last.column("_number_last")
+            part, moment, at = (f"{_PREFIX}{n}" for n in ("partition", "timestamp", "offset"))
+            of_part = _last(every.sort_by([(part, "ascending"), (at, "ascending")]), [*keys, part])
+            order = [(moment, "ascending"), (part, "ascending"), (at, "ascending")]
+            chosen = _last(every.take(of_part).sort_by(order), keys)
             count = upserts.num_rows
             put = chosen.filter(pc.less(chosen, count))
             gone = pc.subtract(chosen.filter(pc.greater_equal(chosen, count)), count)
@@ -111,6 +121,22 @@ class Findings:
             _origin(upserts),
             _origin(deletes),
         )
+
+
+def _last(table: pa.Table, keys: list[str]) -> pa.ChunkedArray:
+    """The numbers of the last row of each group."""
+    grouped = table.group_by(keys, use_threads=False)
+    return grouped.aggregate([("_number", "last")]).column("_number_last")
+
+
+def _of_both(one: pa.Field | None, other: pa.Field) -> pa.Field:
+    """A new column in which two tasks have seen different values."""
+    if one is None or (one.type == other.type and is_json(one) == is_json(other)):
+        return other
+    numbers = {pa.int64(), pa.float64()}
+    if {one.type, other.type} == numbers:
+        return pa.field(other.name, pa.float64())
+    return json_field(other.name)
 
 
 def _columns(keys: list[str]) -> list[str]:

@@ -1,0 +1,119 @@
+"""Where a sink begins to read, and whether the log still has all that its store lacks.
+
+What is not there any more can never come into the store: then it is better to stop, and to say so,
+than to go on with a store that differs from its source. These are looked for:
+- the topic was deleted and made again: it has another id, or ends before the store's position;
+- the store was filled from another topic;
+- records after the position were deleted (retention);
+- deletions after the position may have been compacted away: a compacted topic keeps a tombstone for
+  `delete.retention.ms` only, and the store has not been fed for longer than that.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from penstock.client.connection import Cluster
+from penstock.client.metadata import EARLIEST, LATEST, NO_OFFSET, Metadata, offsets
+from penstock.client.topics import configs
+from penstock.sinks.contract import Position
+from penstock.spark.sinking.errors import RecordsGoneError, TopicReplacedError
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """A store that is to be fed further."""
+
+    sink: str
+    target: str
+    position: Position
+    # The id of the topic that it was filled from; empty if nobody knows.
+    topic_id: str = ""
+    # When something was last written to it, in seconds since 1970; 0 if nobody knows.
+    fed_s: float = 0.0
+
+
+def starting(
+    cluster: Cluster, metadata: Metadata, topic: str, store: Store
+) -> dict[str, dict[str, int]]:
+    """Where to begin in each partition: where the store is, or at the log's start."""
+    places = [(topic, number) for number in metadata.partitions(topic)]
+    first, ends = (
+        offsets(
+            cluster, dict.fromkeys(places, which), isolation="read_committed", metadata=metadata
+        )
+        for which in (EARLIEST, LATEST)
+    )
+    at = store.position.offsets
+    others = {name for name, _ in at} - {topic}
+    if others:
+        told = f"{store.target} was filled from {', '.join(sorted(others))}"
+        _replaced(store, f"{told}, and is now to be fed from {topic}")
+    if at and store.topic_id and store.topic_id != str(metadata.topic_id(topic)):
+        _replaced(store, f"{topic} was deleted and made again since {store.target} was fed from it")
+    for place, offset in at.items():
+        if offset > ends.get(place, 0):
+            _replaced(
+                store,
+                f"{store.target} is at offset {offset} of {place[0]}-{place[1]}, whose log ends at "
+                f"{ends.get(place, 0)}: the topic was deleted and made again, or has lost its end",
+            )
+        if offset < first.get(place, 0):
+            raise RecordsGoneError(
+                f"{store.target} is at offset {offset} of {place[0]}-{place[1]}, whose log begins "
+                f"at {first[place]} now: the changes between were deleted before they were read",
+                advice=f"`penstock sinks rebuild {store.sink}` builds it from what is there. A "
+                "topic that is compacted, or keeps its records for longer, does not lose them.",
+            )
+    _check_tombstones(cluster, metadata, topic, store, ends)
+    return {topic: {str(number): at.get((name, number), EARLIEST) for name, number in places}}
+
+
+def _replaced(store: Store, told: str) -> NoReturn:
+    raise TopicReplacedError(
+        told, advice=f"`penstock sinks rebuild {store.sink}` builds it from the topic."
+    )
+
+
+def _check_tombstones(
+    cluster: Cluster,
+    metadata: Metadata,
+    topic: str,
+    store: Store,
+    ends: Mapping[tuple[str, int], int],
+) -> None:
+    behind = {p: at for p, at in store.position.offsets.items() if 0 < at < ends.get(p, 0)}
+    if not behind:
+        return
+    settings = configs(cluster, topic)
+    if "compact" not in (settings.get("cleanup.policy") or ""):
+        return
+    kept_s = int(settings.get("delete.retention.ms") or 86_400_000) / 1000
+    oldest_s = time.time() - kept_s
+    if store.fed_s > oldest_s:
+        return
+    # The first record that is young enough for its tombstone to be there, if it was one.
+    young = offsets(
+        cluster, dict.fromkeys(behind, int(oldest_s * 1000)), isolation="read_committed",
+        metadata=metadata,
+    )  # fmt: skip
+    for place, at in behind.items():
+        if young[place] == NO_OFFSET or young[place] > at:
+            raise RecordsGoneError(
+                f"{store.target} was not fed for longer than {topic} keeps tombstones "
+                f"(delete.retention.ms, {kept_s:.0f} s): rows may have been deleted after offset "
+                f"{at} of {place[0]}-{place[1]} without a trace",
+                advice=f"`penstock sinks rebuild {store.sink}` builds it from the topic.",
+            )
+
+
+def last_fed_s(checkpoint: Path) -> float:
+    """When Spark last completed a micro-batch under this checkpoint; 0 if it never did."""
+    try:
+        return max(file.stat().st_mtime for file in (checkpoint / "commits").iterdir())
+    except (OSError, ValueError):
+        return 0.0

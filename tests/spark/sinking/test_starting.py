@@ -1,0 +1,128 @@
+"""A store that lacks what the log does not have any more is told, and not fed further."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+
+from penstock.client.connection import Cluster
+from penstock.client.metadata import EARLIEST, Metadata
+from penstock.client.topics import create, delete
+from penstock.sinks import Position, Refused
+from penstock.spark.sinking.errors import RecordsGoneError, TopicReplacedError
+from penstock.spark.sinking.letters import Letters
+from penstock.spark.sinking.starting import Store, last_fed_s, starting
+from penstock.testing import Broker
+from tests.spark.sinking.changelog import records
+
+
+@pytest.fixture
+def cluster(log_broker: Broker) -> Iterator[Cluster]:
+    with Cluster(log_broker.bootstrap) as made:
+        yield made
+
+
+def feed(broker: Broker, topic: str, count: int, *, time_ms: int = 0) -> None:
+    producer = Producer({"bootstrap.servers": broker.bootstrap})
+    for number in range(count):
+        headers = [("trace", b"abc"), ("penstock.error.reason", b"of before")]
+        value = f'{{"id":{number}}}'
+        producer.produce(
+            topic, value, str(number), timestamp=time_ms, partition=0, headers=list(headers)
+        )
+    assert producer.flush(60) == 0
+
+
+def begin(cluster: Cluster, topic: str, at: int, **more: object) -> dict[str, dict[str, int]]:
+    position = Position({(topic, 0): at}) if at else Position()
+    store = Store("orders", "the store", position, **more)  # type: ignore[arg-type]
+    return starting(cluster, Metadata(cluster), topic, store)
+
+
+def test_a_topic_that_is_another_now(log_broker: Broker, cluster: Cluster, topic: str) -> None:
+    create(cluster, topic, partitions=1)
+    feed(log_broker, topic, 5)
+    known = str(Metadata(cluster).topic_id(topic))
+    assert begin(cluster, topic, 0) == {topic: {"0": EARLIEST}}
+    assert begin(cluster, topic, 3, topic_id=known) == {topic: {"0": 3}}
+    with pytest.raises(TopicReplacedError, match="ends at 5"):
+        begin(cluster, topic, 6)
+    delete(cluster, [topic])
+    create(cluster, topic, partitions=1)
+    # It is as long as before, so that its end does not tell.
+    feed(log_broker, topic, 5)
+    with pytest.raises(TopicReplacedError, match="made again") as told:
+        begin(cluster, topic, 3, topic_id=known)
+    assert "rebuild orders" in told.value.advice
+    with pytest.raises(TopicReplacedError, match="filled from other"):
+        starting(cluster, Metadata(cluster), topic, Store("s", "s", Position({("other", 0): 1})))
+
+
+def test_records_that_were_deleted(log_broker: Broker, cluster: Cluster, topic: str) -> None:
+    from confluent_kafka import TopicPartition
+    from confluent_kafka.admin import AdminClient
+
+    create(cluster, topic, partitions=1)
+    feed(log_broker, topic, 10)
+    admin = AdminClient({"bootstrap.servers": log_broker.bootstrap})
+    for done in admin.delete_records([TopicPartition(topic, 0, 7)]).values():
+        done.result(60)
+    assert begin(cluster, topic, 7) == {topic: {"0": 7}}
+    with pytest.raises(RecordsGoneError, match="begins at 7") as told:
+        begin(cluster, topic, 6)
+    assert "rebuild orders" in told.value.advice
+    # A new store takes what is there.
+    assert begin(cluster, topic, 0) == {topic: {"0": EARLIEST}}
+
+
+def test_tombstones_that_may_be_gone(log_broker: Broker, cluster: Cluster, topic: str) -> None:
+    create(cluster, topic, partitions=1, config={"cleanup.policy": "compact"})
+    old_ms = int((time.time() - 48 * 3600) * 1000)
+    feed(log_broker, topic, 5, time_ms=old_ms)
+    feed(log_broker, topic, 5)
+    # All that is not read is younger than a tombstone must be to go; or it is all read.
+    assert begin(cluster, topic, 5) == {topic: {"0": 5}}
+    assert begin(cluster, topic, 10) == {topic: {"0": 10}}
+    # It was fed lately, so that it had the tombstones that are gone.
+    assert begin(cluster, topic, 3, fed_s=time.time() - 3600) == {topic: {"0": 3}}
+    with pytest.raises(RecordsGoneError, match="without a trace") as told:
+        begin(cluster, topic, 3)
+    assert "rebuild orders" in told.value.advice
+
+
+def test_when_it_was_last_fed(tmp_path: Path) -> None:
+    assert last_fed_s(tmp_path) == 0
+    (tmp_path / "commits").mkdir()
+    assert last_fed_s(tmp_path) == 0
+    (tmp_path / "commits" / "0").touch()
+    os.utime(tmp_path / "commits" / "0", (1000, 1000))
+    assert last_fed_s(tmp_path) == 1000
+
+
+def test_letters_are_the_records_as_they_were(
+    log_broker: Broker, cluster: Cluster, topic: str
+) -> None:
+    create(cluster, topic, partitions=1)
+    feed(log_broker, topic, 5, time_ms=1_700_000_000_123)
+    letters = Letters(cluster, f"{topic}.dead", "orders")
+    letters.refused([Refused((n,), f"too {n}", topic, 0, n) for n in (1, 4)], ["id"])
+    found = records(log_broker.bootstrap, f"{topic}.dead")
+    assert letters.written == 2
+    by_key = {each.key(): each for each in found}
+    for number in (1, 4):
+        letter = by_key[str(number).encode()]
+        assert letter.value() == f'{{"id":{number}}}'.encode()
+        assert letter.headers() == [
+            ("trace", b"abc"),
+            ("penstock.error.topic", topic.encode()),
+            ("penstock.error.partition", b"0"),
+            ("penstock.error.offset", str(number).encode()),
+            ("penstock.error.timestamp", b"1700000000123"),
+            ("penstock.error.reason", f"too {number}".encode()),
+            ("penstock.error.sink", b"orders"),
+        ]
