@@ -1,15 +1,27 @@
-"""The seam: what an operator is, and what it is given."""
+"""The seam: what an operator is, and what it is given.
+
+**What is kept** is divided anew when a flow gets another number of shards, by people who know
+nothing of the operator. So a table or value either has the columns by which the operator's rows are
+spread, under the names that they have in its first input or as `_k0`, `_k1` and so on (then a
+column `_nulls` may have a bit for each that is null, and anything in its place); or it is a value
+that is the same in all shards; or one that may be lost, the name of which begins with `HINT`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from penstock.spark.state.store import State
+
+# With what the names of values begin that may be lost: they only spare work.
+HINT: Final = "hint "
+# Which columns of a key are null, a bit for each.
+NULLS: Final = "_nulls"
 
 
 @dataclass(frozen=True, slots=True)

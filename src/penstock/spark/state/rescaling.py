@@ -2,10 +2,11 @@
 
 Rows belong to the shard that Spark's own hash of the operator's key says, so Spark computes it.
 What is known of an operator from outside is by which columns its inputs are spread. The columns of
-its tables that hold the same are found by name, or else by their types at the front of the table's
-key; whether it was the right guess shows the state itself: by it each row must belong to the shard
-in which it is now. What cannot be told, such as values of which only the operator knows what they
-mean, is refused: then the outputs are to be rebuilt from the log, which gives any number of shards.
+its tables and values that hold the same are found by name, or are `_k0`, `_k1` and so on (see
+`operator`), or else those at the front of the table's key; whether it was the right guess shows the
+state itself: by it each row must belong to the shard in which it is now. Values without the key are
+the same in all shards, and so in the new ones. What cannot be told is refused: then the outputs are
+to be rebuilt from the log, which gives any number of shards.
 
 Only what Spark has noted down as done is taken. A micro-batch that was under way is run again then,
 from the state before it, and writes its own anew.
@@ -21,11 +22,13 @@ from uuid import uuid4
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import functions as F  # noqa: N812
 
 from penstock.spark.state import inspecting, layout, store
 from penstock.spark.state.files import Files, StateError
 from penstock.spark.state.layout import Layout
+from penstock.spark.state.operator import HINT, NULLS
 from penstock.spark.state.store import State
 from penstock.spark.state.time import TimesFolder
 
@@ -93,8 +96,10 @@ def _rescale_operator(
         got = inspecting.opened_shard(old, name, shard, version + 1)
         states.append(State() if got is None else got[1])
     fresh = [State() for _ in range(new.shards)]
-    _spread_values(name, states, fresh)
     rows = 0
+    for title in sorted({title for state in states for title in state.values}):
+        if not title.startswith(HINT):
+            rows += _spread_value(spark, name, title, key, states, fresh)
     for title in sorted({title for state in states for title in state.tables}):
         rows += _spread_table(spark, name, title, key, states, fresh)
     if version >= 0:
@@ -104,20 +109,51 @@ def _rescale_operator(
     return rows
 
 
-def _spread_values(name: str, states: list[State], fresh: list[State]) -> None:
-    for title in sorted({title for state in states for title in state.values}):
-        found = [state.values[title] for state in states if title in state.values]
-        if all(len(each) == 0 for each in found) or (
-            len(found) == len(states) and all(each.equals(found[0]) for each in found)
-        ):
-            for state in fresh:
-                state.keep(title, found[0])
-            continue
-        raise StateError(
-            f"operator {name!r} keeps {title!r} as a whole in each shard: it cannot be divided "
-            "otherwise from outside",
-            advice=REBUILD,
-        )
+def _spread_value(
+    spark: SparkSession, name: str, title: str, key: Key, states: list[State], fresh: list[State]
+) -> int:
+    there = [(at, state.values[title]) for at, state in enumerate(states) if title in state.values]
+    found = [rows for _, rows in there]
+    columns = _named(found[0], key)
+    if columns is not None:
+        whole = pa.concat_tables(found, promote_options="permissive").combine_chunks()
+        where = np.repeat([at for at, _ in there], [len(each) for each in found])
+        hashes = _spark_hashes(spark, _with_nulls(whole, columns), key)
+        if (np.mod(hashes, len(states)) == where).all():
+            for at, state in enumerate(fresh):
+                mine = np.mod(hashes, len(fresh)) == at
+                state.keep(title, whole.filter(pa.array(mine)).combine_chunks())
+            return len(whole)
+    if len(found) == len(states) and all(each.equals(found[0]) for each in found):
+        for state in fresh:
+            state.keep(title, found[0])
+        return 0
+    raise StateError(
+        f"operator {name!r} keeps {title!r} as a whole in each shard: it cannot be divided "
+        "otherwise from outside",
+        advice=REBUILD,
+    )
+
+
+def _named(rows: pa.Table, key: Key) -> list[str] | None:
+    """The columns that hold the operator's key, by their names; None if they cannot be told."""
+    for names in ([each for each, _ in key], [f"_k{at}" for at in range(len(key))]):
+        if all(each in rows.column_names for each in names):
+            return names
+    return None
+
+
+def _with_nulls(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
+    """The columns of a key, null where `_nulls` says so."""
+    chosen = rows.select(list(columns))
+    if NULLS not in rows.column_names or list(columns) != [f"_k{at}" for at in range(len(columns))]:
+        return chosen
+    bits = rows[NULLS].combine_chunks().to_numpy(zero_copy_only=False)
+    for at, each in enumerate(columns):
+        missing = pa.array((bits >> at) & 1 == 1)
+        nothing = pa.scalar(None, chosen.schema.field(each).type)
+        chosen = chosen.set_column(at, each, pc.if_else(missing, nothing, chosen[each]))
+    return chosen
 
 
 def _spread_table(
@@ -132,15 +168,15 @@ def _spread_table(
     scans = [table.scan() for _, table in tables]
     whole = pa.concat_tables(scans).combine_chunks()
     where = np.repeat([at for at, _ in tables], [len(each) for each in scans])
-    columns = [each for each, _ in key]
-    if any(each not in whole.column_names for each in columns):
+    columns = _named(whole, key)
+    if columns is None:
         # Named otherwise: the front of the table's key, if the state itself says so.
         columns = list(tables[0][1].key[: len(key)])
         if len(columns) < len(key) or len(whole) < _PROOF or len(states) == 1:
             raise StateError(
                 f"operator {name!r} does not say where the rows of {title!r} belong", advice=REBUILD
             )
-    hashes = _spark_hashes(spark, whole.select(columns), key)
+    hashes = _spark_hashes(spark, _with_nulls(whole, columns), key)
     if not (np.mod(hashes, len(states)) == where).all():
         raise StateError(
             f"operator {name!r} divides {title!r} by something else than {', '.join(columns)}",
@@ -155,7 +191,7 @@ def _spread_table(
 
 def _spark_hashes(spark: SparkSession, rows: pa.Table, key: Key) -> npt.NDArray[np.int64]:
     """Spark's hash of each row's key, in their order."""
-    if not key:
+    if not key or not len(rows):
         return np.zeros(len(rows), np.int64)
     names = [f"c{at}" for at in range(len(key))]
     numbered = rows.rename_columns(names).append_column("_at", pa.array(np.arange(len(rows))))

@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F  # noqa: N812
 
 from penstock.spark.state import Shard, apply
+from penstock.spark.state.operator import HINT
 from penstock.spark.windows.clock import WATERMARK
 from penstock.spark.windows.declare import (
     by_schema,
@@ -45,6 +46,7 @@ KEY: Final = "_penstock_key"
 FROM: Final = "_penstock_from"
 TO: Final = "_penstock_to"
 _MOST_WINDOWS: Final = 10_000
+_FORGOTTEN: Final = f"{HINT}forgotten"
 
 
 def rate(windows: DataFrame, values: Sequence[str]) -> DataFrame:
@@ -196,11 +198,11 @@ class Earlier:
         ends, starts = integers(rows[TO]), integers(rows[FROM])
         size = int((ends - starts).max())
         needed = int(ends.max()) - 2 * size - max(self.offsets_us) - self.late_us
-        kept = shard.state.value("forgotten")
+        kept = shard.state.value(_FORGOTTEN)
         before = None if kept is None else kept["upto_us"][0].as_py()
         if before is not None and needed - before < max(self.offsets_us) // 16:
             return
-        shard.state.keep("forgotten", pa.table({"upto_us": [needed]}))
+        shard.state.keep(_FORGOTTEN, pa.table({"upto_us": [needed]}))
         every = table.scan()
         old = integers(every[FROM]) < needed
         if old.any():
