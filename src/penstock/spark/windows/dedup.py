@@ -12,8 +12,8 @@ answer is the same on every replay, wherever the copies are.
 partition (as those with the same record key are) give the same on every replay; where they are
 spread over partitions, which one is first depends on how fast partitions are read.
 
-Kept are the times of what was let through, until the watermark is `within` past them, and by "time"
-the rows that wait.
+Kept are the times of what was let through, until the watermark is `within` past them or a little
+more, and by "time" the rows that wait.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812
 
-from penstock.spark.state import Shard, apply
+from penstock.spark.state import KeyedTable, Shard, apply
+from penstock.spark.state.keyed import FOUND
+from penstock.spark.state.operator import HINT
 from penstock.spark.windows.clock import WATERMARK, Clock
 from penstock.spark.windows.declare import (
     PLACE,
@@ -52,7 +54,12 @@ Order = Literal["time", "log"]
 ROWS: Final = "rows"
 KEY: Final = "_penstock_key"
 AT: Final = "_penstock_at"
-_SEEN: Final = pa.schema([(KEY, pa.string()), (AT, pa.int64())])
+# Times of a key that are kept are at least `within` apart, so that no two are in one such span.
+SPAN: Final = "_penstock_span"
+_SEEN: Final = pa.schema([(KEY, pa.string()), (SPAN, pa.int64()), (AT, pa.int64())])
+_SWEPT: Final = f"{HINT}swept"
+# All that was seen is gone through after so many parts of `within`.
+_SWEEPS: Final = 8
 
 
 def deduplicated(
@@ -139,21 +146,38 @@ class Deduplicated:
             rows = rows.filter(pa.array(ready))
             places = [each for each in PLACE if each in rows.column_names]
             rows = rows.sort_by([(AT, "ascending"), *((each, "ascending") for each in places)])
-        seen = shard.state.value("seen")
-        seen = self._seen.empty_table() if seen is None else seen
-        chosen = self._chosen(seen, rows)
-        rows = rows.filter(pa.array(chosen))
-        both = pa.concat_tables([seen, rows.select(self._seen.names)])
-        # Nothing that comes is before the watermark, so within the time of nothing older.
-        counts = integers(both[AT]) + self.within_us > clock.watermark_us
-        if len(rows) or not counts.all():
-            shard.state.keep("seen", both.filter(pa.array(counts)).combine_chunks())
+        seen = shard.state.table("seen", self._seen, [KEY, SPAN])
+        if len(rows):
+            spans = integers(rows[AT]) // self.within_us
+            rows = rows.append_column(SPAN, pa.array(spans))
+            rows = rows.filter(pa.array(self._chosen(self._near(seen, rows), rows)))
+            seen.put(rows.select(self._seen.names))
+        self._forget(shard, seen, clock)
         clock.keep(shard)
         return rows.select(self.schema.names)
 
+    def _near(self, seen: KeyedTable, rows: pa.Table) -> pa.Table:
+        """What was let through of the same keys in about the same time."""
+        asked = [
+            pa.table({KEY: rows[KEY], SPAN: pa.array(integers(rows[SPAN]) + step)})
+            for step in (-1, 0, 1)
+        ]
+        found = seen.get(pa.concat_tables(asked))
+        return found.filter(found[FOUND]).select([KEY, AT])
+
+    def _forget(self, shard: Shard, seen: KeyedTable, clock: Clock) -> None:
+        """Nothing that comes is before the watermark, so within the time of nothing older."""
+        kept = shard.state.value(_SWEPT)
+        before = None if kept is None else kept["upto_us"][0].as_py()
+        if before is not None and clock.watermark_us - before < self.within_us // _SWEEPS:
+            return
+        shard.state.keep(_SWEPT, pa.table({"upto_us": [clock.watermark_us]}))
+        every = seen.scan()
+        over = integers(every[AT]) + self.within_us <= clock.watermark_us
+        if over.any():
+            seen.delete(every.filter(pa.array(over)))
+
     def _chosen(self, seen: pa.Table, rows: pa.Table) -> Bools:
-        if not len(rows):
-            return np.empty(0, dtype=np.bool_)
         keys = pa.chunked_array([*seen[KEY].chunks, *rows[KEY].chunks], pa.string())
         numbers = codes([whole(keys)], len(keys))
         at = np.concatenate([integers(seen[AT]), integers(rows[AT])])
