@@ -252,3 +252,16 @@ def test_state_in_a_store_that_is_a_url(tmp_path: Path) -> None:
     other.remove("a/b")
     other.remove_folder("a")
     assert other.names("a") == {}
+
+
+def test_of_several_tries_of_a_version_the_last_counts(tmp_path: Path) -> None:
+    """A table that a flow looks up may have changed in between: the output is of the last try."""
+    place = Place(str(tmp_path))
+    for number in range(20):
+        with opened(place, 0, 0) as state:
+            state.keep("tries", pa.table({"number": [number]}))
+        store._warm.clear()
+        with opened(place, 0, 1) as state:
+            kept = state.value("tries")
+            assert kept is not None
+            assert kept["number"].to_pylist() == [number]

@@ -19,6 +19,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from time import time_ns
 from typing import Any, Final
 from uuid import uuid4
 
@@ -192,7 +193,8 @@ def _forget_old(files: Files, version: int) -> None:
 
 def write(files: Files, version: int, state: State) -> str:
     """Write a version; the name of its file."""
-    name = f"{version}-{uuid4().hex[:12]}.state"
+    # Of several tries of a version the last counts: its output was written, should they differ.
+    name = f"{version}-{time_ns():016x}{uuid4().hex[:8]}.state"
     out = pa.BufferOutputStream()
     saved: dict[int, tuple[object, Section]] = {}
 
