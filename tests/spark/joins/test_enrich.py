@@ -17,8 +17,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from penstock.spark.flows.declare import flow, stream, topic
 from penstock.spark.flows.errors import DeclarationError
-from penstock.spark.joins.tables import enrich
 from penstock.spark.joins.enriching import AsOf, Latest, Shape
+from penstock.spark.joins.tables import enrich
 from penstock.spark.state import Batch, Shard, State, entered
 from penstock.testing import Broker
 from penstock.testing.flows import FlowTester
