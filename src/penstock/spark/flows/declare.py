@@ -142,13 +142,16 @@ def stream(
     may be behind the latest before it *in the same partition of the log*; one that is further
     behind is late. It goes, as it was read, to the topic `late`, which is TOPIC.late unless said
     otherwise, with headers that say where it stood and why it is late; `None` drops it. Either way
-    it is counted. Because the place in the log decides, every replay finds the same records late.
+    it is counted. Because the place in the log decides, every replay finds the same records late
+    (but for partitions that are added to a topic while a flow runs: what they say of times that the
+    flow has told of already is late too).
     A partition that gets no records holds windows open, for something old may still come. With
     `idle`, such as "30 seconds", a partition without news for so long gets a heartbeat, a record
     that only says that time has passed: for streams whose event time is that of the clock.
 
     `start` is where a new flow begins: "earliest" or "latest". `options` go to the source, such as
-    {"maxOffsetsPerTrigger": "100000"}.
+    {"maxOffsetsPerTrigger": "100000"}; a flow with operators reads at most two million records of
+    a stream at once, unless this says otherwise.
     """
     _check_topic(topic)
     if start not in _START:

@@ -45,6 +45,8 @@ _VALUE: Final = "_penstock_value"
 TIME: Final = "_time"
 STAMP: Final = "_timestamp"
 # The key of a record without a value that only says that time has passed.
+# Records of a stream in a micro-batch of a flow with operators.
+MOST_AT_ONCE: Final = 2_000_000
 HEARTBEAT: Final = b"penstock.heartbeat"
 POSITIONS: Final = {name: f"_{name}" for name in reading.POSITION}
 
@@ -146,10 +148,19 @@ def topic_ids(place: Place, declared: Sequence[Stream]) -> tuple[str, ...]:
 # ---- streams -----------------------------------------------------------------------------
 
 
-def open_stream(spark: SparkSession, place: Place, declared: Stream, *, replay: bool) -> DataFrame:
-    """The records of a stream as the source gives them. A replay begins at the log's start."""
+def open_stream(
+    spark: SparkSession, place: Place, declared: Stream, *, replay: bool, bounded: bool = False
+) -> DataFrame:
+    """The records of a stream as the source gives them. A replay begins at the log's start.
+
+    What is `bounded` gives so many at once that a task has room for its share, unless the stream
+    says how many: operators take the rows of a shard as a whole.
+    """
     start = "earliest" if replay else declared.start
     options = place.source(declared.topic, {"startingOffsets": start, **declared.options})
+    said = {each.lower() for each in options}
+    if bounded and not said & {"maxoffsetspertrigger", "minoffsetspertrigger"}:
+        options["maxOffsetsPerTrigger"] = str(MOST_AT_ONCE)
     return spark.readStream.format(FORMAT).options(**options).load()
 
 
