@@ -16,6 +16,7 @@ from penstock.spark import archive as archives
 from penstock.spark import register, session
 from penstock.spark.archive import archive_path, cache_folder, java_options
 from penstock.spark.java import Java, JavaError, find_java, major_of
+from penstock.spark.python import worker_python
 from penstock.spark.session import SessionError, settings_of
 
 JAVA = Java(Path("/opt/java/bin/java"), "17.0.1", 17)
@@ -30,7 +31,7 @@ def test_what_is_set(spark: SparkSession) -> None:
     assert spark.conf.get("spark.sql.execution.arrow.pyspark.enabled") == "true"
     # What the tests asked for goes before.
     assert spark.conf.get("spark.sql.shuffle.partitions") == "2"
-    assert os.environ["PYSPARK_PYTHON"] == sys.executable
+    assert os.environ["PYSPARK_PYTHON"] == worker_python()
 
 
 def test_a_second_session_is_the_first(spark: SparkSession) -> None:
@@ -168,3 +169,27 @@ def test_workers_do_not_look_again_at_what_stays(tmp_path: Path) -> None:
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_workers_do_not_look_into_the_zip_files_of_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SPARK_HOME", raising=False)
+    program = worker_python()
+    assert program != sys.executable
+    zips = ["/spark/python/lib/pyspark.zip", "/spark/python/lib/py4j-0.10.9-src.zip"]
+    tells = "import os, sys; print(os.environ['PYTHONPATH'], sys.executable, *sys.argv)"
+    ran = subprocess.run(
+        [program, "-c", tells, "a b", "c"],
+        env={**os.environ, "PYTHONPATH": ":".join([*zips, "/one place", "/two"])},
+        check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    assert ran.stdout == f"/one place:/two {sys.executable} -c a b c\n"
+    # Another Spark than that of the package brings its own Python side.
+    monkeypatch.setenv("SPARK_HOME", "/spark")
+    assert worker_python() == sys.executable
+
+
+def test_workers_without_a_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("SPARK_HOME", raising=False)
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr("penstock.spark.python.cache_folder", lambda: tmp_path / "file")
+    assert worker_python() == sys.executable

@@ -7,8 +7,8 @@
 
 What is set, and why:
 
-- Workers run the Python of this process and find this package; otherwise they take whatever
-  `python3` is, and the query dies with "failed to connect back".
+- Workers run the Python of this process (see `python`) and find this package; otherwise they take
+  whatever `python3` is, and the query dies with "failed to connect back".
 - Checkpoint files are written by plain renames, without a second file for the checksum: half the
   time of a small micro-batch went there. Only where the machine itself is the cluster; elsewhere
   Spark's own choice stands, for a checkpoint may lie in an object store.
@@ -36,6 +36,7 @@ from pyspark.sql import SparkSession
 from penstock.errors import PenstockError
 from penstock.spark.archive import java_options
 from penstock.spark.java import find_java
+from penstock.spark.python import worker_python
 from penstock.spark.registering import register
 
 _JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
@@ -132,7 +133,7 @@ def settings_of(master: str, given: Mapping[str, str], archive: str) -> dict[str
 def _prepare_workers(master: str) -> None:
     """Workers inherit the environment: the same Python, and this package on its path."""
     if _is_local(master):
-        os.environ["PYSPARK_PYTHON"] = sys.executable
+        os.environ["PYSPARK_PYTHON"] = worker_python()
     else:
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
