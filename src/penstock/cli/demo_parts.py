@@ -46,7 +46,8 @@ class Part:
 
     name: str
     command: Sequence[str]
-    heard: Callable[[str], None]
+    # Given each line of its output, which otherwise goes into the log.
+    heard: Callable[[str], None] | None
     log: Path
     process: subprocess.Popen[bytes] | None = None
     is_ready: bool = False
@@ -83,8 +84,8 @@ class Crew:
     def start(
         self, name: str, command: Sequence[str], heard: Callable[[str], None] | None = None
     ) -> Part:
-        """Start a process; `heard` is given each line of its output."""
-        part = Part(name, command, heard or _nothing, self._folder / "logs" / f"{name}.log")
+        """Start a process; `heard` is given each line of its output, else the log has it."""
+        part = Part(name, command, heard, self._folder / "logs" / f"{name}.log")
         self._parts[name] = part
         self._launch(part)
         return part
@@ -111,17 +112,23 @@ class Crew:
     def _launch(self, part: Part) -> None:
         part.is_ready, part.due = False, None
         part.attempts += 1
+        if part.process is not None:
+            # What it had started goes too, before another takes its place.
+            _end_session(part.process)
         with part.log.open("ab") as log:
             part.process = subprocess.Popen(
                 part.command, cwd=self._folder, env=self._environment, start_new_session=True,
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
+                stdin=subprocess.PIPE, stderr=log,
+                stdout=log if part.heard is None else subprocess.PIPE,
                 preexec_fn=self._before_start,  # noqa: PLW1509
             )  # fmt: skip
-        reader = threading.Thread(
-            target=_listen, args=(part, part.process), name=f"demo-{part.name}", daemon=True
-        )
-        reader.start()
-        part.readers.append(reader)
+        if part.heard is not None:
+            reader = threading.Thread(
+                target=_listen, args=(part.process, part.heard), name=f"demo-{part.name}",
+                daemon=True,
+            )  # fmt: skip
+            reader.start()
+            part.readers.append(reader)
         self._tell()
 
     def _tell(self) -> None:
@@ -240,10 +247,10 @@ def _see(part: Part) -> str:
     return f"All that it said is in {part.log}"
 
 
-def _listen(part: Part, process: subprocess.Popen[bytes]) -> None:
+def _listen(process: subprocess.Popen[bytes], heard: Callable[[str], None]) -> None:
     assert process.stdout is not None
     for line in process.stdout:
-        part.heard(line.decode(errors="replace").rstrip("\n"))
+        heard(line.decode(errors="replace").rstrip("\n"))
     process.stdout.close()
 
 
@@ -267,10 +274,6 @@ def _dies_with_us() -> Callable[[], None] | None:
         library.prctl(_DEATH_SIGNAL, signal.SIGTERM)
 
     return bind
-
-
-def _nothing(_: str) -> None:
-    pass
 
 
 def memory_bytes(pids: Sequence[int]) -> int:

@@ -1,0 +1,212 @@
+"""The shop, as users run it: all derived systems are right at the end, also after each process was
+killed; and what stands in the way of a start is told in one message."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from penstock.cli.demo_parts import Crew, PartError, last_error
+from penstock.cli.demo_view import Seen, Shopkeeper
+from penstock.spark.flows.control import ask
+from penstock.spark.flows.errors import FlowError
+from penstock.spark.sinking.folder import SinkFolder
+from tests.waiting import eventually
+
+SINKS = ("search", "cache", "warehouse", "revenue_by_country", "revenue_by_minute")
+START_S = 300.0
+
+
+class Demo:
+    """`penstock demo` in a process of its own."""
+
+    def __init__(self, data: Path, *options: str) -> None:
+        self.data = data
+        self.log = data.parent / f"{data.name}.log"
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "penstock.cli", "demo", "--data", str(data),
+                 "--listen", "127.0.0.1:0", "--rate", "30", *options],
+                stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+
+    @property
+    def told(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def parts(self) -> dict[str, int]:
+        try:
+            found: dict[str, int] = orjson.loads((self.data / "parts.json").read_bytes())
+        except FileNotFoundError:
+            return {}
+        return found
+
+    def sinks(self) -> dict[str, dict[str, Any]]:
+        try:
+            found = ask(SinkFolder(self.data / ".penstock" / "sinks"), {"do": "list"})
+        except (FlowError, OSError):
+            return {}
+        return {each["name"]: each for each in found}
+
+    def running(self) -> bool:
+        """Whether it is still there; so that nobody waits for what has failed."""
+        assert self.process.poll() is None, self.told
+        return True
+
+    def is_feeding(self) -> bool:
+        """Whether something has come through to each derived system since its start."""
+        assert self.running()
+        sinks = self.sinks()
+        return len(sinks) == len(SINKS) and all(each["put"] for each in sinks.values())
+
+    def kill(self, part: str) -> None:
+        """And wait until it is there again."""
+        pid = self.parts()[part]
+        os.kill(pid, signal.SIGKILL)
+        eventually(lambda: self.running() and self.parts().get(part, pid) != pid, START_S)
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            pids = list(self.parts().values())
+            for pid in (self.process.pid, *pids):
+                try:
+                    os.killpg(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+        self.process.wait()
+
+
+@pytest.fixture
+def demo(tmp_path: Path) -> Iterator[Demo]:
+    made = Demo(tmp_path / "shop")
+    yield made
+    made.end()
+
+
+def equal(told: str) -> set[str]:
+    """The derived systems that the summary calls equal."""
+    words = [line.split() for line in told.splitlines()]
+    return {line[0] for line in words if line and line[0] in SINKS and line[-1] == "equal"}
+
+
+@pytest.mark.timeout(1200)
+def test_whoever_is_killed_all_is_equal_in_the_end(demo: Demo) -> None:
+    eventually(demo.is_feeding, START_S, poll_s=0.5)
+    for part in ("shop", "capture", "broker", "flows"):
+        demo.kill(part)
+    eventually(demo.is_feeding, START_S, poll_s=0.5)
+    demo.process.send_signal(signal.SIGINT)
+    assert demo.process.wait(START_S) == 0, demo.told
+    assert equal(demo.told) == set(SINKS), demo.told
+    assert "had ended; it is started again" in demo.told
+    assert demo.parts() == {}
+
+    # On with what is there, after the end of all of them; for a moment.
+    again = Demo(demo.data, "--keep", "--seconds", "1")
+    try:
+        assert again.process.wait(START_S) == 0, again.told
+        last = again.told[len(demo.told) :] if again.log != demo.log else again.told
+        assert equal(last) == set(SINKS), again.told
+    finally:
+        again.end()
+
+
+# ---- what stands in the way of a start -------------------------------------------------------
+
+
+def refused(data: Path, *options: str, **environment: str) -> str:
+    """What a start that fails says."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "penstock.cli", "demo", "--data", str(data), *options],
+        check=False, capture_output=True, text=True, timeout=120,
+        env={**os.environ, **environment},
+    )  # fmt: skip
+    assert ran.returncode == 1, ran.stdout + ran.stderr
+    assert "Traceback" not in ran.stderr
+    assert ran.stderr.count("error:") == 1
+    assert not (data / "parts.json").exists()
+    return ran.stderr
+
+
+def test_an_occupied_port(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        told = refused(tmp_path / "shop", "--listen", f"127.0.0.1:{port}")
+    assert str(port) in told
+    assert "broker:" in told
+
+
+def test_no_java(tmp_path: Path) -> None:
+    told = refused(tmp_path / "shop", JAVA_HOME=str(tmp_path))
+    assert "JAVA_HOME" in told
+    assert not (tmp_path / "shop").exists()
+
+
+def test_a_database_that_does_not_let_us_in(tmp_path: Path) -> None:
+    told = refused(tmp_path / "shop", "--postgres", "postgresql://me:secret@127.0.0.1:1/test")
+    assert "the database does not let us in" in told
+    assert "secret" not in told
+
+
+def test_a_log_that_is_not_there(tmp_path: Path) -> None:
+    assert "no broker answers at" in refused(tmp_path / "shop", "--kafka", "127.0.0.1:1")
+
+
+def test_a_folder_of_somebody_else(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("mine")
+    assert "not of a demo" in refused(tmp_path)
+    assert (tmp_path / "precious").read_text() == "mine"
+
+
+# ---- the parts -------------------------------------------------------------------------------
+
+
+def test_what_fails_before_it_is_ready_is_not_tried_again(tmp_path: Path) -> None:
+    crew = Crew(tmp_path, os.environ)
+    crew.start("part", [sys.executable, "-c", "import sys; sys.exit('error: no\\n       so do')"])
+    with pytest.raises(PartError, match="no\n       so do"):
+        eventually(crew.look)
+    crew.end_all(["part"], 5)
+    assert crew.parts == {}
+
+
+def test_what_is_killed_is_started_again(tmp_path: Path) -> None:
+    crew = Crew(tmp_path, os.environ)
+    part = crew.start("part", [sys.executable, "-c", "import time; time.sleep(600)"])
+    assert part.process is not None
+    first = part.process.pid
+    os.kill(first, signal.SIGKILL)
+    assert eventually(crew.look) == ["part"]
+    pids: dict[str, int] = orjson.loads((tmp_path / "parts.json").read_bytes())
+    assert pids["part"] != first
+    crew.end_all(["part"], 5)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pids["part"], 0)
+
+
+def test_the_last_error_of_a_log(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert last_error(log) == "it has ended without a word"
+    log.write_text("starting\nerror: first\nerror: second\n       remedy\nafter\n")
+    assert last_error(log) == "second\n       remedy"
+    log.write_text("Traceback\nValueError: x\n\n")
+    assert last_error(log) == "ValueError: x"
+
+
+def test_counts_go_on_over_restarts() -> None:
+    seen = Seen()
+    keeper = Shopkeeper(seen)
+    keeper.hear('{"insert": 5}')
+    keeper.started()
+    keeper.hear("no JSON")
+    keeper.hear('{"insert": 2, "click": 1}')
+    assert seen.done == {"insert": 7, "click": 1}
