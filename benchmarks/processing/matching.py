@@ -46,9 +46,7 @@ def pattern_of_three(asked: Asked) -> Case:
 
         return alarms
 
-    return Case(
-        "pattern", per_batch, lambda bench: bench.topics("payments"), feed, ours, batches=6
-    )
+    return Case("pattern", per_batch, lambda bench: bench.topics("payments"), feed, ours, batches=6)
 
 
 # ---- standing queries --------------------------------------------------------------------

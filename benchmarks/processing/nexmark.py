@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import ModuleType
 from typing import Any, Final
 
@@ -14,7 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from benchmarks.broker.clients import ROOT
 from benchmarks.broker.workloads import progress
 from benchmarks.frame import Asked, Cells
-from benchmarks.processing.harness import Bench, Nowhere, bench, note
+from benchmarks.processing.harness import Bench, Nowhere, Ran, bench, note
 from penstock.spark import flow, stream, topic
 from penstock.spark.flows.declare import Flow, Stream
 
@@ -190,21 +191,26 @@ def measure(asked: Asked) -> Cells:
         for turn in range(rounds):
             read = _Read(one, per_batch)
             for name, made in _flows(per_batch, turn).items():
-                runs = {"penstock": lambda made=made: one.ours(made)}
+                _run(cells, name, "penstock", partial(one.ours, made))
                 if name in PLAIN:
-                    runs["plain"] = lambda name=name: one.plain(PLAIN[name](read), name)
-                for system, job in runs.items():
-                    try:
-                        ran = job()
-                    except Exception as error:
-                        # One query less is no reason to lose the others.
-                        told = str(error).splitlines()[:1]
-                        progress(f"  {name} {system} failed: {type(error).__name__}: {told}")
-                        continue
-                    note(name, system, ran)
-                    cells.setdefault(name, {}).setdefault(system, []).append(ran.rate)
-                    spent = cells.setdefault(f"{name}_cpu", {})
-                    spent.setdefault(system, []).append(ran.cpu_us)
+                    _run(cells, name, "plain", partial(_plain, one, name, read))
                 shutil.rmtree(one.folder / f"plain-{name}", ignore_errors=True)
                 shutil.rmtree(one.folder / f"ours-{made.name}", ignore_errors=True)
     return cells
+
+
+def _plain(one: Bench, name: str, read: _Read) -> Ran:
+    return one.plain(PLAIN[name](read), name)
+
+
+def _run(cells: Cells, name: str, system: str, job: Callable[[], Ran]) -> None:
+    try:
+        ran = job()
+    except Exception as error:
+        # One query less is no reason to lose the others.
+        told = (str(error).splitlines() or [""])[0]
+        progress(f"  {name} {system} failed: {type(error).__name__}: {told}")
+        return
+    note(name, system, ran)
+    cells.setdefault(name, {}).setdefault(system, []).append(ran.rate)
+    cells.setdefault(f"{name}_cpu", {}).setdefault(system, []).append(ran.cpu_us)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final, Literal
 
 import numpy as np
@@ -152,7 +153,7 @@ def view(asked: Asked) -> Cells:
         _orders(bench, ids, known, 0)
         _customers(bench, ids, 0)
 
-    def feeding(per_batch: int, salt: int) -> object:
+    def feeding(per_batch: int, salt: int) -> Callable[[Bench, int, int], None]:
         def feed(bench: Bench, first: int, batches: int) -> None:
             n = np.arange(first * per_batch, (first + batches) * per_batch, dtype=np.int64)
             changed = mixed(n, salt, known)
@@ -186,7 +187,7 @@ def view(asked: Asked) -> Cells:
         note("view", "penstock", one.ours(ours(LOADED_AT_ONCE)), warming=True)
         fed = 0
         for salt, (name, per_batch) in enumerate(sizes.items()):
-            case = Case(name, per_batch, prepare, feeding(per_batch, salt + 20), ours)  # type: ignore[arg-type]
+            case = Case(name, per_batch, prepare, feeding(per_batch, salt + 20), ours)
             found, fed = measure(case, asked, one, fed=fed)
             cells.update(found)
     return cells
