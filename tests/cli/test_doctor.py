@@ -80,3 +80,21 @@ def test_databases_of_the_project(tmp_path: Path) -> None:
     gone = [each for what, each in found.items() if what.startswith("capture gone")]
     assert any(each["level"] == "failure" for each in gone)
     assert found["extra postgres"]["level"] == "ok"
+
+
+def test_sinks_are_read_as_when_they_are_fed(
+    tmp_path: Path, at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project(tmp_path, '[sinks.good]\ntopic = "t"\nurl = "sqlite:///shop.db"\n\n'
+            '[sinks.wrong]\ntopic = "t"\nurl = "sqlite:///x.db"\nfields = "id nothing"\n\n'
+            '[sinks.other]\nurl = "sqlite:///x.db"\n')  # fmt: skip
+    (tmp_path / "inner").mkdir()
+    monkeypatch.chdir(tmp_path / "inner")
+    found = findings()
+    # A relative path is meant from where the project file is.
+    assert str(tmp_path / "shop.db") in found["sink good"]["found"]
+    assert found["sink good"]["level"] == "ok"
+    assert found["sink wrong"]["level"] == "failure"
+    assert "no type is called 'nothing'" in found["sink wrong"]["found"]
+    assert "line 8" in found["sink wrong"]["found"]
+    assert "sinks.other.topic is missing" in found["sink other"]["found"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sqlite3
@@ -9,13 +10,29 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from queue import Queue
+from threading import Thread
+from typing import Any
 from uuid import uuid4
 
 import pytest
 
+from penstock.cli import project
+from penstock.cli.sinks_alerts import SinkAlerts
+from penstock.cli.sinks_file import read
+from penstock.sinks import Position, Schema, open_sink
+from penstock.sinks.webhook import WebhookSink
 from penstock.spark.archive import MODE_VARIABLE
+from penstock.spark.flows.manager import Settings
+from penstock.spark.flows.supervisor import Policy, State
+from penstock.spark.sinking.fields import from_text
 from penstock.spark.sinking.folder import SinkFolder
+from penstock.spark.sinking.manager import SinkManager, _Unit
+from penstock.spark.sinking.spec import SinkSpec
+from penstock.testing.sinks import changes, never
 from tests.cli.runner import Ran, run
 from tests.spark.sinking.changelog import Changelog, Row, table
 from tests.waiting import eventually
@@ -97,6 +114,95 @@ def test_a_store_that_is_not_there(folder: Path, at: str, topic: str) -> None:
     assert "127.0.0.1:1" in status["error"]
 
 
+def test_how_far_it_is_behind_when_nothing_feeds_it(
+    folder: Path, at: str, topic: str, seed: int
+) -> None:
+    Changelog(at, topic, seed, partitions=1).feed(10)
+    declare(folder, GOOD.format(topic=topic) + 'max_lag = "1ms"\n')
+    schema = Schema.of(from_text("id bigint"), "id")
+    with open_sink(f"sqlite:///{folder}/shop.db?table=orders") as sink:
+        sink.open(schema)
+        done = changes(schema, [{"id": 1}], [], since=0, until=3)
+        sink.apply(replace(done, position=Position({(topic, 0): 3})), never)
+    (status,) = run("sinks", "list", "--json").ok().json
+    assert status["lag"] >= 7
+    assert 0 <= status["lag_s"] < 600
+    assert status["alarming"]
+
+
+def test_no_password_is_ever_told(folder: Path, at: str, topic: str) -> None:
+    for url in (
+        "postgresql://me:geheim@127.0.0.1:1/x",
+        "mariadb://me:geheim@127.0.0.1:1/x",
+        "redis://:geheim@127.0.0.1:1/0",
+        "opensearch+http://me:geheim@127.0.0.1:1/x",
+        "webhook+http://me:geheim@127.0.0.1:1/x?secret=geheim",
+        "postgresql://me:geheim@127.0.0.1:x/x",
+        "postgresql://me:geheim/x@127.0.0.1/x",
+        "redis://:geheim#@127.0.0.1:1/0",
+        "redis://:geheim@127.0.0.1:1/none",
+    ):
+        declare(folder, f'[sinks.orders]\ntopic = "{topic}"\nurl = "{url}"\n')
+        for command in (["list"], ["wait", "orders", "--record", "0:0", "--timeout", "10ms"]):
+            ran = run("sinks", *command)
+            assert "geheim" not in ran.out + ran.err, (url, command)
+            assert "Traceback" not in ran.err
+
+
+def test_webhooks_remember_in_the_folder_of_the_project(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for option, wanted in (("", "orders.webhook.db"), ("?state=sent.db", "sent.db")):
+        url = f"webhook+http://127.0.0.1:1/x{option}"
+        declare(folder, f'[sinks.orders]\ntopic = "t"\nurl = "{url}"\n')
+        (folder / "elsewhere").mkdir(exist_ok=True)
+        monkeypatch.chdir(folder / "elsewhere")
+        with read(project.load(None), "orders").sink() as sink:
+            assert isinstance(sink, WebhookSink)
+            assert sink._file == folder / wanted
+
+
+def test_alarms_are_sent(tmp_path: Path) -> None:
+    got: Queue[dict[str, Any]] = Queue()
+
+    class Receiver(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            got.put(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Receiver)
+    thread = Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        alerts = SinkAlerts({"orders": f"http://127.0.0.1:{server.server_port}/x", "other": ""})
+        spec = SinkSpec("orders", "t", f"sqlite:///{tmp_path}/s.db", max_lag_s=5.0)
+        spark: Any = None
+        manager = SinkManager(spark, [spec], SinkFolder(tmp_path), Settings("127.0.0.1:1"))
+        manager.on_alarm = alerts
+        unit = manager._live["orders"] = _Unit(spec, Policy())
+        steps: list[tuple[float, State]] = [(1.0, "running"), (6.0, "running"), (9.0, "running"),
+                             (0.0, "running"), (0.0, "failed")]  # fmt: skip
+        for lag_s, state in steps:
+            unit.lag, unit.lag_s, unit.life.state = int(lag_s), lag_s, state
+            unit.applied.position = Position()
+            manager._watch_lag(unit)
+        told = [got.get(timeout=60) for _ in range(3)]
+        assert [(each["alert"], each["state"]) for each in told] == [
+            ("sink-lag", "firing"), ("sink-lag", "ended"), ("sink-failed", "firing"),
+        ]  # fmt: skip
+        assert told[0]["text"] == "sink orders is 6 records and 6 s behind t"
+        assert got.empty()
+        manager.close()
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
 @contextmanager
 def feeding(folder: Path, at: str) -> Iterator[subprocess.Popen[bytes]]:
     with (folder / "run.log").open("ab") as log:
@@ -146,5 +252,6 @@ def test_killed_and_started_again_it_is_what_the_topic_says(
 def _position(folder: Path) -> bool:
     if not (folder / "shop.db").exists():
         return False
-    ran = run("sinks", "list", "--json")
-    return any(each["position"] for each in ran.json) if ran.status == 0 else False
+    with open_sink(f"sqlite:///{folder}/shop.db?table=orders") as sink:
+        found = sink.position()
+    return found is not None and bool(found.offsets)

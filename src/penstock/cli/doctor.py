@@ -291,14 +291,10 @@ def _capture(known: project.Project, name: str) -> Iterator[Finding]:
 
 
 def _sink(known: project.Project, name: str) -> Iterator[Finding]:
-    from penstock.sinks import open_sink
+    from penstock.cli.sinks_file import read
 
-    settings = known.named("sinks")[name]
-    with known.explained(f"sinks.{name}"):
-        url = settings.get("url")
-        if not isinstance(url, str):
-            raise known.error(f"sinks.{name}", f"sinks.{name} has no url")
-        with open_sink(url, settings.get("options", {}), name=name) as sink:
-            at = sink.position()
-            told = "reached, not made yet" if at is None else f"reached, read to {at}"
-            yield Finding("ok", f"sink {name}", f"{sink.target}: {told}")
+    spec = read(known, name)
+    with spec.sink() as sink:
+        at = sink.position()
+        told = "reached, not made yet" if at is None else f"reached, read to {at}"
+        yield Finding("ok", f"sink {name}", f"{sink.target}: {told}")

@@ -294,11 +294,14 @@ def _sinks(
     settings: Settings,
     resolve: Callable[[str], str] = str,
 ) -> tuple[SinkManager, SinkFolder]:
+    from penstock.cli.sinks_alerts import SinkAlerts
     from penstock.spark.sinking.folder import SinkFolder
     from penstock.spark.sinking.manager import SinkManager
 
     folder = SinkFolder(data)
-    return SinkManager(spark, specs, folder, settings, resolve), folder
+    made = SinkManager(spark, specs, folder, settings, resolve)
+    made.on_alarm = SinkAlerts({each.name: each.alert_webhook for each in specs})
+    return made, folder
 
 
 def need_spark() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -136,7 +137,8 @@ def list_command(
     """List the sinks: how they get on, how far they are behind, and what went wrong.
 
     `lag` is the number of records in the topic that are not in the store, `behind` the age of the
-    newest record in the store if there are newer ones. An exclamation mark says that it is above
+    newest record in the store if there are newer ones (of the oldest that is not in the store, if
+    nothing feeds it). An exclamation mark says that it is above
     the sink's `max_lag`.
 
     \b
@@ -164,26 +166,31 @@ def list_command(
 def _at_rest(spec: SinkSpec, folder: SinkFolder, place: Place) -> dict[str, Any]:
     """A sink that nobody feeds, as its store, the broker and the last who fed it tell."""
     from penstock.spark.flows.progress import Progress
-    from penstock.spark.sinking.manager import SinkStatus, ends_of, lag_of
+    from penstock.spark.sinking.manager import SinkStatus, ends_of, lag_of, unread_since
 
     record = folder.sink(spec.name)
     alive = {"starting", "running", "waiting", "stopping"}
     state = "paused" if record.paused else record.state
     if state in alive:
         state = f"{state}, then killed"
-    error, advice, position, lag = record.error, record.advice, None, None
+    error, advice, position = record.error, record.advice, None
+    lag: int | None = None
+    lag_s: float | None = None
     try:
         with spec.sink() as sink:
             position = sink.position()
         if position is not None:
-            lag, _ = lag_of(position, ends_of(place, {spec.topic}), spec.topic, 0.0)
+            ends = ends_of(place, {spec.topic})
+            lag, lag_s = lag_of(position, ends, spec.topic, 0.0)
+            since = unread_since(place, spec.topic, position, ends) if lag else None
+            lag_s = lag_s if since is None else max(0.0, time.time() - since)
     except PenstockError as trouble:
         error, advice = error or str(trouble), advice or trouble.advice
     return SinkStatus(
         name=spec.name, state=state, rebuilding=False, restarts=0, error=error, advice=advice,
         retry_in_s=None, progress=Progress(), topic=spec.topic, store=spec.shown,
-        position={} if position is None else position.as_json(), lag=lag, lag_s=None,
-        alarming=False, put=0, deleted=0,
+        position={} if position is None else position.as_json(), lag=lag, lag_s=lag_s,
+        alarming=state == "failed" or (lag_s or 0.0) > spec.max_lag_s, put=0, deleted=0,
     ).as_dict()  # fmt: skip
 
 
@@ -346,16 +353,18 @@ def rebuild(sink: Name, yes: Yes = False, data: Data = DEFAULT_DATA, file: File 
       penstock sinks rebuild orders
       penstock sinks rebuild orders --yes
     """
-    _folder(data)
+    folder = _folder(data)
     spec = named(project.load(file), sink)
     if not yes and not output.confirm(f"read {spec.topic} again, into a new {spec.shown}?"):
         output.say("nothing was changed")
         return
+    if _running(folder) is None:
+        # First what an earlier one has left: it must not be taken for what is begun now.
+        with spec.sink() as live:
+            live.beside(fresh=True).close()
     if _tell(sink, "rebuild", data, file, rebuilding=True):
         output.say(f"{sink} is being rebuilt beside the old one")
         return
-    with spec.sink() as live:
-        live.beside(fresh=True).close()
     output.say(f"nothing runs now: the next `penstock run` or `penstock sinks run` rebuilds {sink}")
 
 
@@ -387,7 +396,11 @@ def remove(
     if _tell(sink, "remove", data, file, paused=True):
         _until_stopped(folder, sink)
     if not keep_store:
+        from penstock.sinks.webhook import NotForWebhooksError
+
         with spec.sink() as store:
+            with suppress(NotForWebhooksError):
+                store.beside(fresh=True).close()
             store.remove()
     if _running(folder) is None:
         folder.forget_sink(sink)

@@ -17,14 +17,21 @@ _FILES: Final = ("sqlite", "duckdb", "tantivy", "delta", "parquet")
 
 def declared(found: project.Project) -> list[SinkSpec]:
     """All sinks of the project; ConfigError, with the line, if one is wrong."""
+    return [read(found, name) for name in found.named("sinks")]
+
+
+def read(found: project.Project, name: str) -> SinkSpec:
+    """One section; ConfigError, with the line, if it is wrong."""
+    from penstock.sinks.stores import parse
     from penstock.spark.sinking.spec import from_config
 
-    specs = []
-    for name, settings in found.named("sinks").items():
-        with found.explained(f"sinks.{name}"):
-            spec = from_config(name, settings)
-        specs.append(replace(spec, url=_from_there(spec.url, found)))
-    return specs
+    with found.explained(f"sinks.{name}"):
+        spec = from_config(name, found.named("sinks")[name])
+    if spec.url.startswith("webhook+") and found.path is not None:
+        # What was sent must be known wherever the command is run.
+        told = parse(spec.url, spec.options, name).option("state") or f"{name}.webhook.db"
+        spec = replace(spec, options={**spec.options, "state": str(found.folder.resolve() / told)})
+    return replace(spec, url=_from_there(spec.url, found))
 
 
 def named(found: project.Project, name: str) -> SinkSpec:

@@ -34,6 +34,8 @@ from typing import Any, Final, Literal
 import orjson
 import pyarrow as pa
 import redis
+from redis.backoff import ExponentialBackoff
+from redis.retry import Retry
 
 from penstock.errors import ConfigError
 from penstock.sinks import rows as coding
@@ -62,6 +64,9 @@ CHUNK_BYTES: Final = 8 << 20
 KEY_BYTES_MAX: Final = 64 << 10
 _TIMEOUT_S: Final = 30.0
 _OPEN_ATTEMPTS: Final = 10
+_RETRIES: Final = 3
+_RETRY_S: Final = 0.02
+_RETRY_MAX_S: Final = 0.5
 _SCAN_COUNT: Final = 2000
 _FENCED: Final = 0
 
@@ -405,6 +410,8 @@ def _client(address: Address) -> redis.Redis:
         ssl=address.scheme == "rediss",
         socket_timeout=timeout_s,
         socket_connect_timeout=timeout_s,
+        # Soon again, for a connection that was closed meanwhile; who feeds the sink tries later.
+        retry=Retry(ExponentialBackoff(cap=_RETRY_MAX_S, base=_RETRY_S), _RETRIES),
     )
 
 

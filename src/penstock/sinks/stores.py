@@ -111,8 +111,14 @@ def parse(url: str, options: Mapping[str, object] | None = None, name: str = "")
     try:
         parts = urlsplit(url)
         port = parts.port
-    except ValueError as error:
-        raise ConfigError(f"{url.partition('?')[0]!r} is no URL: {error}") from None
+    except ValueError:
+        # What it says may be a part of the password.
+        kind = url.partition(":")[0]
+        raise ConfigError(
+            f"the URL of the {kind} store cannot be read: its host or port is wrong",
+            advice="It is KIND://USER:PASSWORD@HOST:PORT/PATH; write / as %2F, @ as %40, : as %3A, "
+            "# as %23 and ? as %3F in a password.",
+        ) from None
     if parts.scheme not in KINDS:
         raise ConfigError(
             f"no kind of store is called {parts.scheme!r}"

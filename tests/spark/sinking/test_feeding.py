@@ -14,8 +14,10 @@ from pyspark.sql import SparkSession
 
 from penstock.client.connection import Cluster
 from penstock.client.topics import create
+from penstock.sinks import Position
 from penstock.spark.flows.manager import Settings
 from penstock.spark.flows.supervisor import Policy
+from penstock.spark.sinking.feeding import Feeding
 from penstock.spark.sinking.folder import SinkFolder
 from penstock.spark.sinking.manager import SinkManager
 from penstock.spark.sinking.spec import SinkSpec
@@ -106,7 +108,12 @@ def _check_letters(broker: Broker, topic: str) -> None:
 
 
 def test_rebuilt_beside_while_another_fails_alone(
-    spark: SparkSession, log_broker: Broker, topic: str, tmp_path: Path, seed: int
+    spark: SparkSession,
+    log_broker: Broker,
+    topic: str,
+    tmp_path: Path,
+    seed: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     store = tmp_path / "shop.db"
     log = Changelog(log_broker.bootstrap, topic, seed)
@@ -121,9 +128,27 @@ def test_rebuilt_beside_while_another_fails_alone(
         # Someone has spoilt the table; rebuilding mends it, and it goes on afterwards.
         with closing(sqlite3.connect(store)) as connection, connection:
             connection.execute("UPDATE orders SET name = 'spoilt'")
+        seen: list[tuple[Position | None, Position | None]] = []
+        switch, start = Feeding.switch, Feeding.start
+
+        def watched(built: Feeding) -> None:
+            seen.append((built.applied.position, manager._live["orders"].applied.position))
+            switch(built)
+
+        def begun(feeding: Feeding) -> None:
+            start(feeding)
+            log.feed(10)
+
+        monkeypatch.setattr(Feeding, "switch", watched)
+        monkeypatch.setattr(Feeding, "start", begun)
         manager.answer({"do": "rebuild", "sink": "orders"})
         until(manager, lambda: not any(each.rebuilding for each in manager.status()))
         until(manager, lambda: _status(manager)["state"] == "running")
+        # The table does not go back in time.
+        ((new, old),) = seen
+        assert new is not None
+        assert old is not None
+        assert new.reaches(old)
         log.feed(50)
         until(manager, lambda: _at_end(manager, log_broker, topic))
         assert rows_in(store, "orders") == table(log_broker.bootstrap, topic)
@@ -161,7 +186,7 @@ def test_a_topic_that_was_made_again_is_noticed(
         create(cluster, topic, partitions=1)
     spec = SinkSpec("orders", topic, f"sqlite:///{tmp_path}/s.db", key=("id",), fields="id bigint",
                     format="json")  # fmt: skip
-    from penstock.sinks import Position, Schema
+    from penstock.sinks import Schema
     from penstock.spark.sinking.fields import from_text
     from penstock.testing.sinks import changes, never
 

@@ -5,12 +5,14 @@ threads: no sink waits for another, and one that fails for good stops alone.
 
 **Lag** is measured against the log itself, also for sinks that wait, are paused or have failed:
 records that are in the topic and not in the store, and how long ago the newest record in the store
-was written, if there are newer ones. A sink whose lag in seconds passes its `max_lag` is alarming:
-told once in the log, and shown until it has caught up.
+was written, if there are newer ones (after a start, the oldest that is not in it). A sink whose lag
+in seconds passes its `max_lag`, one that cannot be started for so long, and one that has failed are
+alarming: told once in the log, and shown until it has caught up.
 
 **Rebuilding.** A second query fills a store beside the old one, from the start of the topic to what
-is there when it begins. Then the first is stopped, the new store takes the place of the old, and
-the sink goes on from there.
+is there when it begins, and then what has come since. Then the first is stopped, the second reads
+the rest, the new store takes the place of the old, which so does not go back in time, and the sink
+goes on from there.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.client.metadata import LATEST, Metadata, offsets
+from penstock.client.reading import read_batches
 from penstock.errors import PenstockError
 from penstock.sinks.contract import Position
 from penstock.spark.flows.inputs import Place
@@ -43,7 +46,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 STEP_S: Final = 0.2
+# How often what is built beside follows the old store, while that goes on.
+MOST_ROUNDS: Final = 2
 MEASURE_S: Final = 2.0
+UNREAD_TIMEOUT_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +91,10 @@ class _Unit:
         self.work: Future[None] | None = None
         self.stop_wanted = False
         self.switching = False
+        self.rounds = 0
+        self.begun_s = time.monotonic()
+        # Since when the store lacks what it lacks, and where it was when that was looked at.
+        self.unread: tuple[Position, float | None] | None = None
         self.lag: int | None = None
         self.lag_s: float | None = None
         self.alarming = False
@@ -116,6 +126,7 @@ class SinkManager:
         self._measuring: Future[None] | None = None
         self.broken: Failure | None = None
         self.on_change: Callable[[SinkStatus], None] = lambda status: None
+        self.on_alarm: Callable[[SinkStatus], None] = lambda status: None
 
     # ---- the loop ------------------------------------------------------------------------
 
@@ -293,6 +304,8 @@ class SinkManager:
         """What was built beside has caught up: it takes the place of the old store."""
         name = rebuilt.spec.name
         live = self._live[name]
+        if live.life.state == "running" and self._follow(rebuilt, live, MOST_ROUNDS):
+            return
         if not live.life.is_ended:
             if live.life.state != "stopping":
                 self._do(live, live.life.stop())
@@ -300,6 +313,8 @@ class SinkManager:
         if live.work is not None or rebuilt.work is not None:
             return
         if not rebuilt.switching:
+            if self._follow(rebuilt, live, MOST_ROUNDS + 1):
+                return
             assert rebuilt.feeding is not None
             rebuilt.switching = True
             rebuilt.work = self._pool.submit(rebuilt.feeding.switch)
@@ -310,6 +325,17 @@ class SinkManager:
         self._remember(live, rebuilding=False, topic_id=rebuilt.feeding.topic_id)
         log.info("sink %s was rebuilt", name)
         self._go_on(live)
+
+    def _follow(self, rebuilt: _Unit, live: _Unit, most: int) -> bool:
+        """Read once more what has come to the old store since; whether that is to be done."""
+        old, new = live.applied.position, rebuilt.applied.position
+        if old is None or new is None or new.reaches(old) or rebuilt.rounds >= most:
+            return False
+        rebuilt.rounds = most if most > MOST_ROUNDS else rebuilt.rounds + 1
+        assert rebuilt.feeding is not None
+        rebuilt.feeding.close()
+        self._do(rebuilt, rebuilt.life.restart())
+        return True
 
     # ---- lag -----------------------------------------------------------------------------
 
@@ -323,23 +349,45 @@ class SinkManager:
         self._measuring = self._pool.submit(self._measure_all)
 
     def _measure_all(self) -> None:
-        units = [unit for unit in self._units() if unit.applied.position is not None]
+        units = self._units()
+        known = [unit for unit in units if unit.applied.position is not None]
         try:
-            ends = ends_of(self._place, {unit.spec.topic for unit in units})
+            ends = ends_of(self._place, {unit.spec.topic for unit in known})
+            for unit in known:
+                self._measure_one(unit, ends)
         except PenstockError as error:
             log.debug("the log does not say where it ends: %s", error)
-            return
         for unit in units:
-            assert unit.applied.position is not None
-            topic = self._place.resolve(unit.spec.topic)
-            unit.lag, unit.lag_s = lag_of(unit.applied.position, ends, topic, unit.applied.newest_s)
-            alarming = unit.lag_s is not None and unit.lag_s > unit.spec.max_lag_s
-            if alarming and not unit.alarming:
-                log.warning(
-                    "sink %s is %s records and %.0f s behind %s",
-                    unit.spec.name, unit.lag, unit.lag_s, topic,
-                )  # fmt: skip
-            unit.alarming = alarming
+            self._watch_lag(unit)
+
+    def _measure_one(self, unit: _Unit, ends: Mapping[tuple[str, int], int]) -> None:
+        at = unit.applied.position
+        assert at is not None
+        topic = self._place.resolve(unit.spec.topic)
+        lag, lag_s = lag_of(at, ends, topic, unit.applied.newest_s)
+        if lag_s is None:
+            if unit.unread is None or unit.unread[0] != at:
+                unit.unread = at, unread_since(self._place, topic, at, ends)
+            since = unit.unread[1]
+            lag_s = None if since is None else max(0.0, time.time() - since)
+        unit.lag, unit.lag_s = lag, lag_s
+
+    def _watch_lag(self, unit: _Unit) -> None:
+        most_s = unit.spec.max_lag_s
+        behind = unit.lag_s is not None and unit.lag_s > most_s
+        lost = unit.applied.position is None and time.monotonic() - unit.begun_s > most_s
+        rests = unit.life.state in {"stopped", "finished"}
+        alarming = unit.life.state == "failed" or behind or (lost and not rests)
+        if alarming == unit.alarming:
+            return
+        unit.alarming = alarming
+        status = self._status(unit)
+        if alarming:
+            log.warning(
+                "sink %s (%s) is %s records and %s s behind %s", unit.spec.name, unit.life.state,
+                unit.lag, "?" if unit.lag_s is None else round(unit.lag_s), unit.spec.topic,
+            )  # fmt: skip
+        self.on_alarm(status)
 
     # ---- what is kept, questions and commands ----------------------------------------------
 
@@ -454,6 +502,35 @@ def ends_of(place: Place, topics: set[str]) -> dict[tuple[str, int], int]:
         return offsets(
             cluster, dict.fromkeys(wanted, LATEST), isolation="read_committed", metadata=metadata
         )
+
+
+def unread_since(
+    place: Place, topic: str, at: Position, ends: Mapping[tuple[str, int], int]
+) -> float | None:
+    """When the oldest record was written that a store lacks, in seconds since 1970."""
+    behind = {
+        number: at.offsets.get((name, number), 0)
+        for (name, number), end in ends.items()
+        if name == topic and at.offsets.get((name, number), 0) < end
+    }
+    oldest: list[float] = []
+    if not behind:
+        return None
+    try:
+        with place.cluster() as cluster:
+            seen: set[int] = set()
+            for number, batch in read_batches(
+                cluster, topic, start={n: o for n, o in behind.items() if o},
+                partitions=sorted(behind), timeout_s=UNREAD_TIMEOUT_S,
+            ):  # fmt: skip
+                if number not in seen:
+                    seen.add(number)
+                    oldest.append(batch.column("timestamp")[0].as_py().timestamp())
+                if len(seen) == len(behind):
+                    break
+    except PenstockError as error:
+        log.debug("the log does not say since when %s is behind: %s", topic, error)
+    return min(oldest, default=None)
 
 
 def lag_of(

@@ -12,8 +12,9 @@ change events as capture writes them, "json" for rows as JSON objects; found out
 
 Further settings: `options` of the store; `dead_letters`, the topic for what cannot be read or taken
 (TOPIC.dead unless said otherwise); `max_records` of one micro-batch; `every`, the least time
-between two; `max_lag`, the delay from which an alarm is raised; `time_unit` of times that are
-numbers ("us", "ms" or "s"); `decimals`, "precise" for Connect's base64, or "text".
+between two; `max_lag`, the delay from which an alarm is raised; `alert_webhook`, the URL that is
+told when an alarm begins and ends, by a POST of JSON; `time_unit` of times that are numbers ("us",
+"ms" or "s"); `decimals`, "precise" for Connect's base64, or "text".
 """
 
 from __future__ import annotations
@@ -34,12 +35,13 @@ FORMATS: Final = ("debezium", "json")
 DECIMALS: Final = ("precise", "text")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
+_WEB: Final = re.compile(r"https?://[^\s/]+(/\S*)?")
 _EVERY: Final = re.compile(r"\d+ (milli)?(second|minute|hour)s?")
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)?")
 _SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
 _SETTINGS: Final = (
     "topic", "url", "key", "fields", "format", "options", "dead_letters", "max_records", "every",
-    "max_lag", "time_unit", "decimals",
+    "max_lag", "time_unit", "decimals", "alert_webhook",
 )  # fmt: skip
 
 
@@ -60,6 +62,7 @@ class SinkSpec:
     max_lag_s: float = MAX_LAG_S
     time_unit: str = ""
     decimals: str = ""
+    alert_webhook: str = field(default="", repr=False)
 
     @property
     def shown(self) -> str:
@@ -108,6 +111,7 @@ def from_config(name: str, found: Any) -> SinkSpec:
         max_lag_s=settings.seconds("max_lag", MAX_LAG_S),
         time_unit=settings.choice("time_unit", tuple(UNITS)),
         decimals=settings.choice("decimals", DECIMALS),
+        alert_webhook=settings.text("alert_webhook", pattern=_WEB),
     )
     _check(spec, path)
     return spec
@@ -148,7 +152,11 @@ class _Settings:
         if not isinstance(value, str) or not value.strip():
             raise ConfigError(f"{self.path}.{name} must be a text, not {value!r}")
         if pattern is not None and not pattern.fullmatch(value):
-            raise ConfigError(f"{self.path}.{name} cannot be {value!r}")
+            raise ConfigError(
+                f"{self.path}.{name} cannot be {value!r}"
+                if pattern is not _WEB
+                else f"{self.path}.{name} must be a URL with http:// or https://"
+            )
         return value
 
     def names(self, name: str) -> tuple[str, ...]:
