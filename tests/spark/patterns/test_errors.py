@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import pyarrow as pa
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from penstock.spark.patterns import PatternError, PatternLimitError, PatternTextError, begin
 from penstock.spark.patterns.text import recognized
@@ -125,3 +127,22 @@ def test_combinations_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     with pytest.raises(PatternLimitError, match="possibilities from one first row"):
         Trial.sql(f"PARTITION BY card ORDER BY at {text}", ROWS).run()
+
+
+WORDS = (
+    "PARTITION BY k ORDER BY t MEASURES A.p AS q LAST(B.p) ONE ROW PER MATCH ALL ROWS PER MATCH "
+    "AFTER MATCH SKIP TO NEXT ROW PATTERN ( A B+ C* ) {2,3} {- -} | ? ^ PERMUTE( , NOT WITHIN "
+    "INTERVAL '1' HOUR SUBSET = DEFINE AS p < PREV ( final classifier() 'x ` ; -- /* {999999} "
+    "{,} {0} 1e9 é CASE WHEN"
+).split(" ")  # noqa: SIM905
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.one_of(st.lists(st.sampled_from(WORDS), max_size=14).map(" ".join), st.text(max_size=20)))
+@example("-- nothing but a comment")
+def test_whatever_is_written_is_a_pattern_or_an_error_with_its_place(text: str) -> None:
+    try:
+        recognized(text)
+    except PatternTextError as error:
+        assert error.line > 0  # noqa: PT017
+        assert error.column > 0  # noqa: PT017

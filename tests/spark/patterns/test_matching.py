@@ -54,6 +54,12 @@ def either(a: bool | None, b: bool | None) -> bool | None:
     return None if a is None or b is None else False
 
 
+def both(a: bool | None, b: bool | None) -> bool | None:
+    if a is False or b is False:
+        return False
+    return None if a is None or b is None else True
+
+
 def previous(rows: Sequence[Row], path: Path, column: str, back: int = 1) -> Any:
     at = path[-1][0] - back
     return rows[at][column] if at >= 0 else None
@@ -75,15 +81,17 @@ MENU: dict[str, Condition] = {
         last(r, p, "", "s") == "x",
     ),
     "v > prev(v)": lambda r, p: less(previous(r, p, "v"), last(r, p, "", "v")),
-    "v <= 4 and v > prev(v, 2)": lambda r, p: less(previous(r, p, "v", 2), last(r, p, "", "v")),
+    "v <= 4 and v > prev(v, 2)": lambda r, p: both(
+        less(last(r, p, "", "v"), 5), less(previous(r, p, "v", 2), last(r, p, "", "v"))
+    ),
     "v > a.v": lambda r, p: less(last(r, p, "a", "v"), last(r, p, "", "v")),
     "a.v is null or v + 1 > last(a.v)": lambda r, p: either(
         last(r, p, "a", "v") is None,
         less(last(r, p, "a", "v"), plus(last(r, p, "", "v"), 1)),
     ),
     "count(b.*) < 2": lambda r, p: len(of(r, p, "b", "v")) < 2,
-    "sum(b.v) + v > 3 and v < 5": lambda r, p: less(
-        3, plus(total(of(r, p, "b", "v")), last(r, p, "", "v"))
+    "sum(b.v) + v > 3 and v < 5": lambda r, p: both(
+        less(3, plus(total(of(r, p, "b", "v")), last(r, p, "", "v"))), less(last(r, p, "", "v"), 5)
     ),
     "v >= avg(a.v)": lambda r, p: (
         None

@@ -29,6 +29,7 @@ _TYPES: dict[str, T.DataType] = {
     "DOUBLE": T.DoubleType(),
     "VARCHAR": T.StringType(),
     "BOOLEAN": T.BooleanType(),
+    "INTERVAL": T.DayTimeIntervalType(),
     "TIMESTAMP": T.TimestampType(),
     "TIMESTAMP WITH TIME ZONE": T.TimestampType(),
     '"NULL"': T.NullType(),

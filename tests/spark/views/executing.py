@@ -23,6 +23,13 @@ def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
+def alike(value: Any) -> Any:
+    """Values of keys that SQL takes for the same: both zeros, and every NaN."""
+    if isinstance(value, float):
+        return "nan" if value != value else value + 0.0  # noqa: PLR0124
+    return value
+
+
 @dataclass(slots=True)
 class Arrow:
     """An engine over Arrow tables. States stay from micro-batch to micro-batch, by stage."""
@@ -97,7 +104,7 @@ class Arrow:
     def _keys(self, rows: pa.Table, key: Sequence[str]) -> list[int]:
         if not key:
             return [0] * len(rows)
-        values = zip(*(rows[each].to_pylist() for each in key), strict=True)
+        values = zip(*(map(alike, rows[each].to_pylist()) for each in key), strict=True)
         return [sum(map(ord, repr(each))) % self.shards for each in values]
 
 
@@ -116,7 +123,7 @@ class Maintained:
         key = key_of(self.plan)
         seen = set()
         for row in found:
-            own = tuple(row[each] for each in key)
+            own = tuple(alike(row[each]) for each in key)
             assert own not in seen, f"{own} twice in {found}"
             seen.add(own)
             if row[DELETED]:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import random
+import re
+from decimal import Decimal
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from penstock.spark.state import Shard, State
 from penstock.spark.views import exact
-from penstock.spark.views.aggregating import Aggregate, Aggregated
+from penstock.spark.views.aggregating import Aggregate, Aggregated, AggregateError
 from penstock.spark.views.columns import SIGN
 from penstock.spark.views.lists import LONG_LIST
 from penstock.spark.views.refusing import ViewError
@@ -64,6 +69,35 @@ def test_sums_of_floats_leave_nothing_behind() -> None:
     assert exact.rounded(back) == floats[:1]
 
 
+def summed(values: list[Any], kind: pa.DataType, function: Any = "sum") -> Any:
+    """One value in each micro-batch; those in tuples are taken away again."""
+    group = Aggregate((), (), (Aggregated("s", function, "v", kind, "sum(o.v)"),), net=True)
+    shard = Shard(0, 1, 0, None, State())
+    for each in values:
+        gone = isinstance(each, tuple)
+        value = each[0] if isinstance(each, tuple) else each
+        rows = pa.table({"v": pa.array([value], kind), SIGN: [not gone]})
+        found = group.process(shard, {"rows": rows}).to_pylist()
+    return found[0]["s"]
+
+
+def test_sums_that_grow_past_their_type_are_told() -> None:
+    most, least = 2**63 - 1, -(2**63)
+    assert summed([most], pa.int64()) == most
+    assert summed([most, least], pa.int64()) == -1
+    assert summed([least, (least,), 5], pa.int64()) == 5
+    assert summed([0, most, most], pa.int64(), "avg") == pytest.approx(2 * most / 3)
+    for two in ([most, 1], [least, -1]):
+        with pytest.raises(AggregateError, match=r"sum\(o.v\) does not fit bigint"):
+            summed(two, pa.int64())
+    large = Decimal(10) ** 37 * 9
+    with pytest.raises(AggregateError, match="does not fit decimal"):
+        summed([large, large], pa.decimal128(38, 0))
+    assert summed([large, (large,), Decimal(1)], pa.decimal128(38, 0)) == 1
+    with pytest.raises(AggregateError, match=r"sum\(o.v\) is not possible.* string"):
+        _ = Aggregated("s", "sum", "v", pa.string(), "sum(o.v)").type
+
+
 @pytest.mark.parametrize(
     ("sql", "place", "reason"),
     [
@@ -95,3 +129,31 @@ def test_what_cannot_be_maintained(sql: str, place: str, reason: str) -> None:
     line, mark = told.splitlines()[-2:]
     assert line.strip() in sql
     assert mark.index("^") == int(place.split(":")[1]) + 1
+
+
+WORDS = (
+    "SELECT FROM WHERE orders o id amount country JOIN LEFT ON = < ( ) , . * count( sum( GROUP BY "
+    "HAVING DISTINCT UNION ALL AS WITH t 1 'a' 'b ` ; -- /* CASE WHEN END NOT IN OVER cast( now() "
+    "[ ] INTERVAL VALUES LATERAL USING FILTER CREATE TABLE DELETE ROLLUP 1e999 é"
+).split(" ")  # noqa: SIM905
+GOOD = (
+    "SELECT country, count(*) AS n FROM orders o LEFT JOIN customers c ON o.customer_id = c.id "
+    "WHERE amount > 3 GROUP BY country HAVING count(*) > 1"
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.one_of(
+        st.lists(st.sampled_from(WORDS), max_size=10).map(" ".join),
+        st.tuples(st.sampled_from(range(25)), st.sampled_from(WORDS)).map(
+            lambda put: " ".join([*GOOD.split()[: put[0]], put[1], *GOOD.split()[put[0] + 1 :]])
+        ),
+        st.text(max_size=20),
+    )
+)
+def test_whatever_is_written_is_a_view_or_an_error_with_its_place(sql: str) -> None:
+    try:
+        plan(sql, TABLES)
+    except ViewError as error:
+        assert re.match(r"\d+:\d+: ", str(error))  # noqa: PT017

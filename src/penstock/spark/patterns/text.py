@@ -208,7 +208,9 @@ def _split(text: str) -> dict[str, tuple[int, int]]:
     if depth:
         raise Text.of(text, LABEL).error("a bracket is not closed", len(text))
     found: dict[str, tuple[int, int]] = {}
-    stop = all_tokens[-1].end if all_tokens else 0
+    if not heads:
+        return found
+    stop = all_tokens[-1].end
     ends = [start for _, start, _ in heads[1:]] + [stop]
     for (name, start, content), end in zip(heads, ends, strict=True):
         if name in found:

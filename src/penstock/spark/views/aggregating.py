@@ -9,7 +9,7 @@ there, and count distinct does too.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import ROUND_HALF_UP, Decimal, localcontext
 from typing import Any, Final, Literal
 
@@ -43,6 +43,10 @@ from penstock.spark.views.netting import INPUT, emptied
 Function = Literal["count", "sum", "avg", "min", "max", "count distinct"]
 FUNCTIONS: Final = ("count", "sum", "avg", "min", "max", "count distinct")
 _MOST_DIGITS: Final = 38
+# Of decimals with so many digits there cannot be enough rows to go past the most.
+_SAFE_DIGITS: Final = 27
+_HALF: Final = 32
+_LOW: Final = (1 << _HALF) - 1
 _COUNT: Final = "_count"
 _VALUE, _TIMES = "_value", "_times"
 
@@ -60,6 +64,8 @@ class Aggregated:
     argument: str | None = None
     # Of the argument.
     kind: pa.DataType | None = None
+    # As it was written, for messages.
+    text: str = field(default="", compare=False)
 
     @property
     def type(self) -> pa.DataType:
@@ -80,13 +86,17 @@ class Aggregated:
         if pa.types.is_integer(kind) or pa.types.is_floating(kind):
             return pa.float64()
         raise AggregateError(
-            f"{self.function} of {self.argument} is not possible: it is {kind}",
+            f"{self.told} is not possible: its argument is {kind}",
             advice="Sums and averages are of numbers; use cast(... as ...) if it holds some.",
         )
 
     @property
+    def told(self) -> str:
+        return self.text.replace("`", "") or f"{self.function} of {self.argument}"
+
+    @property
     def summed(self) -> pa.DataType:
-        """How a sum is kept."""
+        """How a sum is kept; of integers these are the lower halves, beside the upper ones."""
         assert self.kind is not None
         if pa.types.is_decimal(self.kind):
             return pa.decimal128(_MOST_DIGITS, self.kind.scale)
@@ -124,6 +134,8 @@ class Aggregate:
         for at, each in enumerate(self.results):
             if each.function in {"sum", "avg"}:
                 fields.append(pa.field(f"_sum{at}", each.summed))
+                if pa.types.is_integer(each.summed):
+                    fields.append(pa.field(f"_top{at}", pa.int64()))
             elif each.function in {"min", "max"}:
                 fields.append(pa.field(f"_end{at}", each.type))
             if each.argument is not None and each.function not in {"min", "max"}:
@@ -232,20 +244,30 @@ class _Work:
             return
         count = _sums(self.numbers[there], self.weights[there], len(self.keys))
         self.columns[f"_some{at}"] = _plus(self.old, f"_some{at}", count)
-        if each.function != "count":
-            self.columns[f"_sum{at}"] = self._sum(f"_sum{at}", each.summed, column)
+        if each.function == "count":
+            return
+        if pa.types.is_integer(each.summed):
+            self._integers(at, column)
+        else:
+            self.columns[f"_sum{at}"] = self._sum(f"_sum{at}", each, column)
 
-    def _sum(self, name: str, kind: pa.DataType, column: pa.Array) -> pa.Array:
-        old = whole(self.old[name])
+    def _integers(self, at: int, column: pa.Array) -> None:
+        """Halves of 32 bits are added up apart: whole numbers could go past 64 bits unnoticed."""
+        numbers = column.cast(pa.int64()).fill_null(0).to_numpy()
+        for name, half in ((f"_sum{at}", numbers & _LOW), (f"_top{at}", numbers >> _HALF)):
+            more = _sums(self.numbers, half * self.weights, len(self.keys))
+            self.columns[name] = _plus(self.old, name, more)
+
+    def _sum(self, name: str, each: Aggregated, column: pa.Array) -> pa.Array:
+        old, kind = whole(self.old[name]), each.summed
         if kind == exact.TYPE:
             return exact.added(old, self.numbers, column, self.weights)
-        if pa.types.is_integer(kind):
-            numbers = column.cast(pa.int64()).fill_null(0).to_numpy()
-            return _plus(self.old, name, _sums(self.numbers, numbers * self.weights, len(old)))
         # What was there takes part as a row of its own: sums of decimals keep their type.
         signed_ = pc.if_else(pa.array(self.weights > 0), column, pc.negate(column)).cast(kind)
         parts = pa.concat_arrays([old.fill_null(Decimal(0)), signed_])
         groups = np.concatenate([np.arange(len(old), dtype=np.int64), self.numbers])
+        if column.type.precision > _SAFE_DIGITS:
+            _check_digits(parts, groups, len(old), each)
         summed = (
             pa.table([pa.array(groups), parts], names=["g", "v"])
             .group_by("g")
@@ -354,25 +376,55 @@ def _result(at: int, each: Aggregated, state: pa.Table) -> pa.Array:
     counts = some.fill_null(0).to_numpy()
     none = counts == 0
     total = whole(state[f"_sum{at}"])
+    if pa.types.is_integer(total.type):
+        return _of_halves(total, whole(state[f"_top{at}"]), counts, each)
     if total.type == exact.TYPE:
         divisor = counts.tolist() if each.function == "avg" else None
         return pa.array(exact.rounded(total, divisor), each.type, mask=none)
     if each.function == "sum":
         return pc.if_else(pa.array(none), pa.scalar(None, each.type), _fitted(total, each))
-    if pa.types.is_integer(total.type):
-        sums = total.fill_null(0).to_numpy().astype(np.float64)
-        return pa.array(sums / np.where(none, 1, counts), pa.float64(), mask=none)
     return _decimal_average(total.to_pylist(), counts.tolist(), each.type)
+
+
+def _of_halves(low: pa.Array, top: pa.Array, counts: Indices, each: Aggregated) -> pa.Array:
+    """Sum or average of integers whose halves were added up apart."""
+    lows, tops = (half.fill_null(0).to_numpy() for half in (low, top))
+    carried = tops + (lows >> _HALF)
+    none = counts == 0
+    fits = (carried >= -(1 << (_HALF - 1))) & (carried < 1 << (_HALF - 1))
+    if each.function == "avg":
+        wide = carried.astype(np.float64) * 2.0**_HALF + (lows & _LOW)
+        exactly = ((carried << _HALF) | (lows & _LOW)).astype(np.float64)
+        sums = np.where(fits, exactly, wide)
+        return pa.array(sums / np.where(none, 1, counts), pa.float64(), mask=none)
+    if not fits.all():
+        raise AggregateError(
+            f"{each.told} does not fit bigint any more",
+            advice="Sum wider numbers: sum(cast(... as decimal(28, 0))).",
+        )
+    return pa.array((carried << _HALF) | (lows & _LOW), pa.int64(), mask=none)
+
+
+def _check_digits(parts: pa.Array, groups: Indices, count: int, each: Aggregated) -> None:
+    """AggregateError for sums past what decimals can hold, which Arrow would not notice."""
+    sums = np.zeros(count)
+    np.add.at(sums, groups, parts.cast(pa.float64()).fill_null(0).to_numpy())
+    if (np.abs(sums) >= 10.0 ** (_MOST_DIGITS - parts.type.scale)).any():
+        raise _too_large(each)
+
+
+def _too_large(each: Aggregated) -> AggregateError:
+    return AggregateError(
+        f"{each.told} does not fit {each.type} any more",
+        advice="Cast the column to fewer digits, or to double.",
+    )
 
 
 def _fitted(total: pa.Array, each: Aggregated) -> pa.Array:
     try:
         return total.cast(each.type)
-    except pa.ArrowInvalid as error:
-        raise AggregateError(
-            f"sum of {each.argument} does not fit {each.type}: {error}",
-            advice="Cast the column to a smaller scale.",
-        ) from error
+    except pa.ArrowInvalid:
+        raise _too_large(each) from None
 
 
 def _decimal_average(sums: list[Any], counts: list[int], kind: pa.DataType) -> pa.Array:

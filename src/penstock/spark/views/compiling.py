@@ -209,7 +209,7 @@ class Compiler(Generic[Frame]):
         for each in node.results:
             own = arguments[each.argument.sql()] if each.argument is not None else None
             kind = schema.field(own).type if own is not None else None
-            results.append(Aggregated(each.name, each.function, own, kind))
+            results.append(Aggregated(each.name, each.function, own, kind, each.text))
         kinds = tuple(schema.field(name).type for name in names)
         group = Aggregate(names, kinds, tuple(results), net)
         return self._engine.apply({INPUT: rows}, group, names, group.out)

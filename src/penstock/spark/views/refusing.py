@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -13,6 +16,18 @@ from penstock.errors import PenstockError
 from penstock.spark.views.expressions import Expression
 
 DIALECT = "spark"
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """What the parser makes of statements that are none of ours is told by our own errors."""
+    log = logging.getLogger("sqlglot")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 class ViewError(PenstockError):
@@ -34,7 +49,8 @@ class Text:
     def parsed(self, *, into: type[Expression] | None = None) -> Expression:
         """The expression that the text is; ViewError if it is none."""
         try:
-            found = sqlglot.parse_one(self.sql, dialect=DIALECT, into=into)
+            with _quiet():
+                found = sqlglot.parse_one(self.sql, dialect=DIALECT, into=into)
         except ParseError as error:
             first = error.errors[0] if error.errors else {}
             at = self._offset(int(first.get("line") or 1), int(first.get("col") or 1))
