@@ -68,7 +68,7 @@ format: $(SETUP_STAMP) ## Format the code and mend what can be mended without th
 	@$(BIN)/ruff format .
 
 .PHONY: bench
-bench: bench-broker bench-consumers bench-spark bench-capture bench-processing ## Run every benchmark
+bench: bench-broker bench-consumers bench-spark bench-capture bench-processing bench-sync ## Run every benchmark
 
 .PHONY: bench-broker
 bench-broker: setup kafka-jars ## Compare the broker with Kafka, NATS, RabbitMQ and Redis
@@ -91,6 +91,10 @@ bench-capture: setup debezium-jars ## Compare capture with Debezium's embedded e
 .PHONY: bench-processing
 bench-processing: setup spark-jars ## Compare windows, joins, views and patterns with plain Spark
 	@$(BIN)/python -m benchmarks.processing $(ARGS)
+
+.PHONY: bench-sync
+bench-sync: setup ## Measure how soon and how fast derived stores follow a database
+	@$(BIN)/python -m benchmarks.sync $(ARGS)
 
 .PHONY: soak
 soak: setup ## Run the tests that take long: crashes by the hundred, frames by the million

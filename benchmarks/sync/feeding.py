@@ -1,0 +1,96 @@
+"""A sink fed as `penstock run` feeds it, each of its commits noted with the time.
+
+A commit is noted when the store's `apply` has returned: by the contract of sinks whoever reads the
+store then sees it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from penstock.sinks.contract import Applied, Aside, Changes, Position, Sink
+from penstock.spark.flows.manager import Settings
+from penstock.spark.sinking.folder import SinkFolder
+from penstock.spark.sinking.manager import SinkManager
+from penstock.spark.sinking.spec import SinkSpec
+
+TIMEOUT_S: Final = 300.0
+_STEP_S: Final = 0.05
+
+
+@dataclass(slots=True)
+class Commits:
+    """When a store had reached which position."""
+
+    at_us: list[int] = field(default_factory=list)
+    positions: list[Position] = field(default_factory=list)
+
+    def note(self, position: Position) -> None:
+        self.at_us.append(time.time_ns() // 1000)
+        self.positions.append(position)
+
+    def records(self, number: int) -> int:
+        """How many records lie before a commit."""
+        return sum(self.positions[number].offsets.values())
+
+    def visible_us(self, place: tuple[str, int], offsets: NDArray[np.int64]) -> NDArray[np.int64]:
+        """When each of these records of a partition was in the store."""
+        ends = np.array([each.offsets.get(place, 0) for each in self.positions], np.int64)
+        found = np.searchsorted(ends, offsets, side="right")
+        return np.array(self.at_us, np.int64)[found]
+
+
+@dataclass(frozen=True)
+class Noted(SinkSpec):
+    """A sink whose commits are noted."""
+
+    commits: Commits = field(default_factory=Commits)
+
+    def sink(self) -> Sink:
+        made: Any = SinkSpec.sink(self)
+        apply: Callable[[Changes, Aside], Applied] = made.apply
+
+        def noted(changes: Changes, aside: Aside) -> Applied:
+            done = apply(changes, aside)
+            self.commits.note(changes.position)
+            return done
+
+        made.apply = noted
+        sink: Sink = made
+        return sink
+
+
+@contextmanager
+def fed(spark: Any, bootstrap: str, spec: Noted, folder: Path) -> Iterator[Callable[..., None]]:
+    """Feed it; what is given looks after it until something is so."""
+    manager = SinkManager(spark, [spec], SinkFolder(folder), Settings(bootstrap))
+    manager.start()
+    pause = threading.Event()
+
+    def until(check: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not check():
+            manager.step()
+            if manager.failed:
+                raise RuntimeError(f"{spec.name}: {manager.status()[0].error}")
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"{spec.name}: not within {timeout_s:.0f} s")
+            pause.wait(_STEP_S)
+
+    try:
+        yield until
+    finally:
+        manager.stop()
+        deadline = time.monotonic() + TIMEOUT_S
+        while not manager.step() and time.monotonic() < deadline:
+            pause.wait(_STEP_S)
+        manager.close()
