@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer
@@ -13,9 +14,14 @@ from confluent_kafka import Producer
 from penstock.client.connection import Cluster
 from penstock.client.metadata import EARLIEST, Metadata
 from penstock.client.topics import create, delete
-from penstock.sinks import Position, Refused
+from penstock.errors import ConfigError
+from penstock.sinks import FencedError, OutOfStepError, Position, Refused
+from penstock.spark.flows.inputs import Place
 from penstock.spark.sinking.errors import RecordsGoneError, TopicReplacedError
+from penstock.spark.sinking.feeding import Feeding
+from penstock.spark.sinking.learning import parser_of
 from penstock.spark.sinking.letters import Letters
+from penstock.spark.sinking.spec import SinkSpec
 from penstock.spark.sinking.starting import Store, last_fed_s, starting
 from penstock.testing import Broker
 from tests.spark.sinking.changelog import records
@@ -126,3 +132,24 @@ def test_letters_are_the_records_as_they_were(
             ("penstock.error.reason", f"too {number}".encode()),
             ("penstock.error.sink", b"orders"),
         ]
+
+
+def test_avro_is_told_before_all_of_it_is_put_aside(
+    log_broker: Broker, cluster: Cluster, topic: str, tmp_path: Path
+) -> None:
+    create(cluster, topic, partitions=1)
+    producer = Producer({"bootstrap.servers": log_broker.bootstrap})
+    producer.produce(topic, b"\0\0\0\0\1\2", b"k")
+    assert producer.flush(60) == 0
+    spec = SinkSpec("orders", topic, f"sqlite:///{tmp_path}/s.db", key=("id",))
+    with pytest.raises(ConfigError, match="Avro"):
+        parser_of(spec, cluster, topic, None)
+
+
+def test_a_store_that_was_put_back_is_fed_again(log_broker: Broker, tmp_path: Path) -> None:
+    spec = SinkSpec("orders", "t", f"sqlite:///{tmp_path}/s.db")
+    spark: Any = None
+    feeding = Feeding(spark, spec, Place(log_broker.bootstrap, {}, str), tmp_path)
+    assert feeding.explain(OutOfStepError("the store is at 3")).retriable
+    # Two who write in turn would fence each other for ever.
+    assert not feeding.explain(FencedError("another writes")).retriable

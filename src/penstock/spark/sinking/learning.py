@@ -27,6 +27,8 @@ from penstock.spark.sinking.parsing import Format, Parser
 from penstock.spark.sinking.spec import SinkSpec
 
 SAMPLES: Final = 500
+# The first byte of records whose schema is in a registry.
+_AVRO: Final = b"\0"
 
 
 def parser_of(spec: SinkSpec, cluster: Cluster, topic: str, stored: Schema | None) -> Parser:
@@ -34,6 +36,11 @@ def parser_of(spec: SinkSpec, cluster: Cluster, topic: str, stored: Schema | Non
     known = bool(spec.fields) and bool(spec.key) and bool(spec.format)
     samples = [] if known else list(_samples(cluster, topic))
     values = [value for _, value in samples if value is not None]
+    if values and all(value[:1] == _AVRO for value in values):
+        raise ConfigError(
+            f"sink {spec.name!r}: the records of {topic} are Avro, or other bytes, and not JSON",
+            advice="Capture the table as JSON, or let a flow read the Avro and write to the store.",
+        )
     documents = [document for document in map(_json, values) if isinstance(document, dict)]
     rows, wrapped = _rows(documents)
     format_: Format = cast("Format", spec.format or ("debezium" if rows is not None else "json"))
