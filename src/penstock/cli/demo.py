@@ -42,7 +42,17 @@ DATABASE: Final = "SHOP_DATABASE"
 CACHE: Final = "SHOP_CACHE"
 ORDER: Final = ("shop", "flows", "capture", "broker")
 CAPTURED: Final = ("shop.customers", "shop.products", "shop.orders")
-DRAIN_S: Final = 120.0
+DRAIN_S: Final = 180.0
+# The whole demo is to fit beside other things; and with some dozen rows in a micro-batch, compiling
+# and adapting a plan takes longer than running it.
+SMALL: Final = (
+    "spark.driver.memory=1g",
+    "spark.ui.enabled=false",
+    "spark.sql.adaptive.enabled=false",
+    "spark.sql.codegen.wholeStage=false",
+    "spark.sql.codegen.factoryMode=NO_CODEGEN",
+    "spark.python.factory.idleWorkerMaxPoolSize=2",
+)
 _STEP_S: Final = 0.25
 _QUICK_STOP_S: Final = 10.0
 
@@ -113,6 +123,8 @@ class Plan:
                                  "PENSTOCK_MASTER", "PENSTOCK_METRICS"}}  # fmt: skip
         given[project.VARIABLE] = str(self.data / project.FILE_NAME)
         given["PYTHONUNBUFFERED"] = "1"
+        # Of the C library: by default each thread may keep much of what it gave back.
+        given.setdefault("MALLOC_ARENA_MAX", "2")
         return given | self.secrets
 
     @property
@@ -378,8 +390,7 @@ class _Demo:
         from penstock.cli.demo_parts import penstock
 
         view.stage(f"starting Spark on {self._plan.master}; the shop opens")
-        # Small: the whole demo is to fit beside other things.
-        small = ("--conf", "spark.driver.memory=1g", "--conf", "spark.ui.enabled=false")
+        small = [part for each in SMALL for part in ("--conf", each)]
         self._crew.start("flows", penstock(
             "run", "flows.py", "--bootstrap", self._bootstrap, "--master", self._plan.master,
             *small, "--plain", "--report", "10s", "--tries", "30",
