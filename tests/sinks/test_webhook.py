@@ -8,10 +8,12 @@ import socket
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from standardwebhooks import Webhook
 
@@ -20,11 +22,12 @@ from penstock.sinks import (
     NotReadableError,
     Position,
     Refused,
+    Schema,
     StoreError,
     StoreUnreachableError,
     open_sink,
 )
-from penstock.sinks.webhook import NotForWebhooksError
+from penstock.sinks.webhook import NotForWebhooksError, _messages
 from penstock.testing.sinks import PLACE, SIMPLE, TOPIC, SinkKit, Store, changes, never
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
@@ -203,3 +206,17 @@ def test_wrong_options_are_told(tmp_path: Path) -> None:
         with pytest.raises(StoreError):
             sink.open(SIMPLE)
     assert json.dumps(sink.target) == '"webhook+http://localhost/x"'
+
+
+def test_rows_of_one_place_have_ids_of_their_own() -> None:
+    """All rows of a flow's batch stand at the same place: each must be delivered."""
+    schema = Schema.of([pa.field("id", pa.int64())], "id")
+    batch = changes(schema, [{"id": 1}, {"id": 2}], [(3,)], since=0, until=1)
+    one = pa.concat_tables([batch.upserted_at.slice(0, 1)] * 2)
+    batch = replace(batch, upserted_at=one, deleted_at=one.slice(0, 1))
+    ids = [each.id for each in _messages(batch, schema, "row")]
+    assert len(set(ids)) == 3
+    # Sent again, they are the same.
+    assert [each.id for each in _messages(batch, schema, "row")] == ids
+    alone = changes(schema, [{"id": 1}], [], since=7, until=8)
+    assert [each.id for each in _messages(alone, schema, "row")] == ["kit.changes-0-7"]
