@@ -13,6 +13,11 @@ once the watermark says that none can come any more. A null in `on` equals nothi
 What comes out: the columns of `on`, then all others of the left and of the right; where names clash
 those of the right begin with `right_` (or what `prefix` says), as does its event time.
 
+**What follows a join.** A pair comes when the later of the two does, so its `_time`, that of the
+left, may be long past for a window or another join after it. Make it the later of both first,
+withColumn("_time", F.greatest("_time", "right__time")); to the time of a row that came alone add
+the end of the bound, for so long it has waited.
+
 Kept are the rows of each side that something may still match: of the left until the watermark is
 past its time and the end of the bound, of the right likewise.
 """
@@ -40,7 +45,7 @@ from penstock.spark.windows.declare import (
     refused,
     spark_schema,
 )
-from penstock.spark.windows.errors import WindowError
+from penstock.spark.windows.errors import STRAY, WindowError
 from penstock.spark.windows.grouping import Bools, Ints, codes, integers, placed_in, whole
 from penstock.spark.windows.spans import Span
 
@@ -185,7 +190,7 @@ class Within:
             raise WindowError(
                 f"an event came that is {clock.watermark_before_us - integers(fresh[AT]).min()} us "
                 f"before the watermark, so that what it matches may be forgotten",
-                advice="Join by the event time of the streams, `_time`, as it is.",
+                advice=STRAY,
             )
 
     def _keys(self, sides: Sequence[_Side]) -> dict[str, Ints]:

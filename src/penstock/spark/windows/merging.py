@@ -21,7 +21,7 @@ from penstock.spark.state import Shard
 from penstock.spark.state.store import KeyedTable
 from penstock.spark.windows.aggregates import Aggregate
 from penstock.spark.windows.clock import Clock
-from penstock.spark.windows.errors import WindowError
+from penstock.spark.windows.errors import STRAY, WindowError
 from penstock.spark.windows.grouping import Bools, Groups, by_codes, codes, integers, whole
 from penstock.spark.windows.multisets import Counts, Multiset
 from penstock.spark.windows.shapes import Panes, Placed, Shape
@@ -155,7 +155,7 @@ class Windows:
                 f"an event of {pa.scalar(at, _TIME).as_py()} came although the watermark "
                 f"says that nothing before "
                 f"{pa.scalar(clock.watermark_before_us, _TIME).as_py()} would",
-                advice="Let the time of windows be the event time of the stream, `_time`, as it is",
+                advice=STRAY,
             )
         kept.put(self._with_kept(kept, fresh))
         for number, (name, counted) in enumerate(sets.items(), start=1):

@@ -41,7 +41,7 @@ from penstock.spark.windows.declare import (
     spark_schema,
     value_of,
 )
-from penstock.spark.windows.errors import WindowError
+from penstock.spark.windows.errors import STRAY, WindowError
 from penstock.spark.windows.grouping import Bools, Ints, codes, integers, placed_in, whole
 from penstock.spark.windows.merging import END, FINAL, START
 from penstock.spark.windows.multisets import Distinct
@@ -132,28 +132,34 @@ class Sliding:
         rows = self._kept.empty_table() if kept is None else kept
         if fresh is not None:
             if (integers(fresh[AT]) < clock.watermark_before_us).any():
-                raise WindowError(
-                    "an event came that is before the watermark",
-                    advice="Let the time be the event time of the streams, `_time`, as it is.",
-                )
+                raise WindowError("an event came that is before the watermark", advice=STRAY)
             rows = pa.concat_tables([rows, fresh.select(self._kept.names).cast(self._kept)])
-        places = [(each, "ascending") for each in PLACE if each in rows.column_names]
-        rows = rows.append_column("_k", pa.array(codes([rows[KEY]], len(rows))))
-        rows = rows.sort_by([("_k", "ascending"), (AT, "ascending"), *places])
-        keys, at = integers(rows["_k"]), integers(rows[AT])
+        keys, at = codes([rows[KEY]], len(rows)), integers(rows[AT])
         due = (at >= clock.watermark_before_us) & (at < clock.watermark_us)
-        found = self._finished(rows, keys, at, np.flatnonzero(due))
+        found = self._of_due(rows, keys, at, due)
         if fresh is not None or due.any():
             stays = at >= clock.watermark_us - self.size_us
-            shard.state.keep(
-                ROWS, rows.filter(pa.array(stays)).select(self._kept.names).combine_chunks()
-            )
+            shard.state.keep(ROWS, rows.filter(pa.array(stays)).combine_chunks())
         clock.keep(shard)
         return found
 
-    def _finished(self, rows: pa.Table, keys: Ints, at: Ints, due: Ints) -> pa.Table:
-        if not len(due):
+    def _of_due(self, rows: pa.Table, keys: Ints, at: Ints, due: Bools) -> pa.Table:
+        """What comes out; only keys of which something is due are put in order."""
+        if not due.any():
             return self.schema.empty_table()
+        wanted = np.zeros(int(keys.max()) + 1, dtype=np.bool_)
+        wanted[keys[due]] = True
+        chosen = np.flatnonzero(wanted[keys])
+        some = rows.take(pa.array(chosen)).append_column("_k", pa.array(keys[chosen]))
+        some = some.append_column("_due", pa.array(due[chosen]))
+        places = [(each, "ascending") for each in PLACE if each in rows.column_names]
+        some = some.sort_by([("_k", "ascending"), (AT, "ascending"), *places])
+        is_due = np.asarray(whole(some["_due"]).to_numpy(zero_copy_only=False), dtype=np.bool_)
+        return self._finished(
+            some, integers(some["_k"]), integers(some[AT]), np.flatnonzero(is_due)
+        )
+
+    def _finished(self, rows: pa.Table, keys: Ints, at: Ints, due: Ints) -> pa.Table:
         low = placed_in(keys, at, keys[due], at[due] - self.size_us, "left")
         high = placed_in(keys, at, keys[due], at[due], "right")
         events = rows.select(self.columns.names).take(pa.array(due))
