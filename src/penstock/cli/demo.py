@@ -356,6 +356,10 @@ class _Demo:
                 return
             # At the same place, if it has to be started again.
             self._crew.again("broker", self._broker_command(self._bootstrap))
+            # Commands of other terminals find it by the project file.
+            file = self._plan.data / project.FILE_NAME
+            text = file.read_text(encoding="utf-8")
+            file.write_text(text.replace(f'"{DEFAULT_LISTEN}"', f'"{self._bootstrap}"'), "utf-8")
         self._crew.run_once("topics", self._shop_command("--only-topics"))
         view.stage(f"the log is at {self._bootstrap}; capturing the database")
         self._crew.start("capture", penstock(
@@ -426,7 +430,7 @@ class _Demo:
             self._crew.ready("shop")
         for name in ("broker", "capture"):
             part = self._crew.parts.get(name)
-            if part is not None and part.is_alive and not part.is_ready:
+            if part is not None and part.is_settled and not part.is_ready:
                 self._crew.ready(name)
         for name in self._crew.look():
             if name == "shop":

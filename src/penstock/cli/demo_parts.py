@@ -31,6 +31,7 @@ MAX_RESTARTS: Final = 10
 PAUSE_S: Final = 1.0
 READY_S: Final = 120.0
 STOP_S: Final = 90.0
+SETTLED_S: Final = 10.0
 _POLL_S: Final = 0.05
 _TAIL_BYTES: Final = 20_000
 _DEATH_SIGNAL: Final = 1
@@ -56,11 +57,17 @@ class Part:
     # Starts since it was last ready, and when to try again.
     attempts: int = 0
     due: float | None = None
+    began: float = 0.0
     readers: list[threading.Thread] = field(default_factory=list)
 
     @property
     def is_alive(self) -> bool:
         return self.process is not None and self.process.poll() is None
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it has lived so long that it seems to be well."""
+        return self.is_alive and time.monotonic() - self.began > SETTLED_S
 
 
 class Crew:
@@ -110,7 +117,7 @@ class Crew:
             raise self._failure(part)
 
     def _launch(self, part: Part) -> None:
-        part.is_ready, part.due = False, None
+        part.is_ready, part.due, part.began = False, None, time.monotonic()
         part.attempts += 1
         if part.process is not None:
             # What it had started goes too, before another takes its place.
