@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pyarrow as pa
@@ -129,17 +130,21 @@ def test_combinations_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         Trial.sql(f"PARTITION BY card ORDER BY at {text}", ROWS).run()
 
 
-WORDS = (
+WORDS = re.findall(
+    r"\S+",
     "PARTITION BY k ORDER BY t MEASURES A.p AS q LAST(B.p) ONE ROW PER MATCH ALL ROWS PER MATCH "
     "AFTER MATCH SKIP TO NEXT ROW PATTERN ( A B+ C* ) {2,3} {- -} | ? ^ PERMUTE( , NOT WITHIN "
     "INTERVAL '1' HOUR SUBSET = DEFINE AS p < PREV ( final classifier() 'x ` ; -- /* {999999} "
-    "{,} {0} 1e9 é CASE WHEN"
-).split(" ")  # noqa: SIM905
+    "{,} {0} 1e9 é CASE WHEN",
+)
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.one_of(st.lists(st.sampled_from(WORDS), max_size=14).map(" ".join), st.text(max_size=20)))
 @example("-- nothing but a comment")
+@example(f"PATTERN ({'(' * 3000}A{')' * 3000})")
+@example(f"PATTERN (A) DEFINE A AS {'(' * 3000}p{')' * 3000} > 1")
+@example(f"PATTERN (A) DEFINE A AS {'+'.join('p' * 3000)} > 1")
 def test_whatever_is_written_is_a_pattern_or_an_error_with_its_place(text: str) -> None:
     try:
         recognized(text)

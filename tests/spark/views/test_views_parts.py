@@ -131,11 +131,12 @@ def test_what_cannot_be_maintained(sql: str, place: str, reason: str) -> None:
     assert mark.index("^") == int(place.split(":")[1]) + 1
 
 
-WORDS = (
+WORDS = re.findall(
+    r"\S+",
     "SELECT FROM WHERE orders o id amount country JOIN LEFT ON = < ( ) , . * count( sum( GROUP BY "
     "HAVING DISTINCT UNION ALL AS WITH t 1 'a' 'b ` ; -- /* CASE WHEN END NOT IN OVER cast( now() "
-    "[ ] INTERVAL VALUES LATERAL USING FILTER CREATE TABLE DELETE ROLLUP 1e999 é"
-).split(" ")  # noqa: SIM905
+    "[ ] INTERVAL VALUES LATERAL USING FILTER CREATE TABLE DELETE ROLLUP 1e999 é",
+)
 GOOD = (
     "SELECT country, count(*) AS n FROM orders o LEFT JOIN customers c ON o.customer_id = c.id "
     "WHERE amount > 3 GROUP BY country HAVING count(*) > 1"
@@ -157,3 +158,16 @@ def test_whatever_is_written_is_a_view_or_an_error_with_its_place(sql: str) -> N
         plan(sql, TABLES)
     except ViewError as error:
         assert re.match(r"\d+:\d+: ", str(error))  # noqa: PT017
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        f"SELECT {'(' * 3000}id{')' * 3000} AS x FROM orders",
+        f"SELECT {'+'.join(['id'] * 3000)} AS x FROM orders",
+        f"SELECT id FROM {'(SELECT id FROM ' * 500}orders{') t' * 500}",
+    ],
+)
+def test_what_is_too_deep_is_told(sql: str) -> None:
+    with pytest.raises(ViewError, match="1:1: this is too long, or nested too deeply"):
+        plan(sql, TABLES)

@@ -64,6 +64,10 @@ class Text:
         return PatternTextError(problem, self.whole, place, label=self.label, advice=advice)
 
 
+# Of an expression; what follows it down has as many levels again for itself.
+MAX_DEPTH: Final = 100
+
+
 def parsed(text: Text) -> Any:
     """The expression of a text; where it is none, an error at the place."""
     before = "".join(each if each == "\n" else " " for each in text.whole[: text.start])
@@ -76,6 +80,10 @@ def parsed(text: Text) -> Any:
         raise _located(text, error) from None
     except SqlglotError:
         raise text.error("this cannot be read: a quote or bracket that is not closed?") from None
+    except RecursionError:
+        raise text.error("this is nested too deeply") from None
+    if _depth(found) > MAX_DEPTH:
+        raise text.error("this is nested too deeply", advice="Compute a part with withColumn.")
     if not isinstance(found, exp.Expression) or isinstance(found, exp.Query | exp.Alias | exp.DDL):
         raise text.error("this is no expression")
     if isinstance(found, exp.Command):
@@ -83,6 +91,15 @@ def parsed(text: Text) -> Any:
     for bad in found.find_all(exp.Query, exp.Window):
         raise text.error("queries and window functions are not possible here", place(bad, text))
     return found
+
+
+def _depth(node: Any) -> int:
+    deepest, left = 0, [(node, 1)]
+    while left:
+        each, depth = left.pop()
+        deepest = max(deepest, depth)
+        left += [(inner, depth + 1) for inner in each.iter_expressions()]
+    return deepest
 
 
 def _stand_in(found: re.Match[str]) -> str:

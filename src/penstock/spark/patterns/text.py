@@ -147,7 +147,11 @@ def recognized(text: str) -> Clauses:
     subsets = _subsets(text, found.get("subset"))
     conditions = _defined(text, found.get("define"))
     row_pattern = RowPattern(_part(text, found["pattern"]), subsets)
-    node = row_pattern.read()
+    try:
+        node = row_pattern.read()
+    except RecursionError:
+        problem = "the pattern is nested too deeply"
+        raise Text.of(text, LABEL).error(problem, found["pattern"][0]) from None
     names = tuple(row_pattern.names.values())
     for name, place in conditions.items():
         if name not in row_pattern.names:

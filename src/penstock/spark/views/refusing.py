@@ -16,6 +16,8 @@ from penstock.errors import PenstockError
 from penstock.spark.views.expressions import Expression
 
 DIALECT = "spark"
+# Levels of an expression: what follows them down must not come to the end of Python's stack.
+MAX_DEPTH = 150
 
 
 @contextmanager
@@ -60,8 +62,17 @@ class Text:
         except TokenError:
             quotes = [match.start() for match in re.finditer("['\"`]", self.sql)]
             self.refuse(quotes[-1] if quotes else 0, "a text is not closed", "Close the quote.")
+        except RecursionError:
+            raise self.too_deep() from None
         assert isinstance(found, Expression)
+        if _depth(found) > MAX_DEPTH:
+            raise self.too_deep()
         return found
+
+    def too_deep(self) -> ViewError:
+        """For what goes deeper than can be followed."""
+        return self.error(0, "this is too long, or nested too deeply",
+                          "Make several views of it, one over the other.")  # fmt: skip
 
     def _offset(self, line: int, column: int) -> int:
         lines = self.sql.splitlines(keepends=True)
@@ -89,6 +100,15 @@ class Text:
         found = [match.start() for match in pattern.finditer(self.sql)]
         before = [at for at in found if at <= start_of(near)]
         return (before or found or [start_of(near)])[-1]
+
+
+def _depth(node: Expression) -> int:
+    deepest, left = 0, [(node, 1)]
+    while left:
+        each, depth = left.pop()
+        deepest = max(deepest, depth)
+        left += [(inner, depth + 1) for inner in each.iter_expressions()]
+    return deepest
 
 
 def start_of(expression: Expression) -> int:

@@ -59,7 +59,10 @@ class Schema:
 def plan(sql: str | Text, tables: Mapping[str, Schema]) -> Node:
     """The plan of a SELECT over these tables; ViewError, with the place, if it cannot be."""
     text = Text(sql) if isinstance(sql, str) else sql
-    return Planner(text, tables).query(text.parsed(), "", {}, 0)
+    try:
+        return Planner(text, tables).query(text.parsed(), "", {}, 0)
+    except RecursionError:
+        raise text.too_deep() from None
 
 
 def tables_in(text: Text) -> list[str]:
