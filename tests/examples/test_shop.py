@@ -116,9 +116,19 @@ def test_whoever_is_killed_all_is_equal_in_the_end(demo: Demo) -> None:
     assert "had ended; it is started again" in demo.told
     assert demo.parts() == {}
 
-    # On with what is there, after the end of all of them; for a moment.
-    before = demo.told
-    again = Demo(demo.data, "--keep", "--seconds", "1")
+
+@pytest.mark.soak
+def test_the_next_run_goes_on_with_what_is_there(tmp_path: Path) -> None:
+    """Also after all was killed at once, the demo itself first."""
+    first = Demo(tmp_path / "shop")
+    try:
+        eventually(first.is_feeding, START_S, poll_s=0.5)
+        pids = first.parts()
+        assert set(pids) == {"shop", "capture", "broker", "flows"}
+    finally:
+        first.end()
+    before = first.told
+    again = Demo(tmp_path / "shop", "--keep", "--seconds", "1")
     try:
         assert again.process.wait(START_S) == 0, again.told
         assert equal(again.told[len(before) :]) == set(SINKS), again.told
