@@ -19,7 +19,7 @@ from penstock.spark.flows.declare import flow, stream, topic
 from penstock.spark.flows.errors import DeclarationError
 from penstock.spark.joins.enriching import AsOf, Latest, Shape
 from penstock.spark.joins.tables import enrich
-from penstock.spark.state import Batch, Shard, State, entered
+from penstock.spark.state import Batch, Planning, Shard, State, entered
 from penstock.testing import Broker
 from penstock.testing.flows import FlowTester
 
@@ -327,6 +327,9 @@ def test_a_wrong_declaration_points_at_the_place(penstock_spark: SparkSession) -
         with pytest.raises(DeclarationError, match=message) as raised:
             enrich(events, changes, **asked)
         assert str(raised.value).startswith("test_enrich.py:")
+    untimed = changes.drop("_time")
+    with pytest.raises(DeclarationError, match="changes has no time"), entered(Planning()):
+        enrich(events, untimed, on={"person": "id"}, version="as_of")
     with pytest.raises(DeclarationError, match="no stream of changes"):
         enrich(events, events, on="person")
     with pytest.raises(DeclarationError, match="have no time"):

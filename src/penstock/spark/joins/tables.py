@@ -18,8 +18,8 @@ A change counts from its own time on (`_time` if the stream of changes declares 
 time of the record), or from the time in the column `valid_from`, whichever is later: what was
 written after an event never changes its answer. With `valid_from` the row with the latest such time
 counts, so that a table of rates by day of validity can be joined; a deletion ends the validity of
-its row, and of no later one. Give both streams a time, so that the watermark speaks for both. Kept
-are one row for each key, and what is newer than the watermark.
+its row, and of no later one. In a flow both streams must have a time, so that the watermark speaks
+for both. Kept are one row for each key, and what is newer than the watermark.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from penstock.spark.joins.enriching import (
     key_name,
     sent_name,
 )
-from penstock.spark.state import Operator, apply, current
+from penstock.spark.state import Operator, Planning, apply, current
 from penstock.spark.state.schemas import arrow_schema
 
 if TYPE_CHECKING:
@@ -98,6 +98,13 @@ def enrich(
         raise DeclarationError(
             f"{where}: enrich: how={how!r}, version={version!r} is not known",
             advice='how is "left" or "inner", version is "latest" or "as_of".',
+        )
+    if version == "as_of" and TIME not in changes.columns and isinstance(current(), Planning):
+        raise DeclarationError(
+            f"{where}: enrich: the stream of changes has no time, so that nobody can say when all "
+            "changes up to the time of an event are there",
+            advice='Give it one, such as that of its records: stream("TOPIC", ..., '
+            'time="_timestamp").',
         )
     keys = _key_columns(events, row, pairs, where)
     told = _changes(changes, row, pairs, list(wanted), [kind for _, kind in keys], valid_from)
