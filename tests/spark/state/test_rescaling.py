@@ -37,12 +37,17 @@ class Sums:
     kind: str = "sums"
     describes: str = "sums"
     whole: bool = False
+    # Keep the rows instead, as a value.
+    rows: bool = False
 
     def process(self, shard: Shard, inputs: Mapping[str, pa.Table]) -> pa.Table:
         shard.state.keep("clock", pa.table({"at": [shard.version]}))
         if self.whole:
             shard.state.keep("mine", pa.table({"shard": [shard.number]}))
         if "rows" not in inputs:
+            return SEEN.append(pa.field("shard", pa.int32())).empty_table()
+        if self.rows:
+            shard.state.keep("waiting", inputs["rows"])
             return SEEN.append(pa.field("shard", pa.int32())).empty_table()
         fresh = inputs["rows"].group_by(["name", "day"]).aggregate([("number", "sum")])
         kept = shard.state.table("sums", SEEN, ["who", "day"])
@@ -122,3 +127,20 @@ def test_what_cannot_be_divided_stays(penstock_spark: SparkSession, tmp_path: Pa
     assert [each.name for each in (tmp_path / "penstock-state").iterdir() if each.is_dir()] == [
         found.name
     ]
+
+
+def test_a_value_with_the_key_is_divided_by_it(
+    penstock_spark: SparkSession, tmp_path: Path
+) -> None:
+    """From one shard too, in which any value is the same in all of them."""
+    checkpoint = str(tmp_path)
+    batch(some(penstock_spark, 120), layout.begin(checkpoint, 1), 0, Sums(rows=True))
+    assert rescale(penstock_spark, checkpoint, 3).rows == 120
+    now = layout.find(checkpoint)
+    assert now is not None
+    kept = list(inspecting.tables(now, "sums-1"))
+    assert [each.rows["at"].to_pylist() for each in kept if each.name == "clock"] == [[0]] * 3
+    waiting = [each.rows for each in kept if each.name == "waiting"]
+    assert sorted(n for each in waiting for n in each["number"].to_pylist()) == list(range(120))
+    names = [set(each["name"].to_pylist()) for each in waiting]
+    assert sum(map(len, names)) == len(set().union(*names)) == 40
