@@ -42,7 +42,7 @@ DATABASE: Final = "SHOP_DATABASE"
 CACHE: Final = "SHOP_CACHE"
 ORDER: Final = ("shop", "flows", "capture", "broker")
 CAPTURED: Final = ("shop.customers", "shop.products", "shop.orders")
-DRAIN_S: Final = 180.0
+DRAIN_S: Final = 300.0
 # The whole demo is to fit beside other things; and with some dozen rows in a micro-batch, compiling
 # and adapting a plan takes longer than running it.
 SMALL: Final = (
