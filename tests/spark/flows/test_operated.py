@@ -10,9 +10,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from confluent_kafka.admin import AdminClient, NewPartitions
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame
 
+from penstock.spark import windows, within
 from penstock.spark.flows.declare import Flow, flow, stream, topic
 from penstock.spark.flows.folder import Folder
 from penstock.spark.flows.heartbeats import Heartbeats, Idleness
@@ -224,6 +226,50 @@ def test_late_records_go_aside_and_heartbeats_close(tester: FlowTester) -> None:
     tester.feed("times", [{"id": 5, "at": start + timedelta(seconds=89)}])
     assert tester.run()["marks"].progress.late_rows == 1
     assert len(tester.records("times.late")) == 2
+
+
+def test_what_a_partition_that_joins_later_says_of_before_is_late(tester: FlowTester) -> None:
+    times = stream("joined", json="id bigint, at timestamp", time="at", lateness="10 seconds")
+
+    @flow(inputs=times, outputs={name: topic(name) for name in ("counted", "paired", "slid")})
+    def later(rows: DataFrame) -> dict[str, DataFrame]:
+        pairs = within(rows, rows, on=["id"], bound=("0 s", "5 s"))
+        slid = windows.sliding(rows, "5 s", by=["id"], values={"n": windows.count()})
+        values: dict[str, windows.Aggregate] = {"n": windows.count()}
+        return {
+            "counted": windows.tumbling(rows, "10 s", values=values),
+            "paired": pairs.select("id", "_offset", "right__offset"),
+            "slid": slid.select("id", "_offset", "n"),
+        }
+
+    def row(number: int, seconds: int) -> dict[str, Any]:
+        return {"id": number, "at": tester.now + timedelta(seconds=seconds)}
+
+    tester.use(later)
+    tester.make_topic("joined", partitions=1)
+    tester.feed("joined", [row(1, 0), row(2, 60)])
+    tester.run()
+    admin = AdminClient({"bootstrap.servers": tester.broker.bootstrap})
+    admin.create_partitions([NewPartitions("joined", 2)])["joined"].result(60)
+    # The watermark is at 50: what comes is before it, exactly there, and before it once more.
+    tester.feed("joined", [row(3, 40), row(4, 50), row(5, 45)], partition=1)
+    assert tester.run()["later"].progress.late_rows == 2
+    # It has not caught up yet, and its own watermark is at 40 only.
+    tester.feed("joined", [row(6, 49), row(7, 80)], partition=1)
+    tester.feed("joined", [row(8, 80)], partition=0)
+    assert tester.run()["later"].progress.late_rows == 1
+    late = sorted(tester.records("joined.late"), key=lambda each: each.json()["id"])
+    assert [each.json()["id"] for each in late] == [3, 5, 6]
+    reasons = [each.headers["penstock.late.reason"] for each in late]
+    assert [text.split(b" s before")[0] for text in reasons if text] == [
+        b"its time is 10.0", b"its time is 5.0", b"its time is 1.0"
+    ]  # fmt: skip
+    assert all(b"its partition had not come so far" in (text or b"") for text in reasons)
+    # The others are there, once.
+    counted = [(each["window_start"][17:19], each["n"]) for each in tester.rows("counted")]
+    assert sorted(counted) == [("00", 1), ("00", 1), ("50", 1)]
+    assert sorted(each["id"] for each in tester.rows("paired")) == [1, 2, 4, 7, 8]
+    assert sorted(each["id"] for each in tester.rows("slid")) == [1, 2, 4]
 
 
 def test_idle_partitions_get_heartbeats(tester: FlowTester) -> None:

@@ -125,6 +125,9 @@ def test_the_watermark_never_goes_back_and_is_before_all_that_is_on_time(
         assert times.watermark_us >= before
     wanted = min(latest.values()) - LATENESS_US if len(latest) == 3 else BEGINNING
     assert times.watermark_us == wanted
+    # A partition that nobody knew may say something that is over.
+    over = Seen(0, ("t", 3), times.watermark_us - 1, times.watermark_us + 1)
+    assert times.may_be_late(over, LATENESS_US)
 
 
 def test_operators_find_the_watermark_of_a_batch() -> None:

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 # The number of a record's stream.
 STREAM: Final = "_penstock_stream"
+_PLACE: Final = ["topic", "partition", "offset"]
 
 
 def united(records: list[DataFrame]) -> DataFrame:
@@ -68,15 +69,15 @@ class _Part:
     bad: Observation | None = None
     # How many there are, if that is known from elsewhere.
     bad_count: int | None = None
-    # The rows with `_late`, and how many are; None where none is.
-    split: DataFrame | None = None
+    # Where the late rows are and how late, and how many; None where none is.
+    told: DataFrame | None = None
     late: int = 0
 
     @property
     def on_time(self) -> DataFrame:
-        if self.split is None:
+        if self.told is None:
             return self.rows
-        return self.split.where(~F.col(clock.LATE)).drop(clock.LATE, clock.BEFORE)
+        return self.rows.join(self.told.select(*_PLACE), _PLACE, "left_anti")
 
 
 class Operated:
@@ -131,8 +132,9 @@ class Operated:
             parts[at] = replace(parts[at], rows=parts[at].rows.persist())
             kept.append(parts[at].rows)
         count = F.count(reading.ERROR).alias("bad")
-        looks = [clock.seen_of(parts[at].rows, at, count) for at in self._lateness_us]
+        looks = [clock.blocks_of(parts[at].rows, at, count) for at in self._lateness_us]
         found = reduce(lambda a, b: a.unionByName(b), looks).collect()
+        found.sort(key=lambda row: (row["topic"], row["partition"], row["block"]))
         for at in self._lateness_us:
             bad = sum(row["bad"] for row in found if row["number"] == at)
             parts[at] = replace(parts[at], bad_count=bad)
@@ -142,15 +144,17 @@ class Operated:
             if row["latest"] is not None
         ]
         for at, lateness_us in self._lateness_us.items():
-            if any(times.may_be_late(each, lateness_us) for each in seen if each.number == at):
+            if times.may_any_be_late([each for each in seen if each.number == at], lateness_us):
                 before = times.before(at)
-                split = clock.with_late(parts[at].rows, lateness_us, before)
+                split = clock.with_late(parts[at].rows, lateness_us, before, times.watermark_us)
                 # A heartbeat may be behind, but is nothing that could be late.
-                late_rows = F.col(clock.LATE) & inputs.has_value()
-                split = split.withColumn(clock.LATE, late_rows).persist()
-                kept.append(split)
-                late = split.where(clock.LATE).count()
-                parts[at] = replace(parts[at], split=split, late=late)
+                late_rows = split.where(F.col(clock.LATE) & inputs.has_value())
+                # Only these are kept, so that no more than positions and times is sorted.
+                told = late_rows.select(*_PLACE, clock.TIME, clock.BEFORE, clock.BEHIND).persist()
+                kept.append(told)
+                late = told.count()
+                if late:
+                    parts[at] = replace(parts[at], told=told, late=late)
         after = times.advanced(seen, self._lateness_us)
         self._times.write(batch_id, after)
         self._running.progress.note_time(sum(each.late for each in parts), after.watermark_us)
@@ -207,9 +211,9 @@ class Operated:
     def _with_letters(self, parts: list[_Part], counts: Counts, batch_id: int) -> Counts:
         """Write what could not be read, and what is late, if there is any."""
         aside = [
-            _late_letters(each, each.split, each.declared.late)
+            _late_letters(each, each.told, each.declared.late)
             for each in parts
-            if each.declared.late is not None and each.split is not None and each.late
+            if each.declared.late is not None and each.told is not None
         ]
         letters = []
         for each in parts:
@@ -231,11 +235,9 @@ class Operated:
         return counts.plus(0, max(0, written - late))
 
 
-def _late_letters(part: _Part, split: DataFrame, topic: str) -> DataFrame:
+def _late_letters(part: _Part, told: DataFrame, topic: str) -> DataFrame:
     """What goes to the topic for late records: as they were read, and why they are late."""
-    place = ["topic", "partition", "offset"]
-    told = split.where(clock.LATE).select(*place, clock.TIME, clock.BEFORE)
-    found = part.records.join(F.broadcast(told), place)
+    found = part.records.join(told, _PLACE)
 
     def header(name: str, value: Column) -> Column:
         return F.struct(
@@ -244,6 +246,10 @@ def _late_letters(part: _Part, split: DataFrame, topic: str) -> DataFrame:
         )
 
     at, mark = F.unix_millis(clock.TIME), F.col(clock.BEFORE)
+    whose = F.when(
+        F.col(clock.BEHIND),
+        F.lit(" s before what the flow had told up to, when its partition had not come so far"),
+    ).otherwise(F.lit(" s before what its partition had reached, less the lateness"))
     headers = F.array(
         header("topic", F.col("topic")),
         header("partition", F.col("partition")),
@@ -254,8 +260,7 @@ def _late_letters(part: _Part, split: DataFrame, topic: str) -> DataFrame:
         header(
             "reason",
             F.concat(
-                F.lit("its time is "), F.round((mark - F.unix_micros(clock.TIME)) / 1e6, 3),
-                F.lit(" s before what its partition had reached, less the lateness"),
+                F.lit("its time is "), F.round((mark - F.unix_micros(clock.TIME)) / 1e6, 3), whose
             ),
         ),
     ).cast(HEADERS_TYPE)  # fmt: skip

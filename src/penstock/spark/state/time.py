@@ -8,8 +8,14 @@ into them, live, after a failure or in a replay, the same rows are late.
 inputs the least of (latest time so far - lateness). It is that at the end of a micro-batch, and
 never goes back. No row that is not late is before it: not in its own partition, and so not before
 the least of all. A partition that has not had a record yet holds it back, since nobody knows what
-will come; `BEGINNING` is the watermark then. Partitions that are added to a topic later take part
-from their first record on.
+will come; `BEGINNING` is the watermark then.
+
+**Partitions that are added to a topic later** take part from their first record on. By then the
+watermark may have passed what they say, and it does not go back: what was complete has been told.
+So a row of theirs that is before the watermark of the micro-batches *before* is late as well, until
+the partition has caught up. This is the one case in which it matters how far others had been read:
+a replay from the start of the log knows all partitions from the first micro-batch on, waits for
+each, and takes such rows. Whoever adds partitions and wants the answers of a replay rebuilds then.
 
 What has to be remembered is one time for each partition of the log. It stands beside the state of
 the operators, in versions like theirs.
@@ -39,9 +45,13 @@ END: Final = "_watermark_end"
 # Of a row: the watermark of its partition at its place, microseconds.
 BEFORE: Final = "_watermark"
 LATE: Final = "_late"
+# Whether that is of all partitions, and its own had not come so far.
+BEHIND: Final = "_behind"
 # The watermark before there is one: of the year 1, which is before anything and still a date.
 BEGINNING: Final = -62_135_596_800_000_000
 KEPT_VERSIONS: Final = 3
+BLOCK_BITS: Final = 10
+BLOCK: Final = 1 << BLOCK_BITS
 
 # A topic and the number of a partition.
 Part = tuple[str, int]
@@ -90,7 +100,23 @@ class Times:
     def may_be_late(self, each: Seen, lateness_us: int) -> bool:
         """Whether any row of a partition in a micro-batch can be late."""
         known = self.before(each.number).get(each.part, each.latest_us)
-        return each.least_us < max(known, each.latest_us) - lateness_us
+        return each.least_us < max(known - lateness_us, each.latest_us - lateness_us,
+                                   self.watermark_us)  # fmt: skip
+
+    def may_any_be_late(self, blocks: Iterable[Seen], lateness_us: int) -> bool:
+        """The same for one input in finer steps: blocks of its partitions, in their order.
+
+        A micro-batch may be long, and its first rows far behind its last without being late.
+        """
+        reached: dict[Part, int] = {}
+        for each in blocks:
+            known = reached.get(each.part)
+            if known is None:
+                known = self.before(each.number).get(each.part, each.latest_us)
+            reached[each.part] = max(known, each.latest_us)
+            if each.least_us < max(reached[each.part] - lateness_us, self.watermark_us):
+                return True
+        return False
 
     def as_json(self) -> bytes:
         inputs = [
@@ -157,8 +183,29 @@ def seen_of(rows: DataFrame, number: int, *more: Column) -> DataFrame:
     )
 
 
-def with_late(rows: DataFrame, lateness_us: int, before: Mapping[Part, int]) -> DataFrame:
-    """The same rows with `_watermark`, that of their partition at their place, and `_late`."""
+def blocks_of(rows: DataFrame, number: int, *more: Column) -> DataFrame:
+    """The same for `BLOCK` records of a partition at a time, of which `block` is the number."""
+    topic, partition, offset = _position(rows)
+    at = F.unix_micros(F.col(TIME))
+    block = F.shiftright(F.col(offset), BLOCK_BITS).alias("block")
+    return (
+        rows.groupBy(F.col(topic).alias("topic"), F.col(partition).alias("partition"), block)
+        .agg(F.min(at).alias("least"), F.max(at).alias("latest"), *more)
+        .withColumn("number", F.lit(number))
+    )
+
+
+def with_late(
+    rows: DataFrame,
+    lateness_us: int,
+    before: Mapping[Part, int],
+    watermark_us: int = BEGINNING,
+) -> DataFrame:
+    """The same rows with `_watermark`, which they may not be before, and `_late`.
+
+    It is that of their partition at their place, or that of all before the micro-batch if a
+    partition that joined later has not come so far yet: then `_behind` is true.
+    """
     topic, partition, offset = _position(rows)
     place = Window.partitionBy(topic, partition).orderBy(offset)
     earlier = F.max(F.unix_micros(F.col(TIME))).over(
@@ -172,7 +219,10 @@ def with_late(rows: DataFrame, lateness_us: int, before: Mapping[Part, int]) -> 
         ]
         start = F.create_map(*known)[F.concat_ws("-", F.col(topic), F.col(partition))]
         earlier = F.greatest(earlier, start)
-    marked = rows.withColumn(BEFORE, earlier - F.lit(lateness_us))
+    own = earlier - F.lit(lateness_us)
+    told = F.lit(watermark_us).cast("bigint")
+    behind = F.coalesce(own < told, F.lit(watermark_us != BEGINNING))
+    marked = rows.withColumns({BEFORE: F.when(behind, told).otherwise(own), BEHIND: behind})
     late = F.unix_micros(F.col(TIME)) < F.col(BEFORE)
     return marked.withColumn(LATE, F.coalesce(late, F.lit(False)))
 
@@ -203,8 +253,8 @@ def marked(
     end = ends.agg(F.timestamp_micros(F.min("latest") - F.lit(lateness_us)).alias(END))
     split = with_late(rows, lateness_us, {})
     timed = F.col(TIME).isNotNull()
-    good = split.where(~F.col(LATE) & timed).drop(LATE, BEFORE).crossJoin(F.broadcast(end))
-    late = split.where(F.col(LATE) | ~timed).drop(LATE)
+    good = split.where(~F.col(LATE) & timed).drop(LATE, BEFORE, BEHIND).crossJoin(F.broadcast(end))
+    late = split.where(F.col(LATE) | ~timed).drop(LATE, BEHIND)
     return good, late.withColumn(BEFORE, F.timestamp_micros(BEFORE))
 
 
