@@ -30,7 +30,7 @@ EVENTS = 6_000
 STEPS = (0, 2_500, EVENTS)
 # So that there are some windows: sixty seconds in all.
 GAP_US = 10_000
-FLOWS = ("q1", "q3", "winning", "q4", "q5", "q8", "q11", "q17", "q20")
+FLOWS = ("q1", "q3", "winning", "q4", "q5", "q8", "q11", "q20")
 
 
 @pytest.fixture(scope="module")
@@ -183,10 +183,6 @@ def test_q11(tester: FlowTester, oracle: duckdb.DuckDBPyConnection) -> None:
     )
     assert found == expected
     assert expected
-
-
-def test_q17_waits_for_the_day(tester: FlowTester) -> None:
-    assert tester.rows("q17") == []
 
 
 def test_q20(tester: FlowTester, oracle: duckdb.DuckDBPyConnection) -> None:
