@@ -38,11 +38,11 @@ THEN = [event("eve", "look", 11, 30)]
 
 
 def test_silence_is_known_by_a_heartbeat_and_late_rows_are_aside(tester: FlowTester) -> None:
-    @flow(inputs=ORDERS, output=topic("forgotten", key="card"))
+    @flow(inputs=ORDERS, output=topic("forgotten", key="card"), shards=2)
     def forgotten(orders: DataFrame) -> DataFrame:
         return pattern.match_recognize(orders, FORGOTTEN, events=["what"])
 
-    @flow(inputs=ORDERS, output=topic("again", key="card"))
+    @flow(inputs=ORDERS, output=topic("again", key="card"), shards=1)
     def again(orders: DataFrame) -> DataFrame:
         return pattern.match_recognize(orders, FORGOTTEN, events=["what"])
 
@@ -58,7 +58,7 @@ def test_silence_is_known_by_a_heartbeat_and_late_rows_are_aside(tester: FlowTes
     found = {each["card"]: each for each in tester.rows("forgotten")}
     assert sorted(found) == ["bob", "eve"]
     assert [each["what"] for each in found["bob"]["events"]] == ["order"]
-    # All in one micro-batch, in batches the same.
+    # All in one micro-batch and one shard the same.
     tester.use(again)
     tester.run()
     assert sorted(map(repr, tester.rows("again"))) == sorted(map(repr, tester.rows("forgotten")))
