@@ -271,7 +271,7 @@ def _speaks_kafka(bootstrap: str) -> Finding:
 
     try:
         with Cluster(bootstrap, timeout_s=CONNECT_TIMEOUT_S) as cluster:
-            topics = Metadata(cluster).topics(pattern=".*")
+            topics = Metadata(cluster, timeout_s=CONNECT_TIMEOUT_S).topics(pattern=".*")
     except PenstockError as error:
         return Finding("failure", "broker", f"{bootstrap} is taken by something else, or is a "
                        f"broker that does not let us in: {error}",
