@@ -108,7 +108,9 @@ class Reader:
             assert status == 0, f"{where}\nstatus {status}\n{printed}{told}"
             lines, wanted = printed.splitlines(), shown
             if command.startswith("penstock consume") and "..." not in shown:
-                lines, wanted = sorted(lines), sorted(shown)
+                # After a try that failed a dead letter may be there twice.
+                once = set(lines) if ".dead" in command else lines
+                lines, wanted = sorted(once), sorted(shown)
             if wanted:
                 same(lines, wanted, where)
 
