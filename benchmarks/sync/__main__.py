@@ -17,9 +17,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
+from uuid import uuid4
 
 import numpy as np
 import orjson
+import pyarrow as pa
 from confluent_kafka import Producer
 from numpy.typing import NDArray
 
@@ -166,8 +168,8 @@ def _delay(
     database.start()
     database.make_table(1)
     found: dict[str, float] = {}
-    # A topic of its own for each store: the capture of another one has filled the last.
-    with peers.penstock(database, bootstrap, folder / f"capture-{folder.name}") as capture:
+    # The end of the folder's name makes that of the capture, which must be a new one.
+    with peers.penstock(database, bootstrap, folder / f"capture_{uuid4().hex[:6]}") as capture:
         capture.wait_for(1)
         with _deleted_after(bootstrap, topic):
             spec = Noted("bench", topic, url)
@@ -183,7 +185,8 @@ def _delay(
                     first += 10_000_000
                     capture.wait_for(1)
                     _reach(bootstrap, topic, spec, until)
-                    waits = _waits_ms(bootstrap, topic, spec, begin)
+                    waits, logged = _waits_ms(bootstrap, topic, spec, begin)
+                    found[f"log_{rate}_p50"] = float(np.percentile(logged, 50))
                     found[f"delay_{rate}_p50"] = float(np.percentile(waits, 50))
                     found[f"delay_{rate}_p99"] = float(np.percentile(waits, 99))
                     found[f"rate_{rate}"] = len(waits) / seconds
@@ -239,23 +242,25 @@ def _reach(bootstrap: str, topic: str, spec: Noted, until: Callable[..., None]) 
     until(lambda: spec.commits.positions[-1].reaches(seen[-1]))
 
 
-def _waits_ms(bootstrap: str, topic: str, spec: Noted, begin: Position) -> NDArray[np.float64]:
-    found = []
+def _waits_ms(
+    bootstrap: str, topic: str, spec: Noted, begin: Position
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """From the database to the store, and to the capture's record, for each change."""
+    found, logged = [], []
     start = {at: offset for (_, at), offset in begin.offsets.items()}
     with Cluster(bootstrap) as cluster:
         for at, batch in read_batches(cluster, topic, start=start):
+            stamps = batch.column("timestamp").cast(pa.int64()).to_pylist()
+            columns = (batch.column(name).to_pylist() for name in ("offset", "value"))
             rows = [
-                (offset, orjson.loads(value)["after"]["written_us"])
-                for offset, value in zip(
-                    batch.column("offset").to_pylist(), batch.column("value").to_pylist(),
-                    strict=True,
-                )
+                (offset, orjson.loads(value)["after"]["written_us"], stamp)
+                for offset, value, stamp in zip(*columns, stamps, strict=True)
                 if value is not None
-            ]  # fmt: skip
-            told = np.array(rows, np.int64).reshape(-1, 2)
+            ]
+            told = np.array(rows, np.int64).reshape(-1, 3)
             found.append(spec.commits.visible_us((topic, at), told[:, 0]) - told[:, 1])
-    waits: NDArray[np.float64] = np.concatenate(found) / 1000
-    return waits
+            logged.append(told[:, 2] - told[:, 1] / 1000)
+    return np.concatenate(found) / 1000, np.concatenate(logged)
 
 
 def delay(asked: Asked) -> Cells:

@@ -166,7 +166,7 @@ class _Sums:
     def __init__(self, digest: Digest) -> None:
         self._keys = digest.keys
         self._sums = np.zeros(len(digest.keys) + 1, np.uint64)
-        np.cumsum(_mixed(digest.rows ^ digest.keys), out=self._sums[1:])
+        np.cumsum(_mixed(_mixed(digest.keys + _FIRST) + digest.rows), out=self._sums[1:])
 
     def of(self, low: Numbers, high: Numbers) -> tuple[NDArray[np.int64], Numbers]:
         begin, end = np.searchsorted(self._keys, low), np.searchsorted(self._keys, high)
