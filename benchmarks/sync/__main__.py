@@ -259,7 +259,7 @@ def _waits_ms(
             ]
             told = np.array(rows, np.int64).reshape(-1, 3)
             found.append(spec.commits.visible_us((topic, at), told[:, 0]) - told[:, 1])
-            logged.append(told[:, 2] - told[:, 1] / 1000)
+            logged.append((told[:, 2] - told[:, 1]) / 1000)
     return np.concatenate(found) / 1000, np.concatenate(logged)
 
 
