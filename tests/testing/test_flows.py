@@ -60,12 +60,15 @@ def test_the_example_of_the_docs(
 ) -> None:
     """The flows and their test as docs/flows.md shows them, with a table as capture writes it."""
     page = (Path(__file__).parents[2] / "docs" / "flows.md").read_text()
-    flows, test = (part.partition("```")[0] for part in page.split("```python\n")[1:])
+    flows, test = (
+        page.partition(f"```python {mark}\n")[2].partition("```")[0]
+        for mark in ("file=flows.py", "test")
+    )
     (tmp_path / "flows.py").write_text(flows)
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     exec(test, names)
-    names["test_visits"](penstock_flows)
+    names["test_enriched"](penstock_flows)
     # A row of the table changes, and then is deleted.
     penstock_flows.feed_table("shop.customers", [{"id": "ann", "country": "FR"}], key="id")
     click = {"user": "ann", "page": "/", "at": "2026-01-01T00:00:00Z"}

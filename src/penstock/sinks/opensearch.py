@@ -54,6 +54,7 @@ SORT: Final = "penstock_key"
 ID_BYTES_MAX: Final = 512
 ATTEMPTS: Final = 8
 ORPHAN_S: Final = 600.0
+_TWO_INDEXES: Final = b"no write index is defined for alias"
 _SCROLL: Final = "5m"
 _KEYWORD_MAX: Final = 8000
 _JSON: Final = {"Content-Type": "application/json"}
@@ -414,12 +415,12 @@ class OpenSearchSink(Sink):
             answer = self._connection.send(method, path, body, headers)
             if answer.status < 300 or answer.status in allowed:
                 return answer
-            if answer.status not in BUSY or attempt == ATTEMPTS - 1:
+            if not _passes(answer) or attempt == ATTEMPTS - 1:
                 break
             backoff.wait(answer.retry_after_s)
         said = answer.body[:1000].decode(errors="replace")
         message = f"{self.target}: {method} {path.partition('?')[0]}: {answer.status} {said}"
-        if answer.status in BUSY or answer.status >= 500:
+        if _passes(answer) or answer.status >= 500:
             raise StoreUnreachableError(message)
         if answer.status in {401, 403}:
             raise StoreError(message, advice="Check user and password, and what the user may do.")
@@ -430,6 +431,12 @@ def make(address: Address) -> OpenSearchSink:
     """The sink for a URL."""
     address.only(*_OPTIONS)
     return OpenSearchSink(address)
+
+
+def _passes(answer: Answer) -> bool:
+    """Whether the same may succeed a little later: the server is busy, or the alias has two indexes
+    for the moment in which another writer finds that it was not the first (see `_create`)."""
+    return answer.status in BUSY or (answer.status == 400 and _TWO_INDEXES in answer.body)
 
 
 def _body(value: dict[str, Any]) -> bytes:
