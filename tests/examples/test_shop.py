@@ -197,7 +197,7 @@ def test_what_fails_before_it_is_ready_is_not_tried_again(tmp_path: Path) -> Non
 
 def test_what_is_killed_is_started_again(tmp_path: Path) -> None:
     crew = Crew(tmp_path, os.environ)
-    part = crew.start("part", [sys.executable, "-c", "import time; time.sleep(600)"])
+    part = crew.start("part", [sys.executable, "-c", "import signal; signal.pause()"])
     assert part.process is not None
     first = part.process.pid
     os.kill(first, signal.SIGKILL)

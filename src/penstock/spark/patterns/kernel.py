@@ -266,13 +266,13 @@ def _grown(array: Any, needed: int) -> Any:
 
 
 @helper
-def _grown_todo(todo: Any, needed: int) -> Any:
-    if needed <= len(todo):
-        return todo
-    bigger = np.empty((2 * len(todo), 3), np.int64)
-    for at in range(len(todo)):
+def _more_ways(ways: Any, needed: int) -> Any:
+    if needed <= len(ways):
+        return ways
+    bigger = np.empty((2 * len(ways), 3), np.int64)
+    for at in range(len(ways)):
         for part in range(3):
-            bigger[at, part] = todo[at, part]
+            bigger[at, part] = ways[at, part]
     return bigger
 
 
@@ -285,7 +285,7 @@ def _search(
     within: int,
     times: Any,
     code: Any,
-    todo: Any,
+    ways: Any,
     tried: Any,
     stamp: int,
     limits: Any,
@@ -295,14 +295,14 @@ def _search(
     max_rows, fails_on_rows, max_steps, memo, width = limits
     path_row, path_var = seen[2], seen[3]
     steps, waiting = 0, 1
-    todo[0, 0], todo[0, 1], todo[0, 2] = 0, begin, 0
+    ways[0, 0], ways[0, 1], ways[0, 2] = 0, begin, 0
     while waiting > 0:
         waiting -= 1
-        pc, row, depth = todo[waiting, 0], todo[waiting, 1], todo[waiting, 2]
+        pc, row, depth = ways[waiting, 0], ways[waiting, 1], ways[waiting, 2]
         while True:
             steps += 1
             if steps > max_steps:
-                return TOO_MANY_STEPS, depth, todo
+                return TOO_MANY_STEPS, depth, ways
             op = code[pc, 0]
             if op == 2:
                 pc = code[pc, 1]
@@ -313,21 +313,21 @@ def _search(
                     if tried[place] == stamp:
                         break
                     tried[place] = stamp
-                todo = _grown_todo(todo, waiting + 1)
-                todo[waiting, 0], todo[waiting, 1], todo[waiting, 2] = code[pc, 2], row, depth
+                ways = _more_ways(ways, waiting + 1)
+                ways[waiting, 0], ways[waiting, 1], ways[waiting, 2] = code[pc, 2], row, depth
                 waiting += 1
                 pc = code[pc, 1]
                 continue
             if op == 6:
-                return MATCHED, depth, todo
+                return MATCHED, depth, ways
             # All others look at a row.
             none = row >= end
             if none and not closed:
-                return OPEN, depth, todo
+                return OPEN, depth, ways
             none = none or (within >= 0 and times[row] - times[begin] > within)
             if not none and row - begin >= max_rows:
                 if fails_on_rows:
-                    return TOO_MANY_ROWS, depth, todo
+                    return TOO_MANY_ROWS, depth, ways
                 break
             if op == 0:
                 if none or not _takes(code[pc, 1], row, depth, first_row, seen):
@@ -344,7 +344,7 @@ def _search(
             else:
                 row += 0 if op == 5 else 1
                 pc += 0 if op == 4 else 1
-    return FAILED, 0, todo
+    return FAILED, 0, ways
 
 
 @kernel(
@@ -386,7 +386,7 @@ def find(
         longest = max(longest, min(group_end[group] - group_from[group], max_rows) + 1)
     tried = np.zeros(len(code) * (longest + 1) if memo else 1, np.int64)
     path_row, path_var = np.empty(longest + 2, np.int64), np.empty(longest + 2, np.uint8)
-    todo = np.empty((256, 3), np.int64)
+    ways = np.empty((256, 3), np.int64)
     stack, there = np.empty(STACK, np.float64), np.empty(STACK, np.bool_)
     seen = (bits, starts, path_row, path_var, values, valid, ops, consts, stack, there)
     limits = (max_rows, fails_on_rows, max_steps, memo, longest + 1)
@@ -400,8 +400,8 @@ def find(
         while begin < end:
             closed = complete or (within >= 0 and watermark > times[begin] + within)
             stamp += 1
-            result, depth, todo = _search(
-                begin, end, group_first[group], closed, within, times, code, todo, tried, stamp,
+            result, depth, ways = _search(
+                begin, end, group_first[group], closed, within, times, code, ways, tried, stamp,
                 limits, seen,
             )  # fmt: skip
             if result >= OPEN:
