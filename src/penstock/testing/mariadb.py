@@ -30,6 +30,7 @@ from uuid import uuid4
 import pymysql
 
 from penstock.errors import PenstockError
+from penstock.testing.ending import end
 
 USER: Final = "penstock"
 PASSWORD: Final = "penstock"
@@ -240,12 +241,7 @@ class MariaDB:
         process, self._process = self._process, None
         if process is None:
             return
-        process.send_signal(number)
-        try:
-            process.wait(_STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        end(process, number, _STOP_TIMEOUT_S)
 
     def __enter__(self) -> Self:
         return self.start()

@@ -35,6 +35,7 @@ import psycopg
 from psycopg import sql
 
 from penstock.errors import PenstockError
+from penstock.testing.ending import end
 
 FOR_TESTS: Final = {
     "wal_level": "logical",
@@ -305,13 +306,8 @@ class PostgresServer:
         process, self._process = self._process, None
         if process is None:
             return
-        process.send_signal(number)
-        try:
-            process.wait(_START_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            raise PostgresServerError("PostgreSQL did not stop in time") from None
+        if not end(process, number, _START_TIMEOUT_S):
+            raise PostgresServerError("PostgreSQL did not stop in time")
 
     def _reach_programs(self) -> None:
         """A wheel in root's home is out of reach for another user: then use a copy."""

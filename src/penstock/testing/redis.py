@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from penstock.errors import PenstockError
+from penstock.testing.ending import end
 
 _START_TIMEOUT_S: Final = 60.0
 _STOP_TIMEOUT_S: Final = 30.0
@@ -118,12 +119,7 @@ class RedisServer:
         process, self._process = self._process, None
         if process is None:
             return
-        process.send_signal(number)
-        try:
-            process.wait(_STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        end(process, number, _STOP_TIMEOUT_S)
 
     def __enter__(self) -> Self:
         return self.start()
