@@ -136,6 +136,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             added &= self._target.keys()
         begins |= self._beginnings(added)
         ends = self._ends(begins)
+        if ends != at:
+            # The ends may be those of a topic that was made anew since we looked.
+            self._log.places(fresh=True)
+            self._report_anew(at)
         self._latest = dict(ends)
         self._rest_if_idle(ends == at)
         if isinstance(limit, ReadAllAvailable):
@@ -168,6 +172,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     f"read up to offset {at[topic, number]}",
                     DELETED,
                 )
+        self._report_anew(at)
+        return there
+
+    def _report_anew(self, at: Positions) -> None:
         for topic, now in self._log.topic_ids.items():
             before = self._ids.setdefault(topic, now)
             if before != now:
@@ -179,7 +187,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                         f"{topic}-{read[0][1]} stood at offset {at[read[0]]}",
                         DELETED,
                     )
-        return there
 
     def _beginnings(self, places: frozenset[Place]) -> Positions:
         if not places:
