@@ -1,0 +1,389 @@
+r"""JSON values by a schema, decoded into Arrow columns where they are fetched.
+
+The rules are those of `json_values`, which has Spark's own parser do the work; this does it in
+the task that fetched the records, ten times as fast. Two ways lead to the same answer:
+
+- in bulk, by Arrow's reader, over the values as lines. Between two values is `}`, a newline, `{`:
+  that is legal JSON only outside of everything, so a block that can be read and has as many rows
+  as values has one object per value;
+- one by one (`json_records`), for what Arrow refuses and Spark takes, and to say why a record is
+  bad. What Arrow takes and Spark reads otherwise (NaN, a zero with a sign, times without seconds,
+  floats beyond their range, half a surrogate pair, zero bytes, what is not UTF-8) is seen before
+  or after and goes there too.
+
+So **what becomes of a record depends on that record alone**, never on its neighbours. A block in
+which much is odd is not cut into pieces forever: the rest of it is read one by one.
+
+Where this differs from `json_values`, on purpose:
+
+- Text that is not JSON is "not valid JSON", also where Spark would name a field of it (single
+  quotes, a bracket too many); more than 500 levels are "nested too deep" (Spark: 998).
+- Of two fields of the same name only the last one is looked at; Spark wants all of them to fit.
+- A number of seconds beyond the range of timestamps is refused, Spark wraps it around; so are
+  times of day without a date, which Spark takes for today's, and dates in digits that are not a
+  year, which Spark takes for days since 1970.
+- A double that becomes text has the fewest digits that are enough, as from Java 19 on; a float
+  is rounded from the double nearest to its text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pj
+from pyspark.sql import types as T  # noqa: N812
+
+from penstock.spark.reading.json_records import LONE_SURROGATE, SHORT, Records, is_long_or_deep
+from penstock.spark.reading.json_times import Column, days_of_column, micros_of_column
+
+# A block is read at once: large enough that the cost of a call does not count.
+BLOCK_ROWS: Final = 8192
+BLOCK_BYTES: Final = 16 << 20
+# A block that cannot be read is cut into pieces of these sizes; the last are read one by one.
+_PIECES: Final = (512, 64)
+# Odd records that are looked for in a block: a few, and one of so many that went well.
+_ODD_FREE, _ODD_SHARE = 4, 32
+
+_PLAIN: Final[dict[type[T.DataType], pa.DataType]] = {
+    T.StringType: pa.string(),
+    T.BooleanType: pa.bool_(),
+    T.ByteType: pa.int8(),
+    T.ShortType: pa.int16(),
+    T.IntegerType: pa.int32(),
+    T.LongType: pa.int64(),
+    T.FloatType: pa.float32(),
+    T.DoubleType: pa.float64(),
+    T.TimestampType: pa.timestamp("us", "UTC"),
+    T.DateType: pa.date32(),
+}
+# What Arrow's reader is asked for where it has rules of its own.
+_ASKED: Final[dict[type[T.DataType], pa.DataType]] = {
+    T.FloatType: pa.float64(),
+    T.TimestampType: pa.string(),
+    T.DateType: pa.string(),
+}
+_ROW: Final = re.compile(r" in row (\d+)$")
+_OPEN, _CLOSE = ord("{"), ord("}")
+# Words that Arrow takes for numbers; inside of a string they do no harm but cost time.
+_WORDS: Final = rb"[:,\[][ \t\r\n]*-?(?:NaN|Inf)"
+_BLANKS: Final = np.zeros(256, np.bool_)
+_BLANKS[list(b" \t\r\n")] = True
+
+Rows = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+
+def is_supported(schema: T.StructType) -> bool:
+    """Whether values of this schema can be decoded here; if not, Spark's parser must do it."""
+    return _is_supported(schema)
+
+
+def _is_supported(kind: T.DataType) -> bool:
+    if isinstance(kind, T.StructType):
+        names = [field.name for field in kind.fields]
+        unique = len(set(names)) == len(names) > 0
+        return unique and all(_is_supported(field.dataType) for field in kind.fields)
+    if isinstance(kind, T.ArrayType):
+        return _is_supported(kind.elementType)
+    if isinstance(kind, T.StringType):
+        return type(kind) is T.StringType and kind == T.StringType()
+    return type(kind) in _PLAIN
+
+
+def _arrow(kind: T.DataType, plain: Callable[[T.DataType], pa.DataType]) -> pa.DataType:
+    """The Arrow type of a type; everything may be null."""
+    if isinstance(kind, T.StructType):
+        return pa.struct([pa.field(f.name, _arrow(f.dataType, plain)) for f in kind.fields])
+    if isinstance(kind, T.ArrayType):
+        return pa.list_(pa.field("element", _arrow(kind.elementType, plain)))
+    return plain(kind)
+
+
+class JsonColumns:
+    """Decodes JSON values of one schema; `is_supported` must have said yes to it."""
+
+    def __init__(self, schema: T.StructType) -> None:
+        self._schema = schema
+        self.arrow: pa.StructType = _arrow(schema, lambda kind: _PLAIN[type(kind)])
+        asked = _arrow(schema, lambda kind: _ASKED.get(type(kind), _PLAIN[type(kind)]))
+        self._options = pj.ParseOptions(
+            explicit_schema=pa.schema(list(asked)), unexpected_field_behavior="ignore"
+        )
+        self._records = Records(schema)
+
+    def __reduce__(self) -> tuple[type[JsonColumns], tuple[T.StructType]]:
+        return JsonColumns, (self._schema,)
+
+    def parse(self, values: pa.BinaryArray) -> tuple[pa.StructArray, pa.StringArray]:
+        """The records, and why those that are null and have a value could not be read."""
+        rows: list[pa.StructArray] = []
+        reasons: list[pa.StringArray] = []
+        start = 0
+        while start < len(values):
+            block = values.slice(start, BLOCK_ROWS)
+            while len(block) > 1 and block.nbytes > BLOCK_BYTES:
+                block = block.slice(0, len(block) // 2)
+            found, why = self._block(block)
+            rows.append(found)
+            reasons.append(why)
+            start += len(block)
+        if len(rows) == 1:
+            return rows[0], reasons[0]
+        if not rows:
+            return pa.array([], self.arrow), pa.array([], pa.string())
+        return pa.concat_arrays(rows), pa.concat_arrays(reasons)
+
+    def _block(self, values: pa.BinaryArray) -> tuple[pa.StructArray, pa.StringArray]:
+        count = len(values)
+        lines = pc.binary_join_element_wise(values, b"", b"\n")
+        there = np.asarray(values.is_valid())
+        plain = there & _could_be_lines(lines)
+        where = np.flatnonzero(plain)
+        parts = self._read_many(lines if len(where) == count else lines.filter(pa.array(plain)))
+        if len(parts) == 1 and len(parts[0][0]) == count:
+            return parts[0][1], pa.nulls(count, pa.string())
+        places = [where[taken] for taken, _ in parts]
+        columns = [found for _, found in parts]
+        slow = there.copy()
+        for place in places:
+            slow[place] = False
+        return self._together(values, places, columns, np.flatnonzero(slow))
+
+    def _together(
+        self, values: pa.BinaryArray, places: list[Rows], columns: list[pa.StructArray], slow: Rows
+    ) -> tuple[pa.StructArray, pa.StringArray]:
+        """All rows in their order: what was read in bulk, and the rest read one by one."""
+        read = self._records.read
+        answers = [read(value) for value in values.take(pa.array(slow)).to_pylist()]
+        columns = [*columns, pa.array([row for row, _ in answers], self.arrow)]
+        every = pa.concat_arrays(columns)
+        # Null values have no row to take: they stay null.
+        order = np.full(len(values), -1, np.int64)
+        order[np.concatenate([*places, slow])] = np.arange(len(every))
+        rows = every.take(pa.array(order, mask=order < 0))
+        reasons = np.full(len(values), None, object)
+        reasons[slow] = [why for _, why in answers]
+        return rows, pa.array(reasons, pa.string(), from_pandas=True)
+
+    def _read_many(self, lines: pa.BinaryArray) -> list[tuple[Rows, pa.StructArray]]:
+        """What can be read in bulk, with the places of the rows among the lines."""
+        places = np.arange(len(lines))
+        odd: list[int] = []
+        at = 0
+        table = None
+        while at < len(lines):
+            table, row = self._read(lines.slice(at))
+            if table is not None or row is None:
+                break
+            odd.append(at + row)
+            at += row + 1
+            if len(odd) > _ODD_FREE + at // _ODD_SHARE:
+                places = places[:at]
+                break
+        if not odd and table is not None:
+            return [self._finish(table, places)]
+        places = np.setdiff1d(places, odd, assume_unique=True)
+        return self._read_pieces(lines, places, (BLOCK_ROWS, *_PIECES) if odd else _PIECES)
+
+    def _read_pieces(
+        self, lines: pa.BinaryArray, places: Rows, sizes: tuple[int, ...]
+    ) -> list[tuple[Rows, pa.StructArray]]:
+        """The same for lines of which some cannot be read, nobody knows which."""
+        parts: list[tuple[Rows, pa.StructArray]] = []
+        failed = 0
+        for start in range(0, len(places), sizes[0]):
+            piece = places[start : start + sizes[0]]
+            table, _ = self._read(lines.take(pa.array(piece)))
+            if table is not None:
+                parts.append(self._finish(table, piece))
+                continue
+            failed += 1
+            if len(sizes) > 1 and failed <= _ODD_FREE + start // sizes[0] // 2:
+                parts += self._read_pieces(lines, piece, sizes[1:])
+        return parts
+
+    def _read(self, lines: pa.BinaryArray) -> tuple[pa.Table | None, int | None]:
+        """The lines as a table; or nothing, and the row that is to blame if that is known."""
+        _, where, data = lines.buffers()
+        ends = np.frombuffer(where, np.int32)[lines.offset : lines.offset + len(lines) + 1]
+        size = int(ends[-1] - ends[0])
+        options = pj.ReadOptions(use_threads=False, block_size=size + 1)
+        try:
+            table = pj.read_json(
+                pa.BufferReader(data.slice(int(ends[0]), size)),
+                read_options=options,
+                parse_options=self._options,
+            )
+        except pa.ArrowInvalid as error:
+            row = _ROW.search(str(error))
+            # Two objects in a value shift the rows: then it is one too many in the end.
+            return None, min(int(row[1]), len(lines) - 1) if row else None
+        return (table, None) if table.num_rows == len(lines) else (None, None)
+
+    def _finish(self, table: pa.Table, places: Rows) -> tuple[Rows, pa.StructArray]:
+        """A table with the right types, without the rows that must be looked at once more."""
+        suspect = np.zeros(len(places), np.bool_)
+        columns = [
+            _finished(
+                _one(table.column(number)),
+                field.dataType,
+                None,
+                suspect,
+                needed=None if field.nullable else np.True_,
+            )
+            for number, field in enumerate(self._schema.fields)
+        ]
+        rows = pa.StructArray.from_arrays(columns, fields=list(self.arrow))
+        if not suspect.any():
+            return places, rows
+        return places[~suspect], rows.filter(pa.array(~suspect))
+
+
+def _one(column: pa.ChunkedArray) -> pa.Array:
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def _finished(
+    found: pa.Array,
+    kind: T.DataType,
+    owner: Rows | None,
+    suspect: Mask,
+    *,
+    needed: Any,
+) -> pa.Array:
+    """A column as Arrow read it, with its right type; marks the rows that it may have misread.
+
+    `owner` is the row that each element belongs to, if not its own; `needed` says which elements
+    must not be null, None if all may.
+    """
+
+    def mark(which: Any) -> None:
+        if which.any():
+            suspect[which if owner is None else owner[which]] = True
+
+    if needed is not None and found.null_count:
+        mark(np.asarray(found.is_null()) & needed)
+    if isinstance(kind, T.StructType):
+        there = np.asarray(found.is_valid()) if found.null_count else np.True_
+        children = [
+            _finished(
+                found.field(number),
+                field.dataType,
+                owner,
+                suspect,
+                needed=None if field.nullable else there,
+            )
+            for number, field in enumerate(kind.fields)
+        ]
+        target = _arrow(kind, lambda plain: _PLAIN[type(plain)])
+        return pa.Array.from_buffers(target, len(found), found.buffers()[:1], children=children)
+    if isinstance(kind, T.ArrayType):
+        parents = np.asarray(pc.list_parent_indices(found))
+        inner = _finished(
+            found.values,
+            kind.elementType,
+            parents if owner is None else owner[parents],
+            suspect,
+            needed=None if kind.containsNull else np.True_,
+        )
+        target = _arrow(kind, lambda plain: _PLAIN[type(plain)])
+        return pa.Array.from_buffers(target, len(found), found.buffers()[:2], children=[inner])
+    if isinstance(kind, T.FloatType | T.DoubleType):
+        return _floats(found, kind, mark)
+    if isinstance(kind, T.TimestampType):
+        return _times(found, micros_of_column, _PLAIN[T.TimestampType], pa.int64(), mark)
+    if isinstance(kind, T.DateType):
+        return _times(found, days_of_column, _PLAIN[T.DateType], pa.int32(), mark)
+    return found
+
+
+def _floats(found: pa.Array, kind: T.DataType, mark: Callable[[Any], None]) -> pa.Array:
+    """Marks what is infinite as a float, and zeros with a sign: Spark knows -0 from -0.0."""
+    numbers = np.frombuffer(found.buffers()[1], np.float64)[: len(found)]
+    if isinstance(kind, T.FloatType):
+        with np.errstate(over="ignore"):
+            numbers = numbers.astype(np.float32)
+    odd = np.isinf(numbers) | ((numbers == 0) & np.signbit(numbers))
+    if found.null_count:
+        odd &= np.asarray(found.is_valid())
+    mark(odd)
+    if not isinstance(kind, T.FloatType):
+        return found
+    buffers = [found.buffers()[0], pa.py_buffer(numbers)]
+    return pa.Array.from_buffers(pa.float32(), len(found), buffers)
+
+
+def _times(
+    found: pa.Array,
+    read: Callable[[pa.StringArray], Column],
+    kind: pa.DataType,
+    stored: pa.DataType,
+    mark: Callable[[Any], None],
+) -> pa.Array:
+    numbers, fits = read(found)
+    if found.null_count:
+        fits |= np.asarray(found.is_null())
+    mark(~fits)
+    plain = numbers.astype(stored.to_pandas_dtype())
+    buffers = [found.buffers()[0], pa.py_buffer(plain)]
+    return pa.Array.from_buffers(kind, len(found), buffers)
+
+
+def _could_be_lines(lines: pa.BinaryArray) -> Mask:
+    """Which values can go to Arrow's reader: they look like one object, and have nothing that it
+    would take and Spark not."""
+    count = len(lines)
+    _, where, data = lines.buffers()
+    offsets = np.frombuffer(where, np.int32)[lines.offset : lines.offset + count + 1]
+    size = int(offsets[-1])
+    if not size:
+        return np.zeros(count, np.bool_)
+    text = np.frombuffer(data, np.uint8)
+    # Values that are null have no newline; whoever calls leaves them out.
+    first = np.minimum(offsets[:-1], size - 1)
+    last = np.maximum(offsets[1:] - 2, first)
+    plain: Mask = (text[first] == _OPEN) & (text[last] == _CLOSE)
+    if not plain.all():
+        plain = _without_blanks(text, first, last)
+    suspects = [np.flatnonzero(offsets[1:] - offsets[:-1] > SHORT)]
+    whole = data.to_pybytes()
+    for signs, pattern in (((b"NaN", b"Inf"), _WORDS), ((b"\0",), rb"\x00")):
+        if any(sign in whole for sign in signs):
+            found = pc.match_substring_regex(lines, pattern)
+            plain &= ~np.asarray(found.fill_null(False))
+    if rb"\ud" in whole or rb"\uD" in whole:
+        halves = pc.match_substring_regex(lines, rb"\\u[dD]")
+        suspects.append(np.flatnonzero(np.asarray(halves.fill_null(False))))
+    try:
+        lines.cast(pa.string())
+    except pa.ArrowInvalid:
+        suspects = [np.flatnonzero(plain)]
+    for row in np.concatenate(suspects).tolist():
+        if plain[row] and _is_odd(whole[offsets[row] : offsets[row + 1]]):
+            plain[row] = False
+    return plain
+
+
+def _without_blanks(text: npt.NDArray[np.uint8], first: Any, last: Any) -> Mask:
+    """Whether values are in braces, but for blanks around them; a few blanks, for speed."""
+    for _ in range(4):
+        first = np.minimum(first + _BLANKS[text[first]], last)
+        last = np.maximum(last - _BLANKS[text[last]], first)
+    braces: Mask = (text[first] == _OPEN) & (text[last] == _CLOSE)
+    return braces
+
+
+def _is_odd(value: bytes) -> bool:
+    if is_long_or_deep(value) or LONE_SURROGATE.search(value):
+        return True
+    try:
+        value.decode("utf-8")
+    except UnicodeDecodeError:
+        return True
+    return False
