@@ -42,6 +42,7 @@ LONE_SURROGATE: Final = re.compile(
 _LONG_NUMBER: Final = re.compile(rb"[0-9.eE+-]{%d}" % NUMBER_MAX)
 _STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _CLOSED_LIST: Final = re.compile(r"\}\s*\]\s*,")
+_BEYOND: Final = re.compile("[\U00010000-\U0010ffff]")
 _ESCAPES: Final = {
     **{code: f"\\u{code:04X}" for code in range(32)},
     **{ord(char): f"\\{name}" for char, name in zip("\b\t\n\f\r", "btnfr", strict=True)},
@@ -386,7 +387,14 @@ def _scalar(value: Any) -> str:
 
 
 def _quoted(text: str) -> str:
-    return f'"{text.translate(_ESCAPES)}"'
+    """A string in quotes; Spark's parser writes what is beyond 16 bits as two escapes."""
+    plain = text.translate(_ESCAPES)
+    return f'"{_BEYOND.sub(_surrogates, plain)}"'
+
+
+def _surrogates(char: re.Match[str]) -> str:
+    code = ord(char[0]) - 0x10000
+    return f"\\u{0xD800 + (code >> 10):04X}\\u{0xDC00 + (code & 0x3FF):04X}"
 
 
 def _java_double(value: float) -> str:
