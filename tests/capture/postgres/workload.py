@@ -33,7 +33,8 @@ class Load:
         self._truncates = truncates
         self._rng = rng
         self._next_id = first_id
-        self._columns = 0
+        # One load after another has other ids, and so must name its columns otherwise, too.
+        self._columns = first_id
 
     def run(self, steps: int, *, ddl: bool = True) -> None:
         for _ in range(steps):
