@@ -21,6 +21,7 @@ from penstock.client.metadata import Place
 from penstock.client.producing import Sender
 from penstock.client.transacting import Ids, Transaction
 from penstock.client.transactions import described
+from penstock.client.writer import LogWriter
 from penstock.records.record import BatchOptions, simple_batch
 from penstock.testing.broker import Broker
 from penstock.testing.tcp_proxy import TcpProxy
@@ -30,10 +31,13 @@ from tests.client.reader import Through, read_topic, values
 from tests.waiting import eventually
 
 
-def write(bootstrap: str, name: str, ids: Ids, place: Place, *contents: bytes) -> None:
+def write(
+    bootstrap: str, name: str, ids: Ids, place: Place, *contents: bytes, adds: bool = False
+) -> None:
     """What another process does with ids that were handed to it."""
     ids = pickle.loads(pickle.dumps(ids))
     with Cluster(bootstrap) as cluster, Sender(cluster, transactional_id=name) as sender:
+        sender.adds_partitions = adds
         for sequence, value in enumerate(contents):
             options = BatchOptions(0, *ids, sequence, transactional=True)
             sender.send(*place, simple_batch([value], options=options))
@@ -166,6 +170,49 @@ def test_brokers_that_do_not_raise_the_epoch(bootstrap: str, make_topic: MakeTop
         with pytest.raises(FencedError):
             write(bootstrap, transaction.transactional_id, seen[-2], (topic, 0), b"late")
         assert values(cluster, topic)[::2] == [b"0", b"2", b"3"]
+
+
+def test_a_write_adds_its_partition(cluster: Cluster, make_topic: MakeTopic) -> None:
+    topic = make_topic(2)
+    transaction = Transaction(cluster, unique("txn"))
+    transaction.init()
+    assert transaction.adds_by_writing
+    name = transaction.transactional_id
+    for step in range(4):
+        old = transaction.ids
+        for number in range(2):
+            transaction.will_write([(topic, number)])
+            write(cluster.bootstrap, name, old, (topic, number), b"%d" % step, adds=True)
+        transaction.end(commit=step % 2 == 0)
+        # Apache Kafka answers before it has ended it everywhere.
+        eventually(lambda: described(cluster, name).state.startswith("Complete"))
+        # What comes late neither counts nor begins a transaction.
+        with pytest.raises(FencedError):
+            write(cluster.bootstrap, name, old, (topic, 0), b"late", adds=True)
+        assert not described(cluster, name).is_open
+    found = read_topic(cluster, topic)
+    assert [[record.value for record in found[number]] for number in range(2)] == [[b"0", b"2"]] * 2
+
+
+def test_a_write_that_never_arrived_can_be_aborted(cluster: Cluster, make_topic: MakeTopic) -> None:
+    transaction = Transaction(cluster, unique("txn"))
+    old = transaction.init()
+    transaction.will_write([(make_topic(), 0)])
+    assert transaction.end(commit=False) != old
+    assert not transaction.is_open
+
+
+@pytest.mark.parametrize("level", [0, 1])
+def test_brokers_that_want_to_be_asked_first(level: int) -> None:
+    with Broker(transaction_version=level) as broker, Cluster(broker.bootstrap) as cluster:
+        topics.create(cluster, "events")
+        with LogWriter(cluster, transactional_id="older") as writer:
+            for step in range(3):
+                writer.begin()
+                assert not writer.transaction.adds_by_writing
+                writer.write("events", None, [b"%d" % step])
+                writer.commit()
+        assert values(cluster, "events") == [b"0", b"1", b"2"]
 
 
 def test_offsets_are_committed_with_it(cluster: Cluster, make_topic: MakeTopic) -> None:

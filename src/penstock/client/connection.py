@@ -26,6 +26,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
+from penstock import __version__
 from penstock.client.errors import (
     AuthenticationError,
     ClientError,
@@ -80,6 +81,8 @@ _LENGTH: Final = struct.Struct(">i")
 # How much of the time that a password is good for is used.
 _USED_LIFETIME: Final = 0.8
 _BATCHED_COORDINATORS_FROM: Final = 4
+# ApiVersions tells of features, and asks who we are.
+_FEATURES_FROM: Final = 3
 
 Address = tuple[str, int]
 
@@ -99,6 +102,8 @@ class Connection:
         self._client_id = client_id
         self._ids = itertools.count(1)
         self._is_closed = False
+        # Asked for when somebody needs them.
+        self._features: dict[str, int] | None = None
         # When the broker wants to hear the password again: a new connection is simpler.
         self._expires_at = math.inf
         wanted = security or PLAINTEXT
@@ -150,6 +155,25 @@ class Connection:
         told: ApiVersionsResponse = self._exchange(ApiVersionsRequest(), 0)
         check(told.error_code, f"asking {show_address(self.address)} for its versions")
         return {item.api_key: (item.min_version, item.max_version) for item in told.api_keys}
+
+    def feature(self, name: str) -> int:
+        """The level of a feature that all brokers of the cluster have agreed on; 0: none.
+
+        Nothing may be on its way here.
+        """
+        if self._features is None:
+            if self.versions.get(ApiVersionsRequest.API_KEY, (0, 0))[1] < _FEATURES_FROM:
+                self._features = {}
+            else:
+                request = ApiVersionsRequest(
+                    client_software_name="penstock", client_software_version=__version__
+                )
+                told: ApiVersionsResponse = self.call(request, at_least=_FEATURES_FROM)
+                check(told.error_code, f"asking {show_address(self.address)} for its features")
+                self._features = {
+                    item.name: item.max_version_level for item in told.finalized_features
+                }
+        return self._features.get(name, 0)
 
     def _authenticate(self, security: Security) -> None:
         """Say who we are, and hear who the broker is."""

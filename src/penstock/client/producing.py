@@ -51,9 +51,11 @@ MAX_BYTES: Final = 16 << 20
 MAX_REQUEST_BYTES: Final = 4 << 20
 TIMEOUT_S: Final = 120.0
 REQUEST_TIMEOUT_S: Final = 30.0
-# The newest version with topic names, in which a partition must be part of the transaction
-# already: from 12 on a write would add it, and so a late one might begin a transaction.
-_NEWEST_VERSION: Final = 11
+# The newest version in which a partition must be part of the transaction already: from the next
+# on a write adds it, and so a late one might begin a transaction where its epoch is still good.
+_ADDED_VERSION: Final = 11
+# The newest version with topic names.
+_NEWEST_VERSION: Final = 12
 _SLACK_S: Final = 5.0
 _FEW_LANES: Final = 8
 _LOOK_BYTES: Final = 256 << 10
@@ -121,7 +123,7 @@ class Sender:
     """Sends batches that are packed already; a context manager, which flushes at its end.
 
     With a `transactional_id` the batches belong to the transaction of that id, and their partitions
-    must have been added to it (`transacting`).
+    must have been added to it (`transacting`), unless `adds_partitions` says that writes add them.
 
     After an error nothing more can be sent: whoever uses it decides what to do about the batches
     that were not acknowledged.
@@ -160,6 +162,8 @@ class Sender:
         self._held_bytes = 0
         self._unseen_bytes = 0
         self._failure: ClientError | None = None
+        # May change while nothing is on its way.
+        self.adds_partitions = False
         # Where the next record goes, after the last acknowledged batch of a partition.
         self.ends: dict[Place, int] = {}
 
@@ -304,7 +308,8 @@ class Sender:
             return False
         due = now + self._request_timeout_s + _SLACK_S
         try:
-            pending = link.connection.submit(self._request(batches), at_most=_NEWEST_VERSION)
+            newest = _NEWEST_VERSION if self.adds_partitions else _ADDED_VERSION
+            pending = link.connection.submit(self._request(batches), at_most=newest)
         except ClientError as error:
             link.flights.append(_Flight(Pending(0, 0, 0), batches, due))
             self._lose(address, error)

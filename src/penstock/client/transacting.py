@@ -66,6 +66,9 @@ _ADD_PARTITIONS_UP_TO: Final = 3
 _OFFSETS_UP_TO: Final = 4
 # From here on an end raises the epoch.
 _BUMPS_FROM: Final = 5
+# From this level of the feature on, the first write to a partition adds it: KIP-890.
+_FEATURE: Final = "transaction.version"
+_ADDED_BY_WRITING_FROM: Final = 2
 _NAMED_IDS_FROM: Final = 3
 # Answers to an end that do not say whether it has been written.
 _UNSETTLED: Final = frozenset(
@@ -123,6 +126,7 @@ class Transaction:
         self._ended: Ids | None = None
         self._coordinators: dict[int, Connection] = {}
         self._added: set[Place] = set()
+        self._adds_by_writing = False
         self._groups: set[str] = set()
         self._sequences: dict[Place, int] = {}
 
@@ -154,6 +158,22 @@ class Transaction:
         return place in self._added
 
     @property
+    def adds_by_writing(self) -> bool:
+        """Whether a write makes its partition part of the transaction: nobody need ask before.
+
+        Only where each end raises the epoch, too: so what comes late is refused, and never begins
+        a transaction.
+        """
+        return self._adds_by_writing
+
+    def will_write(self, places: Iterable[Place]) -> None:
+        """Partitions that are part of it as soon as a write arrives (`adds_by_writing`).
+
+        To be called before the write is sent: whatever becomes of it, there is something to end.
+        """
+        self._added.update(places)
+
+    @property
     def partitions(self) -> frozenset[Place]:
         """What has been added since the last end."""
         return frozenset(self._added)
@@ -164,7 +184,16 @@ class Transaction:
         """Take the transactional id: what is open on it is aborted, whoever had it is fenced."""
         self._reset(None)
         self._ids = self._init(Ids(-1, -1))
+        self._adds_by_writing = self._is_newest()
         return self._ids
+
+    def _is_newest(self) -> bool:
+        """Whether the brokers have agreed on the newer form; if they cannot be asked, the older."""
+        with suppress(ClientError):
+            coordinator = self._coordinator(TRANSACTION, self.transactional_id)
+            raises = coordinator.version_of(EndTxnRequest) >= _BUMPS_FROM
+            return raises and coordinator.feature(_FEATURE) >= _ADDED_BY_WRITING_FROM
+        return False
 
     def _init(self, known: Ids) -> Ids:
         request = InitProducerIdRequest(

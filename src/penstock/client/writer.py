@@ -488,11 +488,19 @@ class LogWriter:
         while self._buffered_bytes > self._buffer_bytes:
             self._pack(max(self._buffers, key=lambda it: self._buffers[it].size))
 
+    def _add(self, transaction: Transaction, place: Place) -> None:
+        """A partition is about to be written to for the first time in the transaction."""
+        self._sender.adds_partitions = transaction.adds_by_writing
+        if transaction.adds_by_writing:
+            transaction.will_write([place])
+        else:
+            # All that will be needed soon, at once.
+            transaction.add_partitions([place, *self._buffers])
+
     def _pack(self, place: Place, *, hold: bool = False) -> None:
         """Number, pack and send what a partition has collected."""
         if self._transaction is not None and not self._transaction.holds(place):
-            # All that will be needed soon, at once.
-            self._transaction.add_partitions([place, *self._buffers])
+            self._add(self._transaction, place)
         buffer = self._buffers.pop(place)
         self._buffered_bytes -= buffer.size
         pieces = buffer.pieces
