@@ -18,7 +18,7 @@ import pytest
 from penstock.capture.delivery.capture import Capture
 from penstock.capture.delivery.control import state_of
 from penstock.capture.delivery.state import DONE, State
-from penstock.cli.capture import configured
+from penstock.cli.capture_project import configured
 from penstock.cli.project import load
 from penstock.cli.sinks_file import named
 from penstock.cli.verifying import Progress, Report, verify

@@ -17,7 +17,7 @@ import pytest
 
 from penstock.capture.events.naming import routed
 from penstock.cli import project
-from penstock.cli.capture import configured
+from penstock.cli.capture_project import configured
 from penstock.cli.demo import Plan, adapted
 from penstock.cli.demo_parts import Crew, PartError, last_error, memory_bytes
 from penstock.cli.demo_view import Seen, Shopkeeper

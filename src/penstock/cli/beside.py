@@ -35,7 +35,7 @@ class Beside:
 
     def check(self) -> None:
         """ConfigError, with the line, if a capture's settings are wrong; nothing is started."""
-        from penstock.cli.capture import configured
+        from penstock.cli.capture_project import configured
 
         for name in self.names:
             configured(self._project, name)

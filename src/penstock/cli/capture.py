@@ -5,15 +5,29 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Mapping
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from penstock.cli import output, project
+from penstock.cli.capture_database import (
+    database_status,
+    must_have,
+    open_database,
+    passed,
+    remove_from_database,
+    show_checks,
+)
 from penstock.cli.capture_file import add_section, drop_section
+from penstock.cli.capture_project import (
+    bootstrap_of,
+    cluster_of,
+    config_of,
+    configured,
+    safe_url,
+    the_one,
+)
 from penstock.cli.capture_view import (
     follow,
     follow_snapshot,
@@ -26,13 +40,10 @@ from penstock.cli.capture_view import (
 from penstock.cli.kafka import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, ClientSettings, connect
 from penstock.cli.stopping import stopped_by_signals
 from penstock.cli.up import LogLevel, LogLevelOption
-from penstock.cli.values import parse_pairs
 from penstock.errors import ConfigError, PenstockError
 
 if TYPE_CHECKING:
-    from penstock.capture.delivery.config import CaptureConfig
     from penstock.capture.delivery.metering import CaptureStatus
-    from penstock.capture.source import Check, Source
     from penstock.client.connection import Cluster
 
 app = typer.Typer(
@@ -90,14 +101,14 @@ def check(
       penstock capture check postgresql://capture:secret@localhost/shop
       penstock capture check sqlite:///shop.db --include 'order*'
     """
-    config = _config_of("check", {"url": url, "include": include, "exclude": exclude})
-    with _open(config) as source:
+    config = config_of("check", {"url": url, "include": include, "exclude": exclude})
+    with open_database(config) as source:
         checks = source.check()
-        tables = [table.full_name for table in source.tables()] if _passed(checks) else []
+        tables = [table.full_name for table in source.tables()] if passed(checks) else []
     if json:
         output.write_json(
             {
-                "ok": _passed(checks),
+                "ok": passed(checks),
                 "tables": tables,
                 "checks": [
                     {
@@ -112,10 +123,10 @@ def check(
             }
         )
     else:
-        _show_checks(checks)
+        show_checks(checks)
         if tables:
             output.say(f"{output.count(len(tables), 'table')}: {', '.join(tables)}")
-    if not _passed(checks):
+    if not passed(checks):
         raise typer.Exit(output.EXIT_FAILURE)
 
 
@@ -154,13 +165,13 @@ def add(
         written["exclude"] = exclude
     if prefix:
         written["prefix"] = prefix
-    config = _config_of(name, project.filled(written, f"capture.{name}"), path.parent)
-    with _open(config) as source:
+    config = config_of(name, project.filled(written, f"capture.{name}"), path.parent)
+    with open_database(config) as source:
         checks = source.check()
-        if not _passed(checks):
-            _show_checks(checks)
+        if not passed(checks):
+            show_checks(checks)
             raise PenstockError(
-                f"{_safe(config)} cannot be captured yet, so nothing was changed",
+                f"{safe_url(config)} cannot be captured yet, so nothing was changed",
                 advice="Mend what is marked above, and add it again.",
             )
         tables = source.tables()
@@ -214,24 +225,24 @@ def run(
     from penstock.capture.delivery.process import settle
 
     found = project.load(file)
-    config = configured(found, _the_one(found, name))
-    bootstrap = _bootstrap(found, bootstrap)
+    config = configured(found, the_one(found, name))
+    bootstrap = bootstrap_of(found, bootstrap)
     connect(bootstrap, client)
     live = sys.stderr.isatty() and not plain
     level = LogLevel.WARNING if live and log_level is LogLevel.INFO else log_level
     logging.basicConfig(level=level.value.upper(), stream=sys.stderr, force=True,
                         format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")  # fmt: skip
-    capture = Capture(config, lambda: _cluster(bootstrap, client, config.transactional_id))
+    capture = Capture(config, lambda: cluster_of(bootstrap, client, config.transactional_id))
     stop = threading.Event()
     with stopped_by_signals(stop):
         if beside:
             stop_at_end_of_input(stop)
         if not take_over:
-            with _cluster(bootstrap, client) as cluster:
+            with cluster_of(bootstrap, client) as cluster:
                 _let_nobody_run(cluster, config.name, stop, patient=beside)
         if stop.is_set():
             return
-        output.say(f"{config.name} connects to {_safe(config)} and {bootstrap}")
+        output.say(f"{config.name} connects to {safe_url(config)} and {bootstrap}")
         settle()
         with follow(capture, live=live):
             capture.run(stop)
@@ -259,12 +270,12 @@ def status(
       penstock capture status shop --watch
     """
     found = project.load(file)
-    bootstrap = _bootstrap(found, bootstrap)
+    bootstrap = bootstrap_of(found, bootstrap)
     connect(bootstrap, client)
-    with _cluster(bootstrap, client) as cluster:
+    with cluster_of(bootstrap, client) as cluster:
 
         def look() -> list[dict[str, Any]]:
-            return status_rows(_statuses(cluster, found, name), _database_status(found))
+            return status_rows(_statuses(cluster, found, name), database_status(found))
 
         show(look, watch=watch, json=json)
 
@@ -341,12 +352,12 @@ def snapshot(
     if bool(chosen) == all_tables:
         raise typer.BadParameter("name the tables, or say --all")
     found = project.load(file)
-    name = _the_one(found, name, option="--capture NAME")
-    bootstrap = _bootstrap(found, bootstrap)
+    name = the_one(found, name, option="--capture NAME")
+    bootstrap = bootstrap_of(found, bootstrap)
     connect(bootstrap, client)
     signal = snapshot_all_signal() if all_tables else snapshot_signal(*chosen, where=where)
-    _must_have(found, name, chosen)
-    with _cluster(bootstrap, client) as cluster:
+    must_have(found, name, chosen)
+    with cluster_of(bootstrap, client) as cluster:
         status = _status_of(cluster, name)
         send(cluster, name, signal)
         if status is None or not is_running(status):
@@ -388,20 +399,20 @@ def remove(
     found = project.load(file)
     config = configured(found, name)
     question = (
-        f"Remove the capture {name} from {_safe(config)}? Its slot and publication, or its "
+        f"Remove the capture {name} from {safe_url(config)}? Its slot and publication, or its "
         "triggers, go, and its position; its topics stay."
     )
     if not yes and not output.confirm(question):
         output.say("nothing was removed; --yes removes without asking")
         raise typer.Exit(output.EXIT_FAILURE)
-    bootstrap = _bootstrap(found, bootstrap)
+    bootstrap = bootstrap_of(found, bootstrap)
     connect(bootstrap, client)
-    with _cluster(bootstrap, client) as cluster:
+    with cluster_of(bootstrap, client) as cluster:
         status = _status_of(cluster, name)
         if status is not None and is_running(status):
             send(cluster, name, Signal("stop"))
             _wait_stopped(cluster, name)
-        removed = _remove_from_database(config, force=force)
+        removed = remove_from_database(config, force=force)
         forget(cluster, name)
     for item in removed:
         output.say(f"removed {item}")
@@ -425,7 +436,7 @@ def alter(name: Name, statement: Statement, file: ProjectFile = None) -> None:
     from penstock.capture.sqlite.source import SqliteSource
 
     config = configured(project.load(file), name)
-    with _open(config) as source:
+    with open_database(config) as source:
         if not isinstance(source, SqliteSource):
             raise ConfigError(
                 f"{name} captures {source.kind}, where ALTER TABLE needs no help",
@@ -436,164 +447,6 @@ def alter(name: Name, statement: Statement, file: ProjectFile = None) -> None:
 
 
 # ---- parts -----------------------------------------------------------------------------------
-
-
-def _config_of(name: str, data: dict[str, Any], folder: Path | None = None) -> CaptureConfig:
-    from penstock.capture.delivery.config import CaptureConfig
-
-    url = str(data.get("url", ""))
-    relative = url.removeprefix("sqlite:///")
-    if url.startswith("sqlite:///") and not relative.startswith("/") and folder is not None:
-        # A file is meant from where the project file is.
-        data = {**data, "url": f"sqlite:///{folder.resolve() / relative}"}
-    return CaptureConfig.from_mapping(name, data)
-
-
-def configured(found: project.Project, name: str) -> CaptureConfig:
-    """The settings of a capture of the project file."""
-    captures = found.named("capture")
-    if name not in captures:
-        where = found.path.name if found.path is not None else "no penstock.toml was found, which"
-        raise ConfigError(
-            f"{where} has no capture {name!r}",
-            advice=f"It has: {', '.join(captures)}." if captures
-            else f"Add one: penstock capture add {name} URL",
-        )  # fmt: skip
-    settings: Any = captures[name]
-    path = f"capture.{name}"
-    if not isinstance(settings, Mapping):
-        raise found.error(path, f"{path} must be a table of settings, not {settings!r}")
-    with found.explained(path):
-        return _config_of(name, dict(settings), found.folder)
-
-
-def _must_have(found: project.Project, name: str, patterns: list[str]) -> None:
-    """ConfigError if a capture has no table of these names.
-
-    Only if the database can be asked from here; else the capture itself will complain.
-    """
-    if not patterns or name not in found.named("capture"):
-        return
-    config = configured(found, name)
-    try:
-        with _open(config) as source:
-            names = [table.full_name for table in source.tables()]
-    except PenstockError:
-        return
-    for pattern in patterns:
-        if not any(fnmatchcase(table, pattern) for table in names):
-            raise ConfigError(
-                f"the capture {name} has no table {pattern!r}, so no snapshot was asked for",
-                advice=f"It has: {_some(names)}.",
-            )
-
-
-def _some(names: list[str]) -> str:
-    """Names for a message, not too many."""
-    shown = ", ".join(names[:20]) or "none"
-    return f"{shown}, and {len(names) - 20} more" if len(names) > 20 else shown
-
-
-def _the_one(found: project.Project, name: str, option: str = "NAME") -> str:
-    """The capture that is meant if none is named."""
-    captures = list(found.named("capture"))
-    if name or len(captures) == 1:
-        return name or captures[0]
-    if not captures:
-        raise ConfigError(
-            "there is no capture in the project file",
-            advice="Add one: penstock capture add NAME URL",
-        )
-    raise ConfigError(
-        "there are several captures",
-        advice=f"Say which by {option}, one of {', '.join(captures)}.",
-    )
-
-
-def _bootstrap(found: project.Project, given: str) -> str:
-    """What the command line says, else the project file."""
-    told = found.section("broker").get("bootstrap")
-    return str(told) if told and given == DEFAULT_BOOTSTRAP else given
-
-
-def _cluster(bootstrap: str, client: list[str], client_id: str = "penstock-cli") -> Cluster:
-    from penstock.client.connection import Cluster
-    from penstock.client.security import Security
-
-    return Cluster(
-        bootstrap, client_id=client_id, security=Security.from_options(parse_pairs(client))
-    )
-
-
-def _open(config: CaptureConfig) -> Source:
-    from penstock.capture.sources import open_source
-
-    return open_source(config.source)
-
-
-def _remove_from_database(config: CaptureConfig, *, force: bool) -> list[str]:
-    """Take what a capture has made out of its database; what that was."""
-    try:
-        with _open(config) as source:
-            return source.remove()
-    except PenstockError as error:
-        if not force:
-            advice = f"{error.advice} " if error.advice else ""
-            raise PenstockError(
-                str(error),
-                advice=f"{advice}If the database is gone for good: "
-                f"penstock capture remove {config.name} --force",
-            ) from error
-        output.warn(f"{_safe(config)} was left as it is: {error}")
-        for line in _left_in_database(config):
-            output.warn(line)
-        return []
-
-
-def _left_in_database(config: CaptureConfig) -> list[str]:
-    """What may be in a database that nobody has asked, and how to remove it."""
-    scheme = config.source.url.partition("://")[0].lower()
-    if scheme in {"postgresql", "postgres"}:
-        from penstock.capture.postgres.options import PostgresOptions
-
-        options = PostgresOptions.of(config.source)
-        return [
-            (
-                f"the slot {options.slot} may be left, for which the server keeps its WAL: "
-                f"SELECT pg_drop_replication_slot('{options.slot}')"
-            ),
-            (
-                f"the publication {options.publication} may be left: "
-                f"DROP PUBLICATION {options.publication}"
-            ),
-        ]
-    if scheme == "sqlite":
-        from penstock.capture.sqlite.catalog import names_of
-
-        prefix = names_of(config.name).prefix
-        return [f"triggers and tables named {prefix}* may be left"]
-    return []
-
-
-def _safe(config: CaptureConfig) -> str:
-    """The URL without the password."""
-    scheme, _, rest = config.source.url.partition("://")
-    return f"{scheme}://{rest.rpartition('@')[2]}"
-
-
-def _passed(checks: list[Check]) -> bool:
-    return all(item.ok or not item.required for item in checks)
-
-
-def _show_checks(checks: list[Check]) -> None:
-    def word(item: Check) -> str:
-        return "ok" if item.ok else ("missing" if item.required else "warning")
-
-    rows = [(word(item), item.name, item.found) for item in checks]
-    output.print_table(("", "check", "found"), rows)
-    for item in checks:
-        if not item.ok and item.remedy:
-            print(f"{item.name}: {item.remedy}")
 
 
 def _status_of(cluster: Cluster, name: str) -> CaptureStatus | None:
@@ -615,28 +468,6 @@ def _statuses(cluster: Cluster, found: project.Project, name: str) -> list[Captu
             f"there is no capture {name!r}", advice=f"There are: {', '.join(told) or 'none'}."
         )
     return [item for key, item in sorted(told.items()) if not name or key == name]
-
-
-def _database_status(found: project.Project) -> Any:
-    """A way to ask the databases of the project what they keep."""
-
-    def ask(name: str) -> dict[str, Any]:
-        if name not in found.named("capture"):
-            return {}
-        try:
-            with _open(configured(found, name)) as source:
-                told = source.status()
-        except PenstockError as error:
-            return {"problem": str(error)}
-        return {
-            "retained_bytes": told.retained_bytes,
-            "retained_limit_bytes": told.retained_limit_bytes,
-            "lag_bytes": told.lag_bytes,
-            "time_left_s": told.time_left_s,
-            **told.details,
-        }
-
-    return ask
 
 
 def _let_nobody_run(cluster: Cluster, name: str, stop: threading.Event, *, patient: bool) -> None:
@@ -664,9 +495,9 @@ def _send(name: str, kind: str, bootstrap: str, file: Path | None, client: list[
     from penstock.capture.delivery.control import Signal, send
 
     found = project.load(file)
-    bootstrap = _bootstrap(found, bootstrap)
+    bootstrap = bootstrap_of(found, bootstrap)
     connect(bootstrap, client)
-    with _cluster(bootstrap, client) as cluster:
+    with cluster_of(bootstrap, client) as cluster:
         if name not in found.named("capture") and _status_of(cluster, name) is None:
             raise ConfigError(
                 f"there is no capture {name!r}", advice="penstock capture status lists them."

@@ -324,7 +324,7 @@ class _Demo:
 
     def _check_capture(self) -> None:
         from penstock.capture.sources import open_source
-        from penstock.cli.capture import configured
+        from penstock.cli.capture_project import configured
 
         with open_source(configured(self._project, "shop").source) as source:
             missing = [each for each in source.check() if not each.ok and each.required]
@@ -337,7 +337,7 @@ class _Demo:
     def _clear_postgres(self, url: str) -> None:
         """What an earlier demo has left in the database: its schema, its slot."""
         from penstock.capture.sources import open_source
-        from penstock.cli.capture import configured
+        from penstock.cli.capture_project import configured
 
         with open_source(configured(self._project, "shop").source) as source:
             source.remove()

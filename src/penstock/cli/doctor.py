@@ -281,7 +281,7 @@ def _speaks_kafka(bootstrap: str) -> Finding:
 
 def _capture(known: project.Project, name: str) -> Iterator[Finding]:
     from penstock.capture.sources import open_source
-    from penstock.cli.capture import configured
+    from penstock.cli.capture_project import configured
 
     with open_source(configured(known, name).source) as source:
         for check in source.check():

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.cli import project as projects
-from penstock.cli.capture import configured
+from penstock.cli.capture_project import configured
 from penstock.cli.sinks_file import bootstrap_of, named
 from penstock.cli.verifying.checksums import (
     Digest,
