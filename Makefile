@@ -13,7 +13,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 KAFKA := .kafka
 ARGS ?=
-WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((n > 4 ? 4 : n)))
+# One more than there are cores: tests that kill, start and wait leave half of a core to others.
+WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((n > 3 ? 4 : n + 1)))
 
 SETUP_STAMP := $(VENV)/.setup
 JARS_STAMP := $(KAFKA)/.jars
@@ -50,7 +51,7 @@ run: $(SETUP_STAMP) ## Run the sample shop, live (options: make run ARGS='--seco
 
 .PHONY: test
 test: setup kafka-jars opensearch-jars databases ## Run the tests (some of them: make test ARGS='tests/log -k recovery')
-	@$(BIN)/pytest -n $(WORKERS) --dist loadfile -m 'not soak' $(ARGS)
+	@$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m 'not soak' $(ARGS)
 
 .PHONY: conformance
 conformance: setup kafka-jars ## Run the same scenarios on the embedded broker and on Apache Kafka

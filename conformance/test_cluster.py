@@ -150,6 +150,8 @@ def flows(folder: Path, master: str, bootstrap: str) -> Iterator[subprocess.Pope
         *("--master", master, "--bootstrap", bootstrap, "--data", str(folder / "data")),
         *("--conf", "spark.executor.memory=700m", "--conf", "spark.driver.memory=700m"),
         *("--conf", "spark.driver.host=127.0.0.1", "--conf", "spark.sql.shuffle.partitions=2"),
+        # For short runs: what is compiled once more for speed comes too late.
+        *("--conf", "spark.executor.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"),
     ]
     with (folder / "run.log").open("wb") as log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)

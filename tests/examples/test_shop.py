@@ -41,7 +41,7 @@ class Demo:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "penstock.cli", "demo", "--data", str(data),
-                 "--listen", "127.0.0.1:0", "--rate", "30", *options],
+                 "--listen", "127.0.0.1:0", "--rate", "10", *options],
                 stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
 

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import uuid
 from collections.abc import Iterator
 
 import pytest
 from pyspark.sql import SparkSession
 
-from penstock.spark.archive import MODE_VARIABLE
 from penstock.testing import Broker
-
-# An archive is used where there is one; to make one would take time from the tests.
-os.environ.setdefault(MODE_VARIABLE, "use")
 
 
 @pytest.fixture(scope="session")

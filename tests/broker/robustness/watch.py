@@ -22,7 +22,7 @@ from penstock.testing.history import History, Place, Read
 from tests.broker import requests as rq
 from tests.broker.raw import RawClient
 
-_PATIENCE_S: Final = 30.0
+_PATIENCE_S: Final = 60.0
 
 
 @contextmanager
