@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import orjson
 import pyarrow as pa
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -29,9 +30,10 @@ from penstock.spark.flows.errors import (
     UnknownTopicError,
     UserCodeError,
 )
+from penstock.spark.reading import decoding
 from penstock.spark.reading.avro_types import parse as parse_avro
 from penstock.spark.reading.frame import Tombstones
-from penstock.spark.source.options import parse
+from penstock.spark.source.options import TYPED, parse
 from penstock.spark.source.table import TableReader, read_task
 
 log = logging.getLogger(__name__)
@@ -40,14 +42,12 @@ FORMAT: Final = "penstock"
 _SECURITY: Final = ("security.", "sasl.", "ssl.")
 # More tasks than this do not read a table any faster.
 _MAX_SHARES: Final = 8
-_VALUE: Final = "_penstock_value"
-# The event time of a timed stream, and the name by which a record's own timestamp can be that.
-TIME: Final = "_time"
-STAMP: Final = "_timestamp"
-# The key of a record without a value that only says that time has passed.
+_VALUE: Final = decoding.VALUE
+TIME: Final = decoding.TIME
+STAMP: Final = decoding.STAMP
+HEARTBEAT: Final = decoding.HEARTBEAT
 # Records of a stream in a micro-batch of a flow with operators.
 MOST_AT_ONCE: Final = 2_000_000
-HEARTBEAT: Final = b"penstock.heartbeat"
 POSITIONS: Final = {name: f"_{name}" for name in reading.POSITION}
 
 
@@ -151,7 +151,7 @@ def topic_ids(place: Place, declared: Sequence[Stream]) -> tuple[str, ...]:
 def open_stream(
     spark: SparkSession, place: Place, declared: Stream, *, replay: bool, bounded: bool = False
 ) -> DataFrame:
-    """The records of a stream as the source gives them. A replay begins at the log's start.
+    """The records of a stream, typed by the source if it can. A replay begins at the log's start.
 
     What is `bounded` gives so many at once that a task has room for its share, unless the stream
     says how many: operators take the rows of a shard as a whole.
@@ -161,6 +161,9 @@ def open_stream(
     said = {each.lower() for each in options}
     if bounded and not said & {"maxoffsetspertrigger", "minoffsetspertrigger"}:
         options["maxOffsetsPerTrigger"] = str(MOST_AT_ONCE)
+    typing = decoding.typing_of(declared.reading.format, declared.reading.schema, declared.time)
+    if typing is not None:
+        options[TYPED] = typing.as_option()
     return spark.readStream.format(FORMAT).options(**options).load()
 
 
@@ -168,8 +171,11 @@ def typed(records: DataFrame, how: Reading, *, metrics: str, time: str | None = 
     """Records with the parsed value in one column, and what is wrong with it in another.
 
     With `time`, the path of a field, a column `_time` is its event time, and what has no value is
-    kept: heartbeats count for time, and only there.
+    kept: heartbeats count for time, and only there. What the source has typed is as it should be.
     """
+    if is_typed(records):
+        # Without an event time, what has no value says nothing.
+        return records if time else records.where(has_value() | F.col(reading.ERROR).isNotNull())
     if time is None:
         records = without_heartbeats(records)
     keep = time is not None or how.format == "changelog"
@@ -208,6 +214,26 @@ def typed(records: DataFrame, how: Reading, *, metrics: str, time: str | None = 
         at = F.when(beat, stamp).when(F.col(_VALUE).isNotNull(), at)
         rows = rows.withColumn(TIME, at.cast("timestamp"))
     return rows.drop(reading.TOMBSTONE)
+
+
+def is_typed(records: DataFrame) -> bool:
+    """Whether the source has typed them."""
+    return _VALUE in records.columns
+
+
+def read_again(
+    spark: SparkSession, place: Place, declared: Stream, ends: Mapping[int, tuple[int, int]]
+) -> DataFrame:
+    """Records of a stream as they are in the log: of each partition the first and last offset."""
+    topic = place.resolve(declared.topic)
+    starts = {topic: {str(number): first for number, (first, _) in ends.items()}}
+    stops = {topic: {str(number): last + 1 for number, (_, last) in ends.items()}}
+    options = place.source(declared.topic, {})
+    del options["subscribe"]
+    options["assign"] = orjson.dumps({topic: sorted(ends)}).decode()
+    options["startingOffsets"] = orjson.dumps(starts).decode()
+    options["endingOffsets"] = orjson.dumps(stops).decode()
+    return spark.read.format(FORMAT).options(**options).load()
 
 
 def _is_null(rows: DataFrame) -> Column:

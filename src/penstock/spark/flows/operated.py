@@ -20,19 +20,20 @@ with the dead letters.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Final
 
-from pyspark.sql import Column, DataFrame, Observation
+from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from penstock.client.metadata import Metadata
 from penstock.spark import reading
 from penstock.spark.flows import inputs
 from penstock.spark.flows.writing import Counts, observed
+from penstock.spark.reading.decoding import TIME, VALUE
 from penstock.spark.reading.frame import HEADERS_TYPE
 from penstock.spark.state import layout, store
 from penstock.spark.state import time as clock
@@ -43,17 +44,43 @@ if TYPE_CHECKING:
     from penstock.spark.flows.declare import Stream
     from penstock.spark.flows.running import Running
 
+# Adaptive execution makes a job of each shuffle and each kept frame, and plans anew after it, to
+# choose what is fixed here: one task for each shard. What is kept is kept for a moment only.
+_SETTINGS: Final = {
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.inMemoryColumnarStorage.compressed": "false",
+}
 # The number of a record's stream.
 STREAM: Final = "_penstock_stream"
 _PLACE: Final = ["topic", "partition", "offset"]
+# What the source gives of a record that it has not typed.
+_RECORD: Final = ("key", "value", *_PLACE, "timestamp", "timestampType", "headers")
 
 
 def united(records: list[DataFrame]) -> DataFrame:
     """The records of all streams in one frame."""
     if len(records) == 1:
         return records[0]
-    numbered = [rows.withColumn(STREAM, F.lit(at)) for at, rows in enumerate(records)]
-    return reduce(lambda a, b: a.unionByName(b), numbered)
+    numbered = [
+        rows.withColumnRenamed(VALUE, _value(at)).withColumn(STREAM, F.lit(at))
+        for at, rows in enumerate(records)
+    ]
+    return reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), numbered)
+
+
+def _parted(records: DataFrame, at: int, *, timed: bool) -> DataFrame:
+    """The records of one stream, of those of all."""
+    own = records.where(F.col(STREAM) == at)
+    if _value(at) not in records.columns:
+        return own.select(*_RECORD)
+    more = [TIME] if timed else []
+    return own.select(
+        F.col(_value(at)).alias(VALUE), *reading.POSITION, reading.ERROR, reading.RAW, *more
+    )
+
+
+def _value(at: int) -> str:
+    return f"{VALUE}_{at}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +90,7 @@ class _Part:
     declared: Stream
     # With the bad ones, if it is typed.
     rows: DataFrame
-    # As they were read.
+    # As they were read; as they are in the log, unless the source has typed them.
     records: DataFrame
     # Counts the bad ones while they pass, if they go to a topic.
     bad: Observation | None = None
@@ -72,6 +99,8 @@ class _Part:
     # Where the late rows are and how late, and how many; None where none is.
     told: DataFrame | None = None
     late: int = 0
+    # The first and last of them in each partition.
+    late_at: Mapping[int, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def on_time(self) -> DataFrame:
@@ -91,6 +120,7 @@ class Operated:
             len(flow.streams) > 1 or len(planned.operators) > 1 or running.shares
         )  # fmt: skip
         self._layout = layout.begin(running.checkpoint, flow.shards)
+        self._is_settled = False
         # The operators whose keys are written down.
         self._noted: set[str] = set()
         self._times = clock.TimesFolder(f"{self._layout.folder}/{layout.TIME}")
@@ -99,6 +129,7 @@ class Operated:
         }
 
     def __call__(self, records: DataFrame, batch_id: int) -> Counts:
+        self._settle(records.sparkSession)
         with _keeping() as kept:
             if self._reads_often:
                 kept.append(records := records.persist())
@@ -119,6 +150,13 @@ class Operated:
             counts = self._run(parts, batch, kept)
             return self._with_letters(parts, counts, batch_id)
 
+    def _settle(self, session: SparkSession) -> None:
+        """Set what suits micro-batches, in the session that Spark made for this query alone."""
+        if not self._is_settled:
+            for name, value in _SETTINGS.items():
+                session.conf.set(name, value)
+            self._is_settled = True
+
     # ---- time ----------------------------------------------------------------------------
 
     def _timed(
@@ -129,8 +167,9 @@ class Operated:
         if times is None:
             times = clock.Times(self._partitions())
         for at in self._lateness_us:
-            parts[at] = replace(parts[at], rows=parts[at].rows.persist())
-            kept.append(parts[at].rows)
+            if not self._reads_often or not inputs.is_typed(parts[at].records):
+                parts[at] = replace(parts[at], rows=parts[at].rows.persist())
+                kept.append(parts[at].rows)
         count = F.count(reading.ERROR).alias("bad")
         looks = [clock.blocks_of(parts[at].rows, at, count) for at in self._lateness_us]
         found = reduce(lambda a, b: a.unionByName(b), looks).collect()
@@ -152,9 +191,12 @@ class Operated:
                 # Only these are kept, so that no more than positions and times is sorted.
                 told = late_rows.select(*_PLACE, clock.TIME, clock.BEFORE, clock.BEHIND).persist()
                 kept.append(told)
-                late = told.count()
-                if late:
-                    parts[at] = replace(parts[at], told=told, late=late)
+                sums = (F.min("offset"), F.max("offset"), F.count("offset"))
+                counted = {row[0]: row[1:] for row in told.groupBy("partition").agg(*sums).collect()}
+                if counted:
+                    late_at = {number: (row[0], row[1]) for number, row in counted.items()}
+                    late = sum(row[2] for row in counted.values())
+                    parts[at] = replace(parts[at], told=told, late=late, late_at=late_at)
         after = times.advanced(seen, self._lateness_us)
         self._times.write(batch_id, after)
         self._running.progress.note_time(sum(each.late for each in parts), after.watermark_us)
@@ -175,7 +217,7 @@ class Operated:
 
     def _part(self, records: DataFrame, at: int, declared: Stream) -> _Part:
         if len(self._running.flow.streams) > 1:
-            records = records.where(F.col(STREAM) == at).drop(STREAM)
+            records = _parted(records, at, timed=declared.time is not None)
         if not declared.is_typed:
             return _Part(declared, records, records)
         rows = inputs.typed(
@@ -208,10 +250,18 @@ class Operated:
         running.progress.note_state(*store.size(places, batch.shards))
         return counts
 
+    def _as_read(self, part: _Part) -> DataFrame:
+        """At least the late records of a stream as they are in the log."""
+        if not inputs.is_typed(part.records):
+            return part.records
+        running = self._running
+        spark = part.records.sparkSession
+        return inputs.read_again(spark, running.place, part.declared, part.late_at)
+
     def _with_letters(self, parts: list[_Part], counts: Counts, batch_id: int) -> Counts:
         """Write what could not be read, and what is late, if there is any."""
         aside = [
-            _late_letters(each, each.told, each.declared.late)
+            _late_letters(self._as_read(each), each.told, each.declared.late)
             for each in parts
             if each.declared.late is not None and each.told is not None
         ]
@@ -227,7 +277,11 @@ class Operated:
                 letters.append(reading.dead_letters(each.rows, each.declared.dead_letters))
         if not letters and not aside:
             return counts
-        if not self._reads_often and not counts.skipped and (aside or not self._lateness_us):
+        untyped = any(
+            each.late_at and each.declared.late is not None and not inputs.is_typed(each.records)
+            for each in parts
+        )
+        if not self._reads_often and not counts.skipped and (untyped or not self._lateness_us):
             self._running.note_second_reading(batch_id)
         whole = reduce(lambda a, b: a.unionByName(b), [*letters, *aside])
         written = self._running.write_letters(whole, batch_id)
@@ -235,9 +289,9 @@ class Operated:
         return counts.plus(0, max(0, written - late))
 
 
-def _late_letters(part: _Part, told: DataFrame, topic: str) -> DataFrame:
+def _late_letters(records: DataFrame, told: DataFrame, topic: str) -> DataFrame:
     """What goes to the topic for late records: as they were read, and why they are late."""
-    found = part.records.join(told, _PLACE)
+    found = records.join(told, _PLACE)
 
     def header(name: str, value: Column) -> Column:
         return F.struct(

@@ -19,8 +19,10 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from penstock.spark.source.errors import OptionError
+from penstock.spark.source.options import TYPED
 
 if TYPE_CHECKING:
+    from penstock.spark.reading.decoding import Typing
     from penstock.spark.sink.datasource import StreamWriter, TableWriter
     from penstock.spark.source.stream import StreamReader
     from penstock.spark.source.table import TableReader
@@ -39,7 +41,10 @@ class PenstockSource(DataSource):
     def name(cls) -> str:
         return "penstock"
 
-    def schema(self) -> str:
+    def schema(self) -> str | StructType:
+        typing = self._typing()
+        if typing is not None:
+            return typing.frame
         with_headers = str(self.options.get("includeHeaders", "false")).strip().lower() == "true"
         return f"{_COLUMNS}, {_HEADERS}" if with_headers else _COLUMNS
 
@@ -71,7 +76,18 @@ class PenstockSource(DataSource):
         _refuse_overwriting(overwrite)
         return StreamWriter(job_of(self.options, schema))
 
+    def _typing(self) -> Typing | None:
+        """What flows ask for: see `penstock.spark.reading.decoding`."""
+        text = self.options.get(TYPED)
+        if text is None:
+            return None
+        from penstock.spark.reading.decoding import Typing
+
+        return Typing.of_option(text)
+
     def _check(self, schema: StructType) -> None:
+        if TYPED in self.options:
+            return
         names = [column.split()[0] for column in _COLUMNS.split(", ")]
         if schema.fieldNames() not in (names, [*names, "headers"]):
             raise OptionError(

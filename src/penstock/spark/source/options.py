@@ -55,6 +55,8 @@ _OWN: Final = (
     "kafkaConsumer.pollTimeoutMs",
     "partition.metadata.cache.ttl.ms",
 )
+# Of flows: values are typed by the source (`penstock.spark.reading.decoding`).
+TYPED: Final = "penstock.typed"
 _NAMES: Final = {name.lower(): name for name in _OWN}
 _USED_OF_KAFKA: Final = frozenset(
     {
@@ -157,6 +159,8 @@ class Options:
     attempt_pause_s: float = 0.1
     poll_timeout_s: float = 120.0
     metadata_ttl_s: float = 1.0
+    # How values are typed, as the option says it; None leaves them as they are.
+    typed: str | None = None
 
 
 def parse(given: Mapping[str, str], *, streaming: bool) -> Options:
@@ -200,6 +204,7 @@ def parse(given: Mapping[str, str], *, streaming: bool) -> Options:
         attempt_pause_s=(_number(own, "fetchOffset.retryIntervalMs", at_least=0) or 100) / 1000,
         poll_timeout_s=(_number(own, "kafkaConsumer.pollTimeoutMs", at_least=1) or 120_000) / 1000,
         metadata_ttl_s=1.0 if ttl_ms is None else max(0, ttl_ms) / 1000,
+        typed=given.get(TYPED),
     )  # fmt: skip
 
 
@@ -209,6 +214,8 @@ def _sorted_out(given: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str
     kafka: dict[str, str] = {}
     for key, value in given.items():
         lower = key.lower()
+        if lower == TYPED:
+            continue
         if lower in _NAMES:
             own[_NAMES[lower]] = str(value)
             continue

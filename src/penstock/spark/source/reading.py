@@ -28,7 +28,7 @@ from penstock.client.fetching import Fetched, Fetcher
 from penstock.client.metadata import Metadata
 from penstock.errors import CorruptBatchError
 from penstock.records.batch import LENGTH_BASE, MIN_BATCH_LENGTH, batch_size
-from penstock.records.columns.decode import decode
+from penstock.records.columns.decode import HEADER_TYPE, decode
 from penstock.spark.source.errors import (
     DELETED,
     KEEP_LONGER,
@@ -75,6 +75,20 @@ class _Piece:
     offset: int
     end: int
     fetched: Fetched
+
+
+def record_schema(headers: bool) -> pa.Schema:
+    """Records as they are read, before they are typed."""
+    columns = [
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp", pa.timestamp("us", "UTC")),
+        ("timestampType", pa.int32()),
+    ]
+    return pa.schema([*columns, ("headers", HEADER_TYPE)] if headers else columns)
 
 
 def read(manner: Manner, task: Task, schema: pa.Schema) -> Iterator[pa.RecordBatch]:

@@ -64,10 +64,10 @@ class TableReader(DataSourceReader):
 
 
 def read_task(options: Options, partition: InputPartition, schema: StructType) -> Iterator[Any]:
-    """The records of a task as Arrow columns."""
+    """The records of a task as Arrow columns, typed if the options say so."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    from penstock.spark.source.reading import Manner, read
+    from penstock.spark.source.reading import Manner, read, record_schema
     from penstock.spark.source.workers import settle
 
     settle()
@@ -79,4 +79,9 @@ def read_task(options: Options, partition: InputPartition, schema: StructType) -
         fail_on_data_loss=options.fail_on_data_loss,
         poll_timeout_s=options.poll_timeout_s,
     )
-    return read(manner, partition, to_arrow_schema(schema, timezone="UTC"))
+    if options.typed is None:
+        return read(manner, partition, to_arrow_schema(schema, timezone="UTC"))
+    from penstock.spark.reading.decoding import Typing
+
+    typing = Typing.of_option(options.typed)
+    return map(typing.decode, read(manner, partition, record_schema(options.headers)))

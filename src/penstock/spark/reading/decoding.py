@@ -1,0 +1,263 @@
+"""Records typed where they are fetched: JSON values into columns before Spark sees them.
+
+The source gives what `reading.json` and the shapes of a flow's inputs would make of its records
+(the same columns, the same reasons for those that cannot be read), but the task that fetched
+them does it, on Arrow columns. Spark's own parser costs several times as much, and its expressions
+for all that can be wrong with a record make large plans, which are planned and compiled anew for
+every micro-batch.
+
+A typed frame has the value in one column, `_penstock_value`, where each record stood (`POSITION`),
+`_error` and `_raw` for the bad ones, and `_time` if the stream has an event time. Every record is a
+row of it: one that says nothing, or only that time has passed, has neither value nor error.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any, Final, Literal, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import types as T  # noqa: N812
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from penstock.spark.reading.frame import ERROR, RAW, RAW_TYPE
+from penstock.spark.reading.json_columns import JsonColumns, is_supported
+from penstock.spark.reading.json_values import nullable
+
+Shape = Literal["json", "debezium", "changelog"]
+
+VALUE: Final = "_penstock_value"
+# The event time of a timed stream, and the name by which a record's own timestamp can be that.
+TIME: Final = "_time"
+STAMP: Final = "_timestamp"
+# The key of a record without a value that only says that time has passed.
+HEARTBEAT: Final = b"penstock.heartbeat"
+_SHAPES: Final = frozenset({"json", "debezium", "changelog"})
+_INSTANT: Final = pa.timestamp("us", "UTC")
+
+
+def typing_of(shape: str, schema: str, time: str | None) -> Typing | None:
+    """How the source types values of this format and schema; None if Spark's parser must.
+
+    Only where a session is: Spark reads the schema.
+    """
+    if shape not in _SHAPES:
+        return None
+    row = T.StructType.fromDDL(schema)
+    if not isinstance(row, T.StructType) or not is_supported(row):
+        return None
+    found = Typing(cast("Shape", shape), row.json(), time)
+    if time is not None and time != STAMP and not found.has_instant(time):
+        # Spark makes times of numbers and texts, too.
+        return None
+    return found
+
+
+def envelope(row: T.StructType) -> T.StructType:
+    """A change event of rows: its fields may also stand under `payload`, beside their schema."""
+    inside = [
+        T.StructField("before", row),
+        T.StructField("after", row),
+        T.StructField("op", T.StringType()),
+        T.StructField("ts_ms", T.LongType()),
+        T.StructField("source", T.StructType([T.StructField("ts_ms", T.LongType())])),
+    ]
+    return T.StructType([*inside, T.StructField("payload", T.StructType(list(inside)))])
+
+
+@dataclass(frozen=True)
+class Typing:
+    """How the records of a stream become columns; goes to the tasks."""
+
+    shape: Shape
+    # As JSON: without a session nobody reads what Spark calls DDL.
+    schema: str
+    # The path of the field that is the event time.
+    time: str | None = None
+
+    def as_option(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def of_option(cls, text: str) -> Typing:
+        return cls(**json.loads(text))
+
+    @cached_property
+    def _row(self) -> T.StructType:
+        return T.StructType.fromJson(json.loads(self.schema))
+
+    def has_instant(self, path: str) -> bool:
+        """Whether the field with this path is a timestamp."""
+        kind: T.DataType = self.frame[VALUE].dataType
+        for name in path.split("."):
+            if not isinstance(kind, T.StructType) or name not in kind.names:
+                return False
+            kind = kind[name].dataType
+        return isinstance(kind, T.TimestampType)
+
+    @cached_property
+    def frame(self) -> T.StructType:
+        """The schema of the typed frame."""
+        row = nullable(self._row)
+        value: T.DataType = row
+        if self.shape != "json":
+            fields = [("_before", row), ("_after", row), ("_op", T.StringType())]
+            if self.shape == "debezium":
+                fields.append(("_changed", T.TimestampType()))
+            value = T.StructType([T.StructField(name, kind) for name, kind in fields])
+        columns: list[tuple[str, T.DataType]] = [
+            (VALUE, value),
+            ("key", T.BinaryType()),
+            ("topic", T.StringType()),
+            ("partition", T.IntegerType()),
+            ("offset", T.LongType()),
+            ("timestamp", T.TimestampType()),
+            (ERROR, T.StringType()),
+            (RAW, RAW_TYPE),
+        ]
+        if self.time is not None:
+            columns.append((TIME, T.TimestampType()))
+        return T.StructType([T.StructField(name, kind) for name, kind in columns])
+
+    @cached_property
+    def _columns(self) -> JsonColumns:
+        return JsonColumns(envelope(self._row) if self.shape == "debezium" else self._row)
+
+    @cached_property
+    def _arrow(self) -> pa.Schema:
+        return to_arrow_schema(self.frame, timezone="UTC")
+
+    def decode(self, records: pa.RecordBatch) -> pa.RecordBatch:
+        """The typed frame of records as the source gives them."""
+        values = records.column("value")
+        parsed, reasons = self._columns.parse(values)
+        is_there = values.is_valid()
+        value = self._shaped(parsed, records, is_there)
+        reasons = self._checked(reasons, value, records, is_there)
+        is_bad = reasons.is_valid()
+        if reasons.null_count < len(reasons):
+            value = _where(pc.invert(is_bad), value)
+        columns = {
+            VALUE: value,
+            ERROR: reasons,
+            RAW: self._raw(records, is_bad),
+            **{name: records.column(name) for name in ("key", "topic", "partition", "offset")},
+            "timestamp": records.column("timestamp"),
+        }
+        if self.time is not None:
+            columns[TIME] = self._times(value, records)
+        arrays = [_as(columns[field.name], field.type) for field in self._arrow]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._arrow)
+
+    def _shaped(
+        self, parsed: pa.StructArray, records: pa.RecordBatch, is_there: pa.BooleanArray
+    ) -> pa.StructArray:
+        if self.shape == "json":
+            return parsed
+        if self.shape == "changelog":
+            deleted = pc.if_else(is_there, "u", "d")
+            before = pa.nulls(len(parsed), parsed.type)
+            whole = pa.StructArray.from_arrays(
+                [before, parsed, deleted], ["_before", "_after", "_op"]
+            )
+            said = pc.or_(is_there, pc.invert(_is_heartbeat(records)))
+            return whole if pc.all(said).as_py() is not False else _where(said, whole)
+        fields = [each.name for each in parsed.type if each.name != "payload"]
+        outer = pa.StructArray.from_arrays([_child(parsed, name) for name in fields], fields)
+        inner = _child(parsed, "payload")
+        wrapped = _child(inner, "op").is_valid()
+        if wrapped.true_count:
+            within = pa.StructArray.from_arrays([_child(inner, name) for name in fields], fields)
+            both = pa.concat_arrays([outer, within])
+            at = np.arange(len(outer), dtype=np.int64)
+            at[wrapped.to_numpy(zero_copy_only=False)] += len(outer)
+            outer = both.take(pa.array(at))
+        ms = pc.coalesce(_child(_child(outer, "source"), "ts_ms"), _child(outer, "ts_ms"))
+        changed = ms.cast(pa.timestamp("ms", "UTC")).cast(_INSTANT, safe=False)
+        whole = pa.StructArray.from_arrays(
+            [_child(outer, "before"), _child(outer, "after"), _child(outer, "op"), changed],
+            ["_before", "_after", "_op", "_changed"],
+        )
+        return _where(is_there, whole)
+
+    def _checked(
+        self,
+        reasons: pa.StringArray,
+        value: pa.StructArray,
+        records: pa.RecordBatch,
+        is_there: pa.BooleanArray,
+    ) -> pa.StringArray:
+        """With the reasons why a record that could be read cannot be taken."""
+        if self.shape == "debezium":
+            no_op = pc.and_(is_there, _child(value, "_op").is_null())
+            reasons = _with_reason(reasons, no_op, "the value is no change event: no op")
+        if self.shape == "changelog":
+            keyless = records.column("key").is_null()
+            reasons = _with_reason(reasons, keyless, "the record has no key")
+        if self.time is not None and self.time != STAMP:
+            timeless = pc.and_(is_there, _at(value, self.time).is_null())
+            text = f"the event time {self.time} is missing or null"
+            reasons = _with_reason(reasons, timeless, text)
+        return reasons
+
+    def _raw(self, records: pa.RecordBatch, is_bad: pa.BooleanArray) -> pa.Array:
+        """What a bad record was."""
+        kind = self._arrow.field(RAW).type
+        if not is_bad.true_count:
+            return pa.nulls(len(records), kind)
+        names = records.schema.names
+        headers = (
+            records.column("headers") if "headers" in names else pa.nulls(len(records))
+        )  # fmt: skip
+        value = _where(is_bad, records.column("value"))
+        parts = [value, _as(_where(is_bad, headers), kind.field("headers").type)]
+        whole = pa.StructArray.from_arrays(parts, fields=list(kind))
+        return _where(is_bad, whole)
+
+    def _times(self, value: pa.StructArray, records: pa.RecordBatch) -> pa.Array:
+        assert self.time is not None
+        stamp = _as(records.column("timestamp"), _INSTANT)
+        at = stamp if self.time == STAMP else _as(_at(value, self.time), _INSTANT)
+        at = _where(value.is_valid(), at)
+        if not records.column("value").null_count:
+            return at
+        beats = pc.and_(records.column("value").is_null(), _is_heartbeat(records))
+        return pc.if_else(beats, stamp, at)
+
+
+def _with_reason(reasons: pa.StringArray, is_so: pa.BooleanArray, text: str) -> pa.StringArray:
+    if not is_so.true_count:
+        return reasons
+    return pc.coalesce(reasons, pc.if_else(is_so, text, pa.scalar(None, pa.string())))
+
+
+def _is_heartbeat(records: pa.RecordBatch) -> pa.BooleanArray:
+    return pc.fill_null(pc.equal(records.column("key"), pa.scalar(HEARTBEAT, pa.binary())), False)
+
+
+def _child(struct: pa.StructArray, name: str) -> pa.Array:
+    """A field, null where the whole is."""
+    return pc.struct_field(struct, name)
+
+
+def _at(struct: pa.StructArray, path: str) -> pa.Array:
+    found: Any = struct
+    for name in path.split("."):
+        found = _child(found, name)
+    return found
+
+
+def _where(keep: pa.BooleanArray, array: pa.Array) -> pa.Array:
+    """The array, null where `keep` is false."""
+    if keep.true_count == len(array):
+        return array
+    at = pc.if_else(keep, pa.array(np.arange(len(array), dtype=np.int64)), None)
+    return array.take(at)
+
+
+def _as(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    return array if array.type == kind else array.cast(kind)
