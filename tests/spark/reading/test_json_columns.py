@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import random
+import re
 from typing import Any
 
 import pyarrow as pa
@@ -15,8 +16,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql import types as T  # noqa: N812
 
 from penstock.spark import reading
-from penstock.spark.reading.json_columns import JsonColumns, is_supported
-from penstock.spark.reading.json_records import LONE_SURROGATE, Records
+from penstock.spark.reading.json_columns import BLOCK_ROWS, JsonColumns, is_supported
+from penstock.spark.reading.json_records import Records, has_half_pair
 from tests.spark.reading.topics import frame
 
 SCALARS: list[T.DataType] = [
@@ -217,12 +218,12 @@ def one_by_one(columns: JsonColumns, schema: T.StructType, values: list[bytes | 
     )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     schema=structs(2),
     seed=st.integers(0, 1 << 32),
     oddity=st.sampled_from([0.0, 0.02, 0.1, 0.4]),
-    count=st.integers(0, 60),
+    count=st.integers(0, 40),
 )
 def test_a_record_is_read_the_same_alone_and_among_others(
     schema: T.StructType, seed: int, oddity: float, count: int
@@ -242,8 +243,8 @@ def test_large_blocks_with_few_odd_records_are_read_the_same() -> None:
                         ("at", T.TimestampType(), True)])  # fmt: skip
     rng = random.Random(7)
     columns = JsonColumns(schema)
-    for oddity in (0.0005, 0.005, 0.2):
-        values = [document(rng, schema, oddity) for _ in range(20_000)]
+    for oddity, count in ((0.0005, BLOCK_ROWS + 1000), (0.005, 3000), (0.2, 1000)):
+        values = [document(rng, schema, oddity) for _ in range(count)]
         # A slice: offsets that do not begin at zero.
         found = columns.parse(pa.array([b"{", *values], pa.binary()).slice(1))
         assert told(found) == one_by_one(columns, schema, values)
@@ -282,7 +283,7 @@ def test_other_types_are_left_to_spark(kind: T.DataType) -> None:
     assert not is_supported(schema_of([("a", T.LongType(), True), ("b", kind, True)]))
 
 
-CLICK = "user BIGINT NOT NULL, page STRING, at TIMESTAMP, day DATE, price DOUBLE, ok BOOLEAN"
+CLICK = "user BIGINT, page STRING, at TIMESTAMP, day DATE, price DOUBLE, ok BOOLEAN"
 NESTED = (
     "id INT, small TINYINT, short SMALLINT, ratio FLOAT, inner STRUCT<x: INT NOT NULL, s: STRING, "
     "t: ARRAY<TIMESTAMP>>, items ARRAY<INT>, tags ARRAY<STRING>, rows ARRAY<STRUCT<n: TINYINT, "
@@ -290,8 +291,8 @@ NESTED = (
 )
 ROW = "STRUCT<id: BIGINT NOT NULL, name: STRING, balance: DOUBLE, updated: TIMESTAMP>"
 ENVELOPE = f"before {ROW}, after {ROW}, op STRING NOT NULL, ts_ms BIGINT"
-TEXTS = "a STRING, b STRING, c ARRAY<STRING>"
-TIMES = "a TIMESTAMP, b DATE"
+# Times of day without a date, and dates that are digits: where we differ.
+NOT_OURS = re.compile(r"\s*(T?[0-9]{0,2}:.*|[+-]?[0-9]{1,3}|[+-]?[0-9]{8,})\s*", re.DOTALL)
 
 
 # Spark wraps these seconds around, and takes this date for days since 1970.
@@ -304,7 +305,7 @@ def excused(value: bytes, mine: str | None, spark: str | None) -> bool:
         json.loads(value)
     except ValueError:
         return mine == "the value is not valid JSON" and spark is not None
-    if LONE_SURROGATE.search(value):
+    if has_half_pair(value):
         return mine is not None and spark is not None
     return mine is not None and any(part in value for part in REFUSED)
 
@@ -319,12 +320,28 @@ def hand_picked(schema: T.StructType) -> list[bytes]:
     return [value.encode() for value in values]
 
 
-@pytest.mark.parametrize("ddl", [CLICK, NESTED, ENVELOPE, TEXTS, TIMES])
+def damaged_times(rng: random.Random) -> list[bytes]:
+    """Texts that are almost times, or times in other forms."""
+    values: list[bytes] = []
+    while len(values) < 700:
+        chars = list(rng.choice(ODD_TEXTS[:35]))
+        for _ in range(rng.randint(1, 2)):
+            at = rng.randrange(len(chars) + 1)
+            chars[at : at + rng.randrange(2)] = rng.choice(["", *"0123456789-+:. TZ"])
+        text = "".join(chars)
+        if not NOT_OURS.fullmatch(text) and "/" not in text and "PST" not in text:
+            values += [json.dumps({name: text}).encode() for name in ("at", "day")]
+    return values
+
+
+@pytest.mark.parametrize("ddl", [CLICK, NESTED, ENVELOPE], ids=["click", "nested", "envelope"])
 def test_spark_reads_the_same(penstock_spark: SparkSession, ddl: str) -> None:
     schema = T.StructType.fromDDL(ddl)
     assert isinstance(schema, T.StructType)
     rng = random.Random(ddl)
     values: list[bytes | None] = [*hand_picked(schema)]
+    if ddl == CLICK:
+        values += damaged_times(rng)
     for oddity in (0.0, 0.05, 0.2):
         values += [document(rng, schema, oddity) for _ in range(700)]
     found = reading.json(frame(penstock_spark, values), schema, into="row", tombstones="keep")

@@ -22,6 +22,7 @@ Where this differs from `json_values`, on purpose:
 - A number of seconds beyond the range of timestamps is refused, Spark wraps it around; so are
   times of day without a date, which Spark takes for today's, and dates in digits that are not a
   year, which Spark takes for days since 1970.
+- In a zone with a name, years beyond 9999 are refused; names of fields may be of any length.
 - A double that becomes text has the fewest digits that are enough, as from Java 19 on; a float
   is rounded from the double nearest to its text.
 """
@@ -33,17 +34,17 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 from pyspark.sql import types as T  # noqa: N812
 
-from penstock.spark.reading.json_records import LONE_SURROGATE, SHORT, Records, is_long_or_deep
+from penstock.spark.reading.json_lines import Mask, Rows, could_be_lines
+from penstock.spark.reading.json_records import Records
 from penstock.spark.reading.json_times import Column, days_of_column, micros_of_column
 
 # A block is read at once: large enough that the cost of a call does not count.
-BLOCK_ROWS: Final = 8192
+BLOCK_ROWS: Final = 16_384
 BLOCK_BYTES: Final = 16 << 20
 # A block that cannot be read is cut into pieces of these sizes; the last are read one by one.
 _PIECES: Final = (512, 64)
@@ -68,15 +69,21 @@ _ASKED: Final[dict[type[T.DataType], pa.DataType]] = {
     T.TimestampType: pa.string(),
     T.DateType: pa.string(),
 }
+# The byte that a value of these types begins with, and numbers that are none of theirs.
+_STARTS: Final[dict[type[T.DataType], str]] = {
+    T.BooleanType: r"[^tfn\s]",
+    T.ByteType: r"(?:[^-0-9n\s]|-?[0-9]+[.eE]|-?[0-9]{3})",
+    T.ShortType: r"(?:[^-0-9n\s]|-?[0-9]+[.eE]|-?[0-9]{5})",
+    T.IntegerType: r"(?:[^-0-9n\s]|-?[0-9]+[.eE]|-?[0-9]{10})",
+    T.LongType: r"(?:[^-0-9n\s]|-?[0-9]+[.eE]|-?[0-9]{19})",
+    T.FloatType: r"[^-0-9n\s]",
+    T.DoubleType: r"[^-0-9n\s]",
+    T.StructType: r"[^{n\s]",
+    T.ArrayType: r"[^\[n\s]",
+}
+# Where more than this share of a block seems odd, the guess was wrong.
+_SEEMS_ODD: Final = 0.25
 _ROW: Final = re.compile(r" in row (\d+)$")
-_OPEN, _CLOSE = ord("{"), ord("}")
-# Words that Arrow takes for numbers; inside of a string they do no harm but cost time.
-_WORDS: Final = rb"[:,\[][ \t\r\n]*-?(?:NaN|Inf)"
-_BLANKS: Final = np.zeros(256, np.bool_)
-_BLANKS[list(b" \t\r\n")] = True
-
-Rows = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
 
 
 def is_supported(schema: T.StructType) -> bool:
@@ -105,6 +112,21 @@ def _arrow(kind: T.DataType, plain: Callable[[T.DataType], pa.DataType]) -> pa.D
     return plain(kind)
 
 
+def _oddities(kind: T.DataType) -> list[str]:
+    """Patterns of fields whose values cannot be of their types."""
+    if isinstance(kind, T.ArrayType):
+        return _oddities(kind.elementType)
+    if not isinstance(kind, T.StructType):
+        return []
+    found: list[str] = []
+    for field in kind.fields:
+        start = _STARTS.get(type(field.dataType), r'[^"n\s]')
+        if "\\" not in field.name:  # it would end the quotation
+            found.append(rf'\Q"{field.name}"\E\s*:\s*{start}')
+        found += _oddities(field.dataType)
+    return found
+
+
 class JsonColumns:
     """Decodes JSON values of one schema; `is_supported` must have said yes to it."""
 
@@ -116,6 +138,7 @@ class JsonColumns:
             explicit_schema=pa.schema(list(asked)), unexpected_field_behavior="ignore"
         )
         self._records = Records(schema)
+        self._oddities = "|".join(sorted(set(_oddities(schema)))).encode()
 
     def __reduce__(self) -> tuple[type[JsonColumns], tuple[T.StructType]]:
         return JsonColumns, (self._schema,)
@@ -143,7 +166,7 @@ class JsonColumns:
         count = len(values)
         lines = pc.binary_join_element_wise(values, b"", b"\n")
         there = np.asarray(values.is_valid())
-        plain = there & _could_be_lines(lines)
+        plain = there & could_be_lines(lines)
         where = np.flatnonzero(plain)
         parts = self._read_many(lines if len(where) == count else lines.filter(pa.array(plain)))
         if len(parts) == 1 and len(parts[0][0]) == count:
@@ -173,6 +196,26 @@ class JsonColumns:
 
     def _read_many(self, lines: pa.BinaryArray) -> list[tuple[Rows, pa.StructArray]]:
         """What can be read in bulk, with the places of the rows among the lines."""
+        if not len(lines):
+            return []
+        table, row = self._read(lines)
+        if table is not None:
+            return [self._finish(table, np.arange(len(lines)))]
+        odd = self._seem_odd(lines)
+        if row is not None:
+            odd[row] = True
+        places = np.flatnonzero(~odd)
+        parts = self._read_others(lines.take(pa.array(places)))
+        return [(places[taken], found) for taken, found in parts]
+
+    def _seem_odd(self, lines: pa.BinaryArray) -> Mask:
+        """Lines in which a value is not of its field's type, by its looks: a guess, as names can
+        mean other things elsewhere, but one that saves to find them one after the other."""
+        found = np.array(pc.match_substring_regex(lines, self._oddities))
+        return found if found.mean() <= _SEEMS_ODD else np.zeros(len(lines), np.bool_)
+
+    def _read_others(self, lines: pa.BinaryArray) -> list[tuple[Rows, pa.StructArray]]:
+        """The same for lines of which some may still be odd, though they do not seem so."""
         places = np.arange(len(lines))
         odd: list[int] = []
         at = 0
@@ -267,6 +310,8 @@ def _finished(
         if which.any():
             suspect[which if owner is None else owner[which]] = True
 
+    if not len(found):
+        return pa.array([], _arrow(kind, lambda plain: _PLAIN[type(plain)]))
     if needed is not None and found.null_count:
         mark(np.asarray(found.is_null()) & needed)
     if isinstance(kind, T.StructType):
@@ -333,57 +378,3 @@ def _times(
     plain = numbers.astype(stored.to_pandas_dtype())
     buffers = [found.buffers()[0], pa.py_buffer(plain)]
     return pa.Array.from_buffers(kind, len(found), buffers)
-
-
-def _could_be_lines(lines: pa.BinaryArray) -> Mask:
-    """Which values can go to Arrow's reader: they look like one object, and have nothing that it
-    would take and Spark not."""
-    count = len(lines)
-    _, where, data = lines.buffers()
-    offsets = np.frombuffer(where, np.int32)[lines.offset : lines.offset + count + 1]
-    size = int(offsets[-1])
-    if not size:
-        return np.zeros(count, np.bool_)
-    text = np.frombuffer(data, np.uint8)
-    # Values that are null have no newline; whoever calls leaves them out.
-    first = np.minimum(offsets[:-1], size - 1)
-    last = np.maximum(offsets[1:] - 2, first)
-    plain: Mask = (text[first] == _OPEN) & (text[last] == _CLOSE)
-    if not plain.all():
-        plain = _without_blanks(text, first, last)
-    suspects = [np.flatnonzero(offsets[1:] - offsets[:-1] > SHORT)]
-    whole = data.to_pybytes()
-    for signs, pattern in (((b"NaN", b"Inf"), _WORDS), ((b"\0",), rb"\x00")):
-        if any(sign in whole for sign in signs):
-            found = pc.match_substring_regex(lines, pattern)
-            plain &= ~np.asarray(found.fill_null(False))
-    if rb"\ud" in whole or rb"\uD" in whole:
-        halves = pc.match_substring_regex(lines, rb"\\u[dD]")
-        suspects.append(np.flatnonzero(np.asarray(halves.fill_null(False))))
-    try:
-        lines.cast(pa.string())
-    except pa.ArrowInvalid:
-        suspects = [np.flatnonzero(plain)]
-    for row in np.concatenate(suspects).tolist():
-        if plain[row] and _is_odd(whole[offsets[row] : offsets[row + 1]]):
-            plain[row] = False
-    return plain
-
-
-def _without_blanks(text: npt.NDArray[np.uint8], first: Any, last: Any) -> Mask:
-    """Whether values are in braces, but for blanks around them; a few blanks, for speed."""
-    for _ in range(4):
-        first = np.minimum(first + _BLANKS[text[first]], last)
-        last = np.maximum(last - _BLANKS[text[last]], first)
-    braces: Mask = (text[first] == _OPEN) & (text[last] == _CLOSE)
-    return braces
-
-
-def _is_odd(value: bytes) -> bool:
-    if is_long_or_deep(value) or LONE_SURROGATE.search(value):
-        return True
-    try:
-        value.decode("utf-8")
-    except UnicodeDecodeError:
-        return True
-    return False

@@ -66,7 +66,10 @@ _SHORT_IDS: Final = {
     "SST": "Pacific/Guadalcanal",
     "VST": "Asia/Ho_Chi_Minh",
 }
-_MONTH_DAYS: Final = np.array([0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31])
+_MONTH_DAYS: Final = (0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
+_MONTHS: Final = np.array(_MONTH_DAYS)
+# More than the longest ISO form has.
+_ROOM: Final = 32
 _ZERO, _POINT, _COLON, _DASH, _PLUS, _T, _Z, _SPACE = (ord(c) for c in "0.:-+TZ ")
 
 
@@ -111,7 +114,7 @@ def _days(sign: str, year: str, month: str | None, day: str | None) -> int | Non
     if not 1 <= months <= 12 or days < 1:
         return None
     leap = months == 2 and years % 4 == 0 and (years % 100 != 0 or years % 400 == 0)
-    if days > int(_MONTH_DAYS[months]) + leap:
+    if days > _MONTH_DAYS[months] + leap:
         return None
     return int(_civil(years, months, days))
 
@@ -128,6 +131,8 @@ def _civil(year: Any, month: Any, day: Any) -> Any:
 
 def _offset(zone: str, local: int) -> int | None:
     """Seconds that a zone is ahead of UTC at a local time; None if there is no such zone."""
+    if zone == "Z":
+        return 0
     zone = re.sub(r"([+-])([0-9]):", r"\g<1>0\2:", zone, count=1)
     zone = re.sub(r"([+-])([0-9]{2}):([0-9])$", r"\1\2:0\3", zone, count=1)
     zone = _SHORT_IDS.get(zone, zone)
@@ -137,8 +142,6 @@ def _offset(zone: str, local: int) -> int | None:
         if zone.startswith((f"{prefix}+", f"{prefix}-")):
             zone = zone[len(prefix) :]
             break
-    if zone == "Z":
-        return 0
     if zone.startswith(("+", "-")):
         return _fixed_offset(zone)
     region = _region(zone) if _REGION.fullmatch(zone) else None
@@ -179,10 +182,11 @@ Column = tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]
 def micros_of_column(texts: pa.StringArray) -> Column:
     """Microseconds of texts such as 2026-01-02T03:04:05.678Z, and which of them have that form.
 
-    With `T` or a blank, up to six digits of a fraction, `Z`, +hh:mm or no zone.
+    With `T` or a blank, up to six digits of a fraction, `Z`, +hh:mm or no zone; or a date alone.
     """
     data, start, length = _parts(texts)
     days, fits = _iso_days(data, start)
+    midnight = fits & (length == 10)
     at = _reader(data, start)
     fits &= length >= 19
     fits &= (at(10) == _T) | (at(10) == _SPACE)
@@ -203,7 +207,11 @@ def micros_of_column(texts: pa.StringArray) -> Column:
     body = length - np.where(zoned, 6, np.where(zulu, 1, 0))
     micros = _fraction(at, body, fits)
     seconds = days * DAY_SECONDS + hour * 3600 + minute * 60 + second - ahead
-    return seconds * SECOND + micros, fits
+    micros += seconds * SECOND
+    if midnight.any():
+        micros = np.where(midnight, days * (DAY_SECONDS * SECOND), micros)
+        fits |= midnight
+    return micros, fits
 
 
 def _fraction(at: Any, body: npt.NDArray[np.int64], fits: npt.NDArray[np.bool_]) -> Any:
@@ -214,9 +222,9 @@ def _fraction(at: Any, body: npt.NDArray[np.int64], fits: npt.NDArray[np.bool_])
     fits &= (body == 19) | ((body > 20) & (body <= 26) & (at(19) == _POINT))
     for place in range(20, min(longest, 26)):
         here = body > place
-        digit = at(place).astype(np.int64) - _ZERO
-        fits &= ~here | ((digit >= 0) & (digit <= 9))
-        micros += np.where(here, digit, 0) * 10 ** (25 - place)
+        digit = at(place) - np.uint8(_ZERO)
+        fits &= ~here | (digit <= 9)
+        micros += np.where(here, digit, 0).astype(np.int64) * 10 ** (25 - place)
     return micros
 
 
@@ -234,35 +242,39 @@ def _iso_days(data: npt.NDArray[np.uint8], start: npt.NDArray[np.int64]) -> Colu
     month, day = _two(at, 5, fits), _two(at, 8, fits)
     leap = (month == 2) & (year % 4 == 0) & ((year % 100 != 0) | (year % 400 == 0))
     fits &= (year > 0) & (month >= 1) & (month <= 12) & (day >= 1)
-    fits &= day <= _MONTH_DAYS[np.clip(month, 0, 12)] + leap
+    fits &= day <= _MONTHS[np.clip(month, 0, 12)] + leap
     return _civil(year, month, day), fits
 
 
 def _two(at: Any, place: int, fits: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
     """The number that two digits make; where they are none it does not fit."""
-    high, low = at(place).astype(np.int64) - _ZERO, at(place + 1).astype(np.int64) - _ZERO
-    fits &= (high >= 0) & (high <= 9) & (low >= 0) & (low <= 9)
-    number: npt.NDArray[np.int64] = high * 10 + low
+    # Bytes below the digits wrap around to large numbers.
+    high, low = at(place) - np.uint8(_ZERO), at(place + 1) - np.uint8(_ZERO)
+    fits &= (high <= 9) & (low <= 9)
+    number: npt.NDArray[np.int64] = high.astype(np.int64) * 10 + low
     return number
 
 
 def _parts(texts: pa.StringArray) -> tuple[npt.NDArray[np.uint8], Any, Any]:
-    """The bytes of texts, and where each begins and how long it is."""
+    """The bytes of texts, and where each begins and how long it is.
+
+    There is room around the bytes: a place is read first, and whether the text has it is checked
+    after.
+    """
     _, where, bytes_ = texts.buffers()
     offsets = np.frombuffer(where, np.int32)[texts.offset : texts.offset + len(texts) + 1]
-    data = np.frombuffer(bytes_ if bytes_ is not None else b"", np.uint8)
-    if not len(data):
-        data = np.zeros(1, np.uint8)
-    start = offsets[:-1].astype(np.int64)
-    return data, start, offsets[1:] - start
+    first, last = int(offsets[0]), int(offsets[-1])
+    data = np.zeros(last - first + 2 * _ROOM, np.uint8)
+    if last > first:
+        data[_ROOM:-_ROOM] = np.frombuffer(bytes_, np.uint8)[first:last]
+    start = offsets[:-1].astype(np.int64) + (_ROOM - first)
+    return data, start, np.diff(offsets)
 
 
 def _reader(data: npt.NDArray[np.uint8], start: npt.NDArray[np.int64]) -> Any:
-    """Reads the byte at a place of every text; what lies outside the buffer is some other byte:
-    lengths are checked elsewhere."""
-    last = len(data) - 1
+    """Reads the byte at a place of every text."""
 
     def at(place: int) -> npt.NDArray[np.uint8]:
-        return data[np.clip(start + place, 0, last)]
+        return data[start + place]
 
     return at
