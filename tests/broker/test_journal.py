@@ -97,6 +97,25 @@ def test_a_start_knows_that_a_sync_had_failed_before() -> None:
     play(story)
 
 
+def test_what_nobody_waits_for_is_synced_a_moment_later() -> None:
+    async def story(keeper: Keeper) -> None:
+        partition = keeper.journal.partition
+        keeper.journal.write([(("unhurried",), 1)], hurry=False)
+        assert not partition.sync_running
+        assert partition.visible < partition.log_end
+        synced: asyncio.Future[StorageError | None] = asyncio.get_running_loop().create_future()
+        keeper.waiters.add(partition, partition.log_end, synced.set_result)
+        async with asyncio.timeout(60):
+            assert await synced is None
+        keeper.journal.write([(("another",), 1)], hurry=False)
+        # Whoever waits does not wait for that moment.
+        keeper.journal.stop()
+        await keeper.journal.durable()
+        assert partition.visible == partition.log_end
+
+    play(story)
+
+
 @pytest.mark.parametrize("appended", [False, True], ids=["staged", "appended"])
 def test_what_rests_on_a_lost_state_is_not_confirmed(appended: bool) -> None:
     """The disk fails and is repaired by somebody else, between an entry and the turn's end."""

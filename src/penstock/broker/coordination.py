@@ -145,12 +145,16 @@ class Coordination:
 
     def stop(self) -> None:
         self._running = False
+        self.journal.stop()
         if self._timer is not None:
             self._timer.cancel()
 
-    def write(self, entries: Iterable[Entry]) -> None:
-        """Apply entries now; they are durable soon, and before any that are written later."""
-        self.journal.write(entries)
+    def write(self, entries: Iterable[Entry], *, hurry: bool = True) -> None:
+        """Apply entries now; they are durable soon, and before any that are written later.
+
+        Without `hurry` the disk is not bothered at once: to be used where nobody waits for it.
+        """
+        self.journal.write(entries, hurry=hurry)
         self._carry_out()
         self.arm()
 

@@ -9,7 +9,9 @@ everything written so far is safe. Whoever answers a client waits for it first, 
 ever told of a state that a crash could take back. Entries of many requests share one sync.
 
 `stage` is `write` for those who are going to wait anyway: it applies entries at once, and appends
-those of all requests that are handled in one turn of the loop together, as one batch.
+those of all requests that are handled in one turn of the loop together, as one batch. And what
+nobody will wait for can be written without `hurry`: it goes to the disk with whatever comes next,
+or a moment later.
 
 What is written together is in one batch, and so there wholly or not at all after a crash. Only what
 is larger than a batch can be is cut; whoever writes so much puts last what must not be alone.
@@ -52,6 +54,8 @@ _MAX_BATCH_BYTES: Final = 16 << 20
 _MAX_ENTRIES_BYTES: Final = _MAX_BATCH_BYTES - (1 << 10)
 # The most that a record has besides its key and value.
 _RECORD_BYTES: Final = 32
+# After so long what was not in a hurry is synced, too.
+_UNHURRIED_S: Final = 0.1
 # How many entries of several requests are appended as one batch.
 _MAX_TOGETHER: Final = 1_000
 
@@ -89,6 +93,7 @@ class Journal:
         self._awaiting: list[WriteDone] = []
         # Whether the state is ahead of the journal for good: an append failed.
         self._ahead = False
+        self._unhurried: asyncio.TimerHandle | None = None
 
     @property
     def partition(self) -> Partition:
@@ -120,7 +125,7 @@ class Journal:
         self._partition.own_records = True
         self._replay()
 
-    def write(self, entries: Iterable[Entry]) -> None:
+    def write(self, entries: Iterable[Entry], *, hurry: bool = True) -> None:
         """Apply entries and append them; StorageError, and nothing is applied, if that fails.
 
         RecordTooLargeError, and nothing has happened, if one of them is too large for any batch.
@@ -133,7 +138,7 @@ class Journal:
         self._append_staged()
         end = self.partition.log_end
         try:
-            self._append([pairs])
+            self._append([pairs], hurry=hurry)
         except StorageError:
             # Then a part of it will be applied when it is replayed, but was not yet.
             self._ahead = self._ahead or self.partition.log_end > end
@@ -216,11 +221,25 @@ class Journal:
             self._lose(error)
             raise
 
-    def _append(self, written: list[_Pairs]) -> None:
+    def _append(self, written: list[_Pairs], *, hurry: bool = True) -> None:
         now_ms = self._store.clock.now_ms()
         for pairs in _together(written):
             self.partition.append(_encode(pairs, now_ms))
+        if hurry:
+            self._waiters.request_sync(self.partition)
+        elif self._unhurried is None:
+            loop = asyncio.get_running_loop()
+            self._unhurried = loop.call_later(_UNHURRIED_S, self._sync_unhurried)
+
+    def _sync_unhurried(self) -> None:
+        self._unhurried = None
         self._waiters.request_sync(self.partition)
+
+    def stop(self) -> None:
+        """No sync is begun from here any more: whoever closes the log syncs everything."""
+        if self._unhurried is not None:
+            self._unhurried.cancel()
+            self._unhurried = None
 
     def _lose(self, error: StorageError) -> None:
         """What was staged is not in the journal: say so to those who wait for it."""

@@ -107,7 +107,8 @@ def _admit(
     if code:
         return code
     if entries:
-        coordination.write(entries)
+        # Covered by the sync of the decision, or, where it endures, of what follows here.
+        coordination.write(entries, hurry=False)
     if coordination.transactions.endures(transactional_id):
         journal = coordination.journal.partition
         if journal.visible < journal.log_end:
