@@ -192,10 +192,10 @@ class Operated:
                 told = late_rows.select(*_PLACE, clock.TIME, clock.BEFORE, clock.BEHIND).persist()
                 kept.append(told)
                 sums = (F.min("offset"), F.max("offset"), F.count("offset"))
-                counted = {row[0]: row[1:] for row in told.groupBy("partition").agg(*sums).collect()}
+                counted = told.groupBy("partition").agg(*sums).collect()
                 if counted:
-                    late_at = {number: (row[0], row[1]) for number, row in counted.items()}
-                    late = sum(row[2] for row in counted.values())
+                    late_at = {number: (first, last) for number, first, last, _ in counted}
+                    late = sum(row[3] for row in counted)
                     parts[at] = replace(parts[at], told=told, late=late, late_at=late_at)
         after = times.advanced(seen, self._lateness_us)
         self._times.write(batch_id, after)
