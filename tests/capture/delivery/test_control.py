@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 from collections.abc import Iterator
@@ -23,6 +24,9 @@ from penstock.capture.delivery.control import (
     state_of,
     status_of,
 )
+from penstock.capture.delivery.listening import Publisher
+from penstock.capture.delivery.metering import CaptureStatus
+from penstock.capture.delivery.state import CAPTURE_TOPIC
 from penstock.capture.delivery.writing import TooSlowError
 from penstock.capture.source import (
     CaptureError,
@@ -441,3 +445,28 @@ def test_events_are_counted_and_told(log: str) -> None:
         told = status_of(cluster, made.name)
         assert told is not None
         assert (told.state, told.position, told.events) == ("stopped", {"n": 10}, 10)
+
+
+def test_both_threads_may_tell_at_once(log: str) -> None:
+    """Each status comes whole, and none is older than the one before it."""
+    data, made = database(), config(new_name())
+    run_to_end(log, made, data)
+    numbers = itertools.count(1)
+    with Cluster(log) as cluster:
+        publisher = Publisher(cluster, made.name)
+
+        def tell() -> None:
+            for _ in range(100):
+                publisher.tell(lambda: CaptureStatus(made.name, "telling", events=next(numbers)))
+
+        told = [on_thread(tell) for _ in range(3)]
+        for thread, _ in told:
+            thread.join(60)
+        publisher.close()
+    assert [failures for _, failures in told] == [[], [], []]
+    found = [
+        parsed(row.value)["events"]
+        for row in records(log, CAPTURE_TOPIC)
+        if row.key == made.name.encode() and row.value and parsed(row.value)["state"] == "telling"
+    ]
+    assert found == list(range(1, 301))

@@ -390,11 +390,11 @@ class Capture:
             _LOGGER.info("capture %s: %s", self.config.name, state)
         self._state_name = state
         if self._publisher is not None and state != STARTING:
-            self._publisher.tell(self.status())
+            self._publisher.tell(self.status)
 
     def _tell_now_and_then(self) -> None:
         if self._publisher is not None and self._publisher.is_due(self.config.delivery.status_ms):
-            self._publisher.tell(self.status())
+            self._publisher.tell(self.status)
 
 
 def _check(source: Source) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
@@ -58,29 +60,39 @@ class Listener:
 
 
 class Publisher:
-    """Writes what is told of a capture; if that fails, the next time will do."""
+    """Writes what is told of a capture; if that fails, the next time will do.
+
+    Both threads of a capture tell: one that its state has changed, the other how far it has come.
+    A writer is for one at a time; and what is told later must not be older.
+    """
 
     def __init__(self, bootstrap_cluster: Cluster, name: str) -> None:
         self._cluster = bootstrap_cluster
         self._key = name.encode()
         self._writer: LogWriter | None = None
         self._told_at = 0.0
+        self._lock = threading.Lock()
 
     def is_due(self, every_ms: int) -> bool:
         return (time.monotonic() - self._told_at) * 1_000 >= every_ms
 
-    def tell(self, status: CaptureStatus) -> None:
-        self._told_at = time.monotonic()
-        try:
-            if self._writer is None:
-                self._writer = LogWriter(self._cluster, timeout_s=_TELLING_TIMEOUT_S)
-            self._writer.write(CAPTURE_TOPIC, [self._key], [status.encode()])
-            self._writer.flush()
-        except ClientError as error:
-            _LOGGER.info("capture %s: nobody was told: %s", self._key.decode(), error)
-            self.close()
+    def tell(self, status: Callable[[], CaptureStatus]) -> None:
+        with self._lock:
+            self._told_at = time.monotonic()
+            try:
+                if self._writer is None:
+                    self._writer = LogWriter(self._cluster, timeout_s=_TELLING_TIMEOUT_S)
+                self._writer.write(CAPTURE_TOPIC, [self._key], [status().encode()])
+                self._writer.flush()
+            except ClientError as error:
+                _LOGGER.info("capture %s: nobody was told: %s", self._key.decode(), error)
+                self._drop()
 
     def close(self) -> None:
+        with self._lock:
+            self._drop()
+
+    def _drop(self) -> None:
         if self._writer is not None:
             with suppress(ClientError):
                 self._writer.close(drop=True)
