@@ -53,20 +53,29 @@ class Run:
     def topic(self, table: str) -> str:
         return f"{self.name}.{self.database.full_name(table)}"
 
-    def is_told(self, number: int) -> bool:
-        """Whether a mark has come; all that was committed before it has come, too."""
+    def mark_op(self, number: int) -> str:
+        """How a mark has come, if it has."""
         found = records(self.cluster, self.topic(MARKS))
-        return any(row.key and orjson.loads(row.key)["id"] == number for row in found)
+        events = (orjson.loads(row.value) for row in found if row.value)
+        return next((each["op"] for each in events if each["after"]["id"] == number), "")
 
     def catch_up(self) -> None:
-        number = mark(self.database)
-        eventually(lambda: self.process.is_alive and self.is_told(number))
+        """Until a mark comes by the stream: all that was committed before it has come, too.
+
+        One that a snapshot has read does not tell that the other tables are read.
+        """
+        op = "r"
+        while op == "r":
+            op = self._op_once_told(mark(self.database))
+
+    def _op_once_told(self, number: int) -> str:
+        return eventually(lambda: self.mark_op(number) if self.process.is_alive else "")
 
     def kill_within(self, steps: int) -> None:
         """Run a process that is killed at a step, or when it has caught up before that."""
         number = mark(self.database)
         self.process.start(steps)
-        eventually(lambda: not self.process.is_alive or self.is_told(number))
+        eventually(lambda: not self.process.is_alive or self.mark_op(number))
         self.process.kill()
 
     def told(self) -> dict[str, Told]:
