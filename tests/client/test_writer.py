@@ -104,6 +104,49 @@ def test_what_a_record_can_hold(cluster: Cluster, make_topic: MakeTopic) -> None
     assert rows[5].timestamp_ms > 1_600_000_000_000
 
 
+@pytest.mark.parametrize("id_", [None, "few"])
+def test_few_records_and_many_are_written_alike(
+    cluster: Cluster, make_topic: MakeTopic, seed: int, id_: str | None
+) -> None:
+    """Into one partition: few go another way than many, and columns another than lists."""
+    topic, rng = make_topic(), random.Random(seed)
+    name = None if id_ is None else unique(id_)
+    expected: list[tuple[bytes | None, bytes | None, int, tuple[tuple[str, bytes | None], ...]]]
+    expected = []
+    with LogWriter(cluster, transactional_id=name, codec=rng.choice(CODECS)) as writer:
+        for _ in range(40):
+            writer.begin()
+            for _ in range(rng.randint(1, 3)):
+                count = rng.choice([1, 1, 2, 4, 5, 30])
+                keys = [rng.choice([None, b"", b"k%d" % at]) for at in range(count)]
+                values = [rng.choice([None, b"v" * rng.choice([0, 9, 20_000])]) for _ in keys]
+                headers = [[("h", rng.choice([None, b"x"]))] * rng.randint(0, 2) for _ in keys]
+                times = [rng.randint(1, 10**12) for _ in keys]
+                has_headers, columns = rng.random() < 0.3, rng.random() < 0.3
+                writer.write(
+                    topic,
+                    pa.array(keys, pa.binary()) if columns else keys,
+                    pa.array(values, pa.binary()) if columns else values,
+                    headers=headers if has_headers else None,
+                    timestamps_ms=times,
+                    partition=rng.choice([None, 0]),
+                )
+                given = [tuple(items) if has_headers else () for items in headers]
+                expected += zip(keys, values, times, given, strict=True)
+            writer.commit()
+
+        def elsewhere() -> None:
+            writer.begin()
+            writer.write(topic, [b"k"], [b"v"], partition=1)
+            writer.flush()
+
+        with pytest.raises(ClientError, match="no partition 1"):
+            elsewhere()
+        writer.abort()
+    found = read_all(cluster, topic, settled=True)
+    assert [(row.key, row.value, row.timestamp_ms, row.headers) for row in found] == expected
+
+
 def test_records_without_keys_are_spread(cluster: Cluster, make_topic: MakeTopic) -> None:
     topic = make_topic(4)
     with LogWriter(cluster) as writer:

@@ -39,6 +39,8 @@ from penstock.records.columns.decode import HEADER_TYPE
 from penstock.records.columns.encode import encode, headers_array
 from penstock.records.columns.partition import partitions_of
 from penstock.records.compression import CODES
+from penstock.records.record import BatchOptions, Record
+from penstock.records.record import encode as encode_records
 
 Header = tuple[str, bytes | None]
 # A list, or an Arrow array of binary.
@@ -58,6 +60,9 @@ TIMEOUT_S: Final = 120.0
 # When a topic's stage is looked at.
 _STAGE_RECORDS: Final = 16_384
 _STAGE_BYTES: Final = 1 << 20
+# So few records are not worth columns: they cost more to make than the records to write.
+_FEW_RECORDS: Final = 4
+_FEW_BYTES: Final = 16 << 10
 # What a record takes apart from its key and value, about.
 _RECORD_BYTES: Final = 12
 # How long an abort is tried after an error.
@@ -411,12 +416,42 @@ class LogWriter:
         """Send what fills a batch, or everything there is; acknowledged later."""
         if everything:
             for topic in list(self._stages):
-                self._drain(topic)
+                if not self._send_few(topic, hold=hold):
+                    self._drain(topic)
         limit = 0 if everything else self._batch_bytes
         for place in [place for place, it in self._buffers.items() if it.size >= limit]:
             # The last pieces of all partitions go in one request: `flush` sends them.
             self._pack(place, hold=hold)
         self._oldest = time.monotonic()
+
+    def _send_few(self, topic: str, *, hold: bool) -> bool:
+        """Pack and send a topic's records one by one, if they are few and none is before them."""
+        stage, place = self._stages[topic], (topic, 0)
+        if len(stage.keys) > _FEW_RECORDS or stage.size > _FEW_BYTES or place in self._buffers:
+            return False
+        if not self._has_only_one(topic, stage.runs):
+            return False
+        del self._stages[topic]
+        if self._transaction is not None and not self._transaction.holds(place):
+            self._add(self._transaction, place)
+        sequence = self._sequences.get(place, 0)
+        headers = stage.headers or [()] * len(stage.keys)
+        columns = zip(stage.times, stage.keys, stage.values, map(tuple, headers), strict=True)
+        batch = encode_records(
+            [Record(at, *rest) for at, rest in enumerate(columns)],
+            BatchOptions(
+                CODES[self._codec], *self.ids, sequence, transactional=self._transaction is not None
+            ),
+        )
+        self._sequences[place] = next_sequence(sequence, len(stage.keys))
+        self._sender.send(*place, batch, hold=hold)
+        return True
+
+    def _has_only_one(self, topic: str, runs: list[tuple[int, int | None]]) -> bool:
+        """Whether a topic has one partition, and nobody asked for another."""
+        if len(self._metadata.partitions(topic)) != 1:
+            return False
+        return all(partition in {None, 0} for _, partition in runs)
 
     # ---- sorting -------------------------------------------------------------------------
 
@@ -438,6 +473,9 @@ class LogWriter:
         runs: list[tuple[int, int | None]],
         size: int,
     ) -> None:
+        if self._has_only_one(topic, runs):
+            self._collect((topic, 0), _Piece(keys, values, times, headers), size + 1)
+            return
         numbers = self._numbers(topic, keys, runs)
         order = np.argsort(numbers, kind="stable")
         found, counts = np.unique(numbers, return_counts=True)
