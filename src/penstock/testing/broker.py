@@ -4,8 +4,8 @@
         producer = Producer({"bootstrap.servers": broker.bootstrap})
 
 It is the same broker that `penstock up` runs, on a thread of its own, on a free port of the
-loopback, with its data in a temporary directory. By default records stay in the operating
-system's cache (durability `os`): nothing in a test waits for a disk.
+loopback (see `ports`), with its data in a temporary directory. By default records stay in the
+operating system's cache (durability `os`): nothing in a test waits for a disk.
 """
 
 from __future__ import annotations
@@ -22,13 +22,16 @@ from typing import Any, TypeVar
 from penstock.broker.config import BrokerConfig
 from penstock.broker.main import run_loop
 from penstock.broker.server import Broker as Server
-from penstock.errors import PenstockError
+from penstock.errors import ConfigError, PenstockError
 from penstock.log.clock import Clock
 from penstock.log.disk import Disk
+from penstock.testing.ports import lasting_port
 
 T = TypeVar("T")
 
-_START_TIMEOUT_S = 30.0
+_START_TIMEOUT_S = 60.0
+# So often another port is tried, where somebody takes one in the moment before its start.
+_ATTEMPTS = 5
 
 
 class Broker:
@@ -68,7 +71,23 @@ class Broker:
         return self._server
 
     def start(self) -> Broker:
-        """Start; ready for clients on return."""
+        """Start; ready for clients on return. It keeps its port over restarts: clients know it."""
+        if self.config.port:
+            self._launch()
+            return self
+        given = self.config
+        for attempt in range(_ATTEMPTS):
+            self.config = replace(given, port=lasting_port(given.host))
+            try:
+                self._launch()
+                break
+            except ConfigError as error:
+                self.config = given
+                if "cannot listen" not in str(error) or attempt + 1 == _ATTEMPTS:
+                    raise
+        return self
+
+    def _launch(self) -> None:
         self._ready.clear()
         self._failure = None
         self._thread = threading.Thread(target=self._run, name="penstock-broker", daemon=True)
@@ -76,9 +95,7 @@ class Broker:
         if not self._ready.wait(_START_TIMEOUT_S):
             raise PenstockError("the broker did not start in time")
         self._raise_failure()
-        # Keep the port over restarts: clients know it.
         self.config = replace(self.config, port=self.server.port)
-        return self
 
     def stop(self) -> None:
         """Stop cleanly."""

@@ -6,7 +6,8 @@
         broker.start()
 
 Its settings are those of `penstock.broker.config.BrokerConfig` as JSON can say them. It keeps its
-port over restarts, so clients find it again. What it logs goes to a file beside its data.
+port (see `ports`) over restarts, so clients find it again. What it logs goes to a file beside its
+data.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any, Final, Self
 
 import penstock
 from penstock.errors import PenstockError
+from penstock.testing.ports import lasting_port
 
 _STOP_TIMEOUT_S: Final = 60.0
 
@@ -48,19 +50,26 @@ class BrokerProcess:
 
     def start(self) -> Self:
         """Start; ready for clients on return."""
+        is_new = not self._settings["port"]
         self.launch()
         assert self._process is not None
         assert self._process.stdout is not None
         line = self._process.stdout.readline().strip()
         if not line.isdigit():
             self.kill()
+            if is_new and "cannot listen" in self.log_text():
+                # Somebody took the port in between.
+                self.log_file.unlink()
+                self._settings["port"] = 0
+                return self.start()
             raise PenstockError(f"the broker did not start:\n{self.log_text()[-4000:]}")
-        # Keep the port over restarts: clients know it.
         self._settings["port"] = int(line)
         return self
 
     def launch(self) -> None:
         """Begin to start, and wait for nothing."""
+        if not self._settings["port"]:
+            self._settings["port"] = lasting_port(self._settings.get("host", "127.0.0.1"))
         place = str(Path(penstock.__file__).parent.parent)
         known = os.environ.get("PYTHONPATH")
         path = f"{place}{os.pathsep}{known}" if known else place

@@ -25,15 +25,16 @@ from typing import Any, Final, Self
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 
 from penstock.testing.history import History, Place, Read
+from penstock.testing.ports import lasting_port
 from penstock.testing.process import BrokerProcess
 from penstock.testing.tcp_proxy import TcpProxy
 from tests.broker.raw import RawClient
 from tests.broker.robustness.consumers_child import COMMON
-from tests.broker.robustness.killing import create, lasting_port
+from tests.broker.robustness.killing import create
 
 ROOT: Final = Path(__file__).parents[3]
-STOP_TIMEOUT_S: Final = 30.0
-PATIENCE_S: Final = 40.0
+STOP_TIMEOUT_S: Final = 60.0
+PATIENCE_S: Final = 60.0
 
 Event = dict[str, Any]
 Listener = Callable[["Child", Event], None]
@@ -130,8 +131,7 @@ class Scene:
     def __init__(self, data: Path, seed: int, **settings: Any) -> None:
         self.seed = seed
         self.rng = random.Random(seed)
-        ports = random.Random()
-        port, behind = lasting_port(ports), lasting_port(ports)
+        port, behind = lasting_port(), lasting_port()
         self.broker = BrokerProcess(
             data,
             port=port,

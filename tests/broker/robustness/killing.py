@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import random
-import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -61,18 +60,6 @@ def create(name: str, settings: dict[str, str]) -> CreateTopicsRequest:
     return request
 
 
-def lasting_port(rng: random.Random) -> int:
-    """A free port that the system gives to nobody while the broker is gone.
-
-    Of those it hands out by itself, a client that tries to connect again and again would sooner
-    or later be given the very one it connects to, and be connected with itself.
-    """
-    while True:
-        port = rng.randint(15_000, 30_000)
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
-
-
 class KillTest:
     """A broker process, its load, and the history of both."""
 
@@ -82,8 +69,7 @@ class KillTest:
         self.rng = random.Random(seed)
         self.history = History()
         self.report = Report()
-        port = lasting_port(random.Random())
-        self.broker = BrokerProcess(data, port=port, housekeeping_interval_ms=50, **settings)
+        self.broker = BrokerProcess(data, housekeeping_interval_ms=50, **settings)
         self._seed = seed
         self._topics = topics
         self._workers: list[Worker] = []
