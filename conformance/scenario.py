@@ -32,7 +32,7 @@ from confluent_kafka.admin import (
 from penstock.testing.java_client import JavaClient
 from penstock.testing.kafka_tools import KafkaTools
 
-REQUEST_TIMEOUT_S: Final = 20.0
+REQUEST_TIMEOUT_S: Final = 60.0
 
 
 class Cluster:

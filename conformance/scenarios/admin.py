@@ -63,7 +63,7 @@ def topics_that_cannot_be(cluster: Cluster) -> Any:
         "replicas": made(cluster.name(), replication_factor=7),
         "setting": made(cluster.name(), config={"no.such.setting": "1"}),
         "value": made(cluster.name(), config={"retention.ms": "often"}),
-        "only checked": (dry, checked.topic in cluster.admin.list_topics(timeout=10).topics),
+        "only checked": (dry, checked.topic in cluster.admin.list_topics(timeout=60).topics),
     }
 
 

@@ -27,7 +27,7 @@ with warnings.catch_warnings():
     from kafka import KafkaConsumer, KafkaProducer
     from kafka import TopicPartition as PythonPartition
 
-TIMEOUT_S: Final = 20.0
+TIMEOUT_S: Final = 60.0
 # A client that is closed waits for the answer to its last fetch.
 WAIT_MS: Final = 20
 Header = tuple[str, bytes | None]

@@ -10,7 +10,7 @@ from typing import Final
 
 from penstock.log.disk import OsDisk, OsFile
 
-TIMEOUT_S: Final = 20.0
+TIMEOUT_S: Final = 60.0
 
 
 class GatedFile(OsFile):

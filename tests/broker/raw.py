@@ -16,7 +16,7 @@ from typing import Any, Final, Self
 from penstock.broker.apis.table import ENDPOINTS
 from penstock.wire import Message, api, decode_response_header, decoder, encoder, request_header
 
-TIMEOUT_S: Final = 20.0
+TIMEOUT_S: Final = 60.0
 _LENGTH: Final = struct.Struct(">i")
 
 

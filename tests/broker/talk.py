@@ -26,7 +26,7 @@ from tests.broker.requests import (
     produce,
 )
 
-READY_TIMEOUT_S: Final = 30.0
+READY_TIMEOUT_S: Final = 60.0
 BY_NAME_VERSION: Final = 12
 
 Scenario = Callable[["Talk"], Any]

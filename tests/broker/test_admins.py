@@ -173,7 +173,7 @@ def confluent(shared: Broker) -> AdminClient:
 def settled(futures: Any) -> Any:
     """The result of the only thing that was asked for."""
     (future,) = futures.values()
-    return future.result(20)
+    return future.result(60)
 
 
 def confluent_code(futures: Any) -> int:
@@ -189,7 +189,7 @@ def test_confluent_makes_shows_grows_and_deletes_topics(confluent: AdminClient) 
     shown = settled(confluent.describe_topics(Topics([name])))
     assert (shown.name, len(shown.partitions)) == (name, 2)
     assert [node.id for node in shown.partitions[0].isr] == [1]
-    assert name in confluent.list_topics(timeout=20).topics
+    assert name in confluent.list_topics(timeout=60).topics
     assert confluent_code(confluent.create_topics([NewTopic(name, 1, 1)])) == EXISTS
     settled(confluent.create_partitions([NewPartitions(name, 4)]))
     assert len(settled(confluent.describe_topics(Topics([name]))).partitions) == 4
@@ -201,7 +201,7 @@ def test_confluent_makes_shows_grows_and_deletes_topics(confluent: AdminClient) 
     assert confluent_code(confluent.delete_topics([name])) == UNKNOWN_TOPIC
     checked = new_name()
     settled(confluent.create_topics([NewTopic(checked, 1, 1)], validate_only=True))
-    assert checked not in confluent.list_topics(timeout=20).topics
+    assert checked not in confluent.list_topics(timeout=60).topics
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -246,7 +246,7 @@ def test_confluent_lists_offsets_and_deletes_records(confluent: AdminClient, fil
 
 
 def test_confluent_shows_the_cluster(confluent: AdminClient, shared: Broker) -> None:
-    cluster = confluent.describe_cluster().result(20)
+    cluster = confluent.describe_cluster().result(60)
     assert cluster.cluster_id == shared.call(lambda server: server.store.cluster_id)
     assert [f"{node.host}:{node.port}" for node in cluster.nodes] == [shared.bootstrap]
     assert cluster.controller.id == 1

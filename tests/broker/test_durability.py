@@ -343,17 +343,17 @@ def test_real_clients_go_on_after_a_restart(broker: Broker, clean: bool) -> None
     try:
         for n in range(50):
             producer.produce("t", b"%d" % n, partition=0)
-        assert producer.flush(20) == 0
-        got = [m.value() for m in consumer.consume(50, timeout=20)]
+        assert producer.flush(60) == 0
+        got = [m.value() for m in consumer.consume(50, timeout=60)]
         for n in range(50, 100):
             producer.produce("t", b"%d" % n, partition=0)
         (broker.stop if clean else broker.crash)()
         for n in range(100, 150):
             producer.produce("t", b"%d" % n, partition=0)
         broker.start()
-        assert producer.flush(20) == 0
+        assert producer.flush(60) == 0
         while len(got) < 150:
-            messages = consumer.consume(150 - len(got), timeout=20)
+            messages = consumer.consume(150 - len(got), timeout=60)
             assert messages
             got += [m.value() for m in messages if m.error() is None]
         assert got == [b"%d" % n for n in range(150)]

@@ -30,11 +30,11 @@ def bare_system(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_records_go_in_and_come_out(durability: str) -> None:
     with Broker(durability=durability) as broker:
         admin = AdminClient({"bootstrap.servers": broker.bootstrap})
-        admin.create_topics([NewTopic("large", 1, 1)])["large"].result(10)
+        admin.create_topics([NewTopic("large", 1, 1)])["large"].result(60)
         producer = Producer({"bootstrap.servers": broker.bootstrap})
         for number in range(8):
             producer.produce("large", LARGE, key=str(number))
-        assert producer.flush(30) == 0
+        assert producer.flush(60) == 0
         consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "none"})
         consumer.assign([TopicPartition("large", 0, 0)])
         messages = [consumer.poll(30) for _ in range(8)]

@@ -9,7 +9,7 @@ from typing import Any
 from penstock.broker.server import Broker as Server
 from penstock.testing.broker import Broker
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 def wait_until(broker: Broker, condition: Callable[[Server], Any]) -> None:

@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, Message, Producer, ShareConsumer, TopicPar
 
 from tests.cli.runner import Ran, run
 
-TIMEOUT_S: Final = 30.0
+TIMEOUT_S: Final = 60.0
 FIRST_MS: Final = int(time.time() * 1000) - 3_600_000
 STEP_MS: Final = 60_000
 

@@ -40,7 +40,7 @@ from tests.cli import group_scenarios
 from tests.cli.group_scenarios import SCENARIOS
 from tests.cli.runner import run
 
-READY_TIMEOUT_S = 30.0
+READY_TIMEOUT_S = 60.0
 
 
 @pytest.mark.parametrize("name", SCENARIOS)

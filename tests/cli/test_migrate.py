@@ -59,7 +59,7 @@ def test_a_dry_run_does_nothing(broker: Broker, apache_kafka: ApacheKafka, topic
     plan = migrate(broker, apache_kafka, "--topic", topic, "--dry-run", "--json").ok().json
     assert plan["topics"][0]["partitions"] == 2
     assert plan["groups"] == [{"group": f"g-{topic}", "offsets": 1, "busy": False}]
-    there = migrating.admin(apache_kafka.bootstrap).list_topics(timeout=10).topics
+    there = migrating.admin(apache_kafka.bootstrap).list_topics(timeout=60).topics
     assert topic not in there
 
 
@@ -119,7 +119,7 @@ def test_aborted_records_stay_behind_and_every_offset_is_translated(
         writer.begin_transaction()
         for letter in "abc"[: 1 + number % 3]:
             writer.produce(topic, f"{ends} {number}{letter}", partition=0)
-        writer.flush(10)
+        writer.flush(60)
         if ends == "commit":
             writer.commit_transaction(10)
         else:
@@ -150,7 +150,7 @@ def test_an_open_transaction_is_waited_for(
     writer.init_transactions(10)
     writer.begin_transaction()
     writer.produce(topic, b"open", partition=0)
-    writer.flush(10)
+    writer.flush(60)
     fill(broker.bootstrap, topic, [b"after"])
     done = migrate(broker, apache_kafka, "--topic", topic).ok()
     assert f"{topic}-0: records from offset 1 on are behind an open transaction" in done.err
@@ -376,8 +376,8 @@ def test_a_target_that_was_deleted_is_filled_and_mapped_anew(
         migrate(broker, apache_kafka, "--topic", topic, "--batch", batch).ok()
         place, _ = committed(there, f"g-{topic}")[topic, 0]
         assert values(there, topic, start=place) == numbers(13, 7)
-        migrating.admin(there).delete_topics([topic])[topic].result(10)
-        migrating.until(lambda: topic not in migrating.admin(there).list_topics(timeout=10).topics)
+        migrating.admin(there).delete_topics([topic])[topic].result(60)
+        migrating.until(lambda: topic not in migrating.admin(there).list_topics(timeout=60).topics)
 
 
 @pytest.mark.parametrize("overflow", ["block", "reject"])
@@ -414,7 +414,7 @@ def test_a_topic_made_anew_is_another(
     create(broker.bootstrap, topic)
     fill(broker.bootstrap, topic, numbers(0, 3))
     migrate(broker, apache_kafka, "--topic", topic).ok()
-    migrating.admin(broker.bootstrap).delete_topics([topic])[topic].result(10)
+    migrating.admin(broker.bootstrap).delete_topics([topic])[topic].result(60)
     create(broker.bootstrap, topic)
     refused = migrate(broker, apache_kafka, "--topic", topic)
     assert (refused.status, "made anew" in refused.err) == (1, True)

@@ -215,7 +215,7 @@ def test_following_ends_with_ctrl_c(ten: str) -> None:
         run("produce", ten, "-v", "later").ok()
         assert process.stdout.readline() == b"later\n"
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert b"Traceback" not in err
 

@@ -9,7 +9,7 @@ import pytest
 from penstock.testing.apache_kafka import ApacheKafka
 from tests.cli.runner import run
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 Quotas = dict[tuple[str | None, str | None, str], float]
 
 

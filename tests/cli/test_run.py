@@ -238,11 +238,11 @@ def test_flows_are_run_commanded_and_stopped(tmp_path: Path, at: str, data: str)
         assert "colour" in failed["error"]
         out = run("flows", "list", "--data", data).ok().out
         assert re.search(r"doubled +running", out)
-        page = urllib.request.urlopen(metrics[1], timeout=30).read().decode()
+        page = urllib.request.urlopen(metrics[1], timeout=60).read().decode()
         assert 'penstock_flow_state{flow="doubled",state="running"} 1' in page
         assert 'penstock_flow_rows_out_total{flow="doubled"} 2' in page
         with pytest.raises(urllib.error.HTTPError) as unwell:
-            urllib.request.urlopen(metrics[1].replace("metrics", "healthz"), timeout=30)
+            urllib.request.urlopen(metrics[1].replace("metrics", "healthz"), timeout=60)
         unwell.value.close()
 
         run("flows", "stop", "doubled", "--data", data).ok()

@@ -128,4 +128,4 @@ def test_the_child_process_ends_with_its_parent() -> None:
     with start_worker() as child:
         assert child.stdin is not None
         child.stdin.close()
-        assert child.wait(20) == 1
+        assert child.wait(60) == 1

@@ -50,7 +50,7 @@ def proxy(server: EchoServer) -> Iterator[TcpProxy]:
 
 
 def connect(proxy: TcpProxy) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", proxy.port), timeout=10)
+    return socket.create_connection(("127.0.0.1", proxy.port), timeout=60)
 
 
 def receive(sock: socket.socket, size: int) -> bytes:
@@ -140,7 +140,7 @@ def test_a_pause_loses_nothing(proxy: TcpProxy) -> None:
         sock.settimeout(0.05)
         with pytest.raises(TimeoutError):
             sock.recv(1)
-        sock.settimeout(10)
+        sock.settimeout(60)
         proxy.resume()
         assert receive(sock, 8) == b"patience"
 
@@ -152,7 +152,7 @@ def test_what_is_swallowed_is_gone(proxy: TcpProxy) -> None:
         sock.settimeout(0.05)
         with pytest.raises(TimeoutError):
             sock.recv(1)
-        sock.settimeout(10)
+        sock.settimeout(60)
         proxy.swallow = False
         sock.sendall(b"here")
         assert receive(sock, 4) == b"here"

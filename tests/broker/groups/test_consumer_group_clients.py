@@ -23,7 +23,7 @@ from penstock.testing.kafka_tools import KafkaTools
 from tests.broker.raw import RawClient
 from tests.broker.requests import create, delete, new_name
 
-TIMEOUT_S = 40.0
+TIMEOUT_S = 60.0
 
 
 class Crowd:

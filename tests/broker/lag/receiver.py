@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 
 
 class Receiver:

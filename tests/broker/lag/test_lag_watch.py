@@ -79,7 +79,7 @@ class Watched:
         """One pass, after so much time."""
         self.clock.advance(after_ms)
         server = self.broker.server
-        asyncio.run_coroutine_threadsafe(server.lag_watch.look(), server.loop).result(20)
+        asyncio.run_coroutine_threadsafe(server.lag_watch.look(), server.loop).result(60)
 
     def lag(self, group: str, topic: str, partition: int = 0) -> Lag:
         return self.broker.call(lambda server: server.lag_watch.lags[group, topic, partition])
@@ -326,7 +326,7 @@ def test_the_warning_comes_before_the_loss(watched: Watched, settings: dict[str,
         watched.commit("quick", "t", 4 * (step + 1))
         watched.look(after_ms=10_000)
         future = asyncio.run_coroutine_threadsafe(server.housekeeping.upkeep(), server.loop)
-        future.result(20)
+        future.result(60)
         kinds = {kind for kind, group, _ in watched.firing if group == "slow"}
         assert kinds == {kind for kind, _, _ in watched.firing}, "only the slow one is told of"
         loss_s = watched.lag("slow", "t").time_to_loss_s

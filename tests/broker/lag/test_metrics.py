@@ -58,7 +58,7 @@ def value(samples: Samples, name: str, **labels: str) -> float:
 def get(broker: Broker, path: str = "/metrics", method: str = "GET") -> tuple[int, str, str]:
     server = broker.server.metrics_server
     assert server is not None
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
     try:
         connection.request(method, path)
         answer = connection.getresponse()
@@ -387,4 +387,4 @@ def test_a_large_page_does_not_hold_the_loop(monkeypatch: pytest.MonkeyPatch) ->
             return count
 
         future = asyncio.run_coroutine_threadsafe(turns(), broker.server.loop)
-        assert future.result(20) > 20
+        assert future.result(60) > 20

@@ -33,7 +33,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
     from kafka import KafkaProducer
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 VALUE = b"v" * 1_000
 # More than fits into a topic at a time.
 COUNT = 60

@@ -33,7 +33,7 @@ from tests.broker.raw import RawClient
 from tests.broker.requests import one
 
 STEPS = 150
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 GROUPS = ("a", "b")
 
 

@@ -102,7 +102,7 @@ class Fuzzer:
                 self._read_to_the_end(connection)
 
     def _connect(self) -> socket.socket:
-        connection = socket.create_connection(self._address, timeout=20)
+        connection = socket.create_connection(self._address, timeout=60)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # A port must be free again at once: there are more connections than ports.
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -144,7 +144,7 @@ class Fuzzer:
         assert not buffer, "the broker closed in the middle of an answer"
 
     def _read_to_the_end(self, connection: socket.socket) -> None:
-        connection.settimeout(20)
+        connection.settimeout(60)
         with contextlib.suppress(ConnectionError):
             while connection.recv(1 << 16):
                 pass

@@ -245,7 +245,7 @@ def test_a_slow_sync_holds_up_nobody_else(tmp_path: Path) -> None:
             waiting.send_all(
                 *[(rq.produce("slow", rq.batch(b"held %d" % at)), PRODUCE) for at in range(10)]
             )
-            assert disk.waiting.acquire(timeout=30)
+            assert disk.waiting.acquire(timeout=60)
             for _ in range(20):
                 assert other.write() == 0
             other.verify()
@@ -271,7 +271,7 @@ def test_a_slow_sync_does_not_hold_up_metadata_of_others(tmp_path: Path) -> None
             client.call(rq.create("slow", 1))
             disk.go.clear()
             waiting.send(rq.produce("slow", rq.batch(b"held")), PRODUCE)
-            assert disk.waiting.acquire(timeout=30)
+            assert disk.waiting.acquire(timeout=60)
             (made,) = client.call(rq.create("other", 2)).topics
             assert not made.error_code
             (deleted,) = client.call(rq.delete("other")).responses

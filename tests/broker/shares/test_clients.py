@@ -20,7 +20,7 @@ from tests.broker.shares.members import fill, lag_of, new_queue, numbered, set_g
 from tests.broker.shares.test_dead_letters import letters, told
 from tests.broker.waits import wait_until
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ from tests.broker.transactions.raw_producer import RawProducer, read
 from tests.broker.transactions.test_protocol import committed_offset
 from tests.broker.waits import wait_until
 
-TIMEOUT_S: Final = 20.0
+TIMEOUT_S: Final = 60.0
 NAME, GROUP = "orders", "readers"
 TOPICS: Final = ("a", "b")
 BOTH_FORMS = pytest.mark.parametrize("form", ["older", "newer"])

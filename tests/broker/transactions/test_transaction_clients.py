@@ -25,7 +25,7 @@ from tests.broker.raw import RawClient
 from tests.broker.transactions.raw_producer import read
 from tests.broker.waits import wait_until
 
-TIMEOUT_S: Final = 20.0
+TIMEOUT_S: Final = 60.0
 TRANSFORMED: Final = 60
 
 
