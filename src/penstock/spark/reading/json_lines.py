@@ -20,6 +20,11 @@ _BEFORE_WORD: Final = np.zeros(256, np.bool_)
 _BEFORE_WORD[list(b" \t\r\n:,[-")] = True
 _BLANKS: Final = np.zeros(256, np.bool_)
 _BLANKS[list(b" \t\r\n")] = True
+# The digit after `\ud` in the first and in the second half of a surrogate pair.
+_HIGH: Final = np.zeros(256, np.bool_)
+_HIGH[list(b"89abAB")] = True
+_LOW: Final = np.zeros(256, np.bool_)
+_LOW[list(b"cdefCDEF")] = True
 
 Rows = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -43,18 +48,32 @@ def could_be_lines(lines: pa.BinaryArray) -> Mask:
         plain = _without_blanks(text, first, last)
     plain[_rows_at(offsets, np.flatnonzero(text[:size] == 0))] = False
     plain[_rows_at(offsets, _words(text[:size]))] = False
-    suspects = [
-        np.flatnonzero(np.diff(offsets) > SHORT),
-        np.unique(_rows_at(offsets, _escaped_halves(text[:size]))),
-    ]
+    bytes_ = memoryview(data)
+    for which, is_odd in (
+        (np.diff(offsets) > SHORT, is_long_or_deep),
+        (_rows_at(offsets, _lone_halves(text[:size])), has_half_pair),
+        (slice(0) if _is_utf8(lines) else slice(None), _is_not_utf8),
+    ):
+        for row in np.arange(count)[which].tolist():
+            if plain[row] and is_odd(bytes(bytes_[offsets[row] : offsets[row + 1]])):
+                plain[row] = False
+    return plain
+
+
+def _is_utf8(lines: pa.BinaryArray) -> bool:
     try:
         lines.cast(pa.string())
     except pa.ArrowInvalid:
-        suspects = [np.flatnonzero(plain)]
-    for row in np.concatenate(suspects).tolist():
-        if plain[row] and _is_odd(lines[row].as_py()):
-            plain[row] = False
-    return plain
+        return False
+    return True
+
+
+def _is_not_utf8(value: bytes) -> bool:
+    try:
+        value.decode("utf-8")
+    except UnicodeDecodeError:
+        return True
+    return False
 
 
 def _sequences(text: npt.NDArray[np.uint8], signs: bytes) -> Rows:
@@ -65,11 +84,24 @@ def _sequences(text: npt.NDArray[np.uint8], signs: bytes) -> Rows:
     return places
 
 
-def _escaped_halves(text: npt.NDArray[np.uint8]) -> Rows:
-    """Where there may be a half of a surrogate pair, as an escape."""
+def _lone_halves(text: npt.NDArray[np.uint8]) -> Rows:
+    """Where there may be half a surrogate pair, as an escape whose other half is not beside it."""
     places = _sequences(text, rb"\u")
-    halves: Rows = places[(text[np.minimum(places + 2, len(text) - 1)] | 0x20) == ord("d")]
-    return halves
+    last = len(text) - 1
+
+    def is_half(where: Rows, kinds: Mask) -> Mask:
+        at = np.clip(where, 0, last - 3)
+        found: Mask = (at == where) & (text[at] == ord("\\")) & (text[at + 1] == ord("u"))
+        found &= ((text[at + 2] | 0x20) == ord("d")) & kinds[text[at + 3]]
+        return found
+
+    highs, lows = is_half(places, _HIGH), is_half(places, _LOW)
+    # A backslash before may be the one that is meant, and then this is no escape.
+    unclear = (highs | lows) & (text[places - 1] == ord("\\"))
+    unclear |= highs & ~is_half(places + 6, _LOW)
+    unclear |= lows & ~is_half(places - 6, _HIGH)
+    lone: Rows = places[unclear]
+    return lone
 
 
 def _words(text: npt.NDArray[np.uint8]) -> Rows:
@@ -91,13 +123,3 @@ def _without_blanks(text: npt.NDArray[np.uint8], first: Any, last: Any) -> Mask:
         last = np.maximum(last - _BLANKS[text[last]], first)
     braces: Mask = (text[first] == _OPEN) & (text[last] == _CLOSE)
     return braces
-
-
-def _is_odd(value: bytes) -> bool:
-    if is_long_or_deep(value) or has_half_pair(value):
-        return True
-    try:
-        value.decode("utf-8")
-    except UnicodeDecodeError:
-        return True
-    return False

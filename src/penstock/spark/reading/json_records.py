@@ -32,12 +32,10 @@ _INTEGERS: Final[dict[type[T.DataType], int]] = {
 _FLOAT_MAX: Final = float(2**128 - 2**103)
 _INFINITE: Final = float("inf")
 _LONG: Final = 1 << 63
-_EVEN_BACKSLASHES: Final = rb"(?<!\\)(?:\\\\)*"
-_LONE_SURROGATE: Final = re.compile(
-    _EVEN_BACKSLASHES
-    + rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|"
-    + _EVEN_BACKSLASHES
-    + rb"(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F]"
+# Escapes one after the other, pairs as one: what matches the group is half a pair.
+_ESCAPE: Final = re.compile(
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F])|.)",
+    re.DOTALL,
 )
 _LONG_NUMBER: Final = re.compile(rb"[0-9.eE+-]{%d}" % NUMBER_MAX)
 # So much of it is in every hundredth byte; to look there first is far quicker.
@@ -95,7 +93,7 @@ def has_half_pair(value: bytes) -> bool:
     """Whether there is half a surrogate pair, as an escape: it is no character."""
     if rb"\ud" not in value and rb"\uD" not in value:
         return False
-    return _LONE_SURROGATE.search(value) is not None
+    return any(escape[1] for escape in _ESCAPE.finditer(value))
 
 
 def _is_deep(value: bytes) -> bool:

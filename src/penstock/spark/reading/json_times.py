@@ -182,7 +182,7 @@ Column = tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]
 def micros_of_column(texts: pa.StringArray) -> Column:
     """Microseconds of texts such as 2026-01-02T03:04:05.678Z, and which of them have that form.
 
-    With `T` or a blank, up to six digits of a fraction, `Z`, +hh:mm or no zone; or a date alone.
+    With `T` or a blank, up to nine digits of a fraction, `Z`, +hh:mm or no zone; or a date alone.
     """
     data, start, length = _parts(texts)
     days, fits = _iso_days(data, start)
@@ -216,15 +216,16 @@ def micros_of_column(texts: pa.StringArray) -> Column:
 
 def _fraction(at: Any, body: npt.NDArray[np.int64], fits: npt.NDArray[np.bool_]) -> Any:
     """Microseconds after the point at place 19, where the text without its zone ends there or
-    after one to six digits."""
+    after one to nine digits; nanoseconds are cut off."""
     micros = np.zeros(len(body), np.int64)
     longest = int(body.max(initial=0))
-    fits &= (body == 19) | ((body > 20) & (body <= 26) & (at(19) == _POINT))
-    for place in range(20, min(longest, 26)):
+    fits &= (body == 19) | ((body > 20) & (body <= 29) & (at(19) == _POINT))
+    for place in range(20, min(longest, 29)):
         here = body > place
         digit = at(place) - np.uint8(_ZERO)
         fits &= ~here | (digit <= 9)
-        micros += np.where(here, digit, 0).astype(np.int64) * 10 ** (25 - place)
+        if place < 26:
+            micros += np.where(here, digit, 0).astype(np.int64) * 10 ** (25 - place)
     return micros
 
 
