@@ -40,7 +40,7 @@ _MOST_AT_ONCE: Final = 16
 # Fetch, JoinGroup, SyncGroup and ShareFetch wait for records, or for other members, as long as the
 # request says. One that was damaged into waiting for weeks is not waited for; anything else is.
 _WAITING: Final = frozenset(key.to_bytes(2, "big") for key in (1, 11, 14, 78))
-_WAITING_PATIENCE_S: Final = 0.3
+_WAITING_PATIENCE_S: Final = 1.0
 _PATIENCE_S: Final = 60.0
 
 
