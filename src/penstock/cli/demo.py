@@ -44,8 +44,10 @@ ORDER: Final = ("shop", "flows", "capture", "broker")
 CAPTURED: Final = ("shop.customers", "shop.products", "shop.orders")
 DRAIN_S: Final = 300.0
 # The whole demo is to fit beside other things; and with some dozen rows in a micro-batch, compiling
-# and adapting a plan takes longer than running it.
+# and adapting a plan takes longer than running it. For Java that lives for a minute the same holds
+# of its own code: the compiler for speed took more of two cores than all else.
 SMALL: Final = (
+    "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.driver.memory=1g",
     "spark.ui.enabled=false",
     "spark.sql.adaptive.enabled=false",
