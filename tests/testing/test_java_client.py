@@ -106,18 +106,25 @@ def test_topics_are_created_listed_described_grown_deleted(client: JavaClient) -
     assert created["partitions"] == 2
     assert created["configs"]["retention.ms"]["value"] == "1000"
     client.create_topic(second, validate_only=True)
-    topic_id = client.list_topics()[first]
+    # What the controller has done, a node of Kafka knows a moment later.
+    topic_id = eventually(lambda: client.list_topics().get(first))
+    assert topic_id is not None
     assert second not in client.list_topics()
     assert UUID(created["topic_id"]) == topic_id
     client.create_partitions(first, 3)
-    for by in (first, topic_id):
+
+    def partitions(by: str | UUID) -> list[int]:
         description = client.describe_topic(by)
         assert description["name"] == first
-        assert [p["partition"] for p in description["partitions"]] == [0, 1, 2]
+        return [each["partition"] for each in description["partitions"]]
+
+    eventually(lambda: partitions(first) == [0, 1, 2])
+    eventually(lambda: partitions(topic_id) == [0, 1, 2])
     client.delete_topics(topic_id)
     client.create_topic(second)
+    eventually(lambda: second in client.list_topics())
     client.delete_topics(second)
-    assert not {first, second} & set(client.list_topics())
+    eventually(lambda: not {first, second} & set(client.list_topics()))
 
 
 def test_errors_carry_kafkas_code(client: JavaClient, topic: str) -> None:
