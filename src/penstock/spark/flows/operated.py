@@ -20,7 +20,9 @@ with the dead letters.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -37,6 +39,7 @@ from penstock.spark.reading.decoding import TIME, VALUE
 from penstock.spark.reading.frame import HEADERS_TYPE
 from penstock.spark.state import layout, store
 from penstock.spark.state import time as clock
+from penstock.spark.state.applying import title_of
 from penstock.spark.state.context import Batch, Planning, entered
 from penstock.spark.state.inspecting import note_key
 
@@ -50,6 +53,8 @@ _SETTINGS: Final = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.inMemoryColumnarStorage.compressed": "false",
 }
+# In a plan as text.
+_ALIAS: Final = re.compile(r"SubqueryAlias (.*)")
 # The number of a record's stream.
 STREAM: Final = "_penstock_stream"
 _PLACE: Final = ["topic", "partition", "offset"]
@@ -145,7 +150,6 @@ class Operated:
                 batch_id=batch_id,
                 shards=self._layout.shards,
                 watermark_us=watermark_us,
-                shares=self._running.shares,
             )
             counts = self._run(parts, batch, kept)
             return self._with_letters(parts, counts, batch_id)
@@ -232,13 +236,10 @@ class Operated:
     def _run(self, parts: list[_Part], batch: Batch, kept: list[DataFrame]) -> Counts:
         running = self._running
         seen = [running.seen_of(each.on_time, each.declared) for each in parts]
-        try:
-            with entered(batch):
-                results = running.call(running.frames(seen))
-            counts = running.write(running.united(results, []), batch.batch_id, with_letters=False)
-        finally:
-            if batch.shares:
-                kept.extend(batch.made.values())
+        with entered(batch):
+            results = running.call(running.frames(seen))
+        kept += _shared(results.values(), batch)
+        counts = running.write(running.united(results, []), batch.batch_id, with_letters=False)
         for name, rows in batch.made.items():
             if name not in self._noted:
                 note_key(batch.folder, name, batch.keys[name])
@@ -287,6 +288,14 @@ class Operated:
         written = self._running.write_letters(whole, batch_id)
         late = sum(each.late for each in parts if each.declared.late is not None)
         return counts.plus(0, max(0, written - late))
+
+
+def _shared(results: Iterable[DataFrame], batch: Batch) -> list[DataFrame]:
+    """What operators give to several readers: kept, so that they work once."""
+    plans = [str(rows._jdf.queryExecution().analyzed().toString()) for rows in results]
+    read = Counter(name.strip("`") for plan in plans for name in _ALIAS.findall(plan))
+    often = [name for name in batch.made if read[title_of(name)] > 1]
+    return [batch.made[name].persist() for name in often]
 
 
 def _late_letters(records: DataFrame, told: DataFrame, topic: str) -> DataFrame:

@@ -99,8 +99,13 @@ def apply(
         first = next(iter(inputs))
         kinds = dict(inputs[first].dtypes)
         context.keys[title] = [(each, kinds[each]) for each in keys[first]]
-        rows = context.made[title] = rows.persist() if context.shares else rows
+        rows = context.made[title] = rows.alias(title_of(title))
     return rows
+
+
+def title_of(name: str) -> str:
+    """How a plan calls what an operator gives."""
+    return f"_penstock_{name}"
 
 
 def _check_keys(

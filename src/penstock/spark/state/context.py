@@ -49,8 +49,6 @@ class Batch(_Numbered):
     shards: int = DEFAULT_SHARDS
     # Before this event time nothing more is expected, microseconds; None if no input has a time.
     watermark_us: int | None = None
-    # Whether several outputs read what an operator gives: then it is kept until all are written.
-    shares: bool = False
     # What was applied, by the name of its state.
     made: dict[str, DataFrame] = field(default_factory=dict)
     # By which columns, of which types, their rows are spread.
