@@ -15,8 +15,6 @@ What is set, and why:
 - State in RocksDB, Arrow between Java and Python, UTC as the time zone of the session, as many
   shuffle partitions as there are cores (at most eight), the user interface on a free port
   (`spark.sparkContext.uiWebUrl`), warnings only in the log, loopback addresses only.
-- Java and Python talk over sockets of the file system, not over ports: a client of something else
-  that tries the old port of its dead server again and again must not be taken for Spark's own.
 - A class archive (see `archive`), so that Java starts in a third of the time.
 
 Anything can be set otherwise by its Spark name: `session(**{"spark.driver.memory": "4g"})`. Java
@@ -27,7 +25,6 @@ as `getOrCreate` does; settings that can change at run time are applied to it.
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from collections.abc import Mapping
 from importlib.resources import files
@@ -55,7 +52,6 @@ _ANYWHERE: Final = {
     "spark.ui.port": "0",
     "spark.ui.showConsoleProgress": "false",
     "spark.python.worker.reuse": "true",
-    "spark.python.unix.domain.socket.enabled": "true" if hasattr(socket, "AF_UNIX") else "false",
 }
 _ON_ONE_MACHINE: Final = {
     "spark.sql.streaming.checkpointFileManagerClass": (
