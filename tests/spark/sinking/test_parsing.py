@@ -17,9 +17,10 @@ import pytest
 from penstock.errors import ConfigError
 from penstock.sinks import Position, Schema
 from penstock.sinks.schema import is_json
+from penstock.spark.reading.decoding import HEARTBEAT
 from penstock.spark.sinking.errors import TruncatedError
 from penstock.spark.sinking.fields import columns_of, from_block, from_samples, from_text
-from penstock.spark.sinking.parsing import HEARTBEAT, Format, Parser
+from penstock.spark.sinking.parsing import Format, Parser
 from penstock.spark.sinking.spec import from_config
 from penstock.spark.sinking.task import Findings, packed
 

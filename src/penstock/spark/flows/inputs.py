@@ -200,7 +200,9 @@ def typed(records: DataFrame, how: Reading, *, metrics: str, time: str | None = 
             records, how.schema, into=_VALUE, metrics=metrics, tombstones=tombstones, check=check
         )
     else:
-        schema = _change_schema(how.schema) if how.format == "debezium" else how.schema
+        schema = T.StructType.fromDDL(how.schema)
+        assert isinstance(schema, T.StructType)
+        schema = decoding.envelope(schema) if how.format == "debezium" else schema
         rows = reading.json(
             records, schema, into=_VALUE, metrics=metrics, tombstones=tombstones, check=check
         )
@@ -244,16 +246,6 @@ def _field(value: Column, path: str) -> Column:
     for name in path.split("."):
         value = value[name]
     return value
-
-
-def _change_schema(row: str) -> str:
-    """The schema of a change event of rows: its envelope, which may stand under `payload`."""
-    fields = _as_struct(row)
-    envelope = (
-        f"before struct<{fields}>, after struct<{fields}>, op string, ts_ms bigint, "
-        "source struct<ts_ms: bigint>"
-    )
-    return f"{envelope}, payload struct<{_as_struct(envelope)}>"
 
 
 def _change(event: Column) -> Column:

@@ -25,14 +25,13 @@ import pyarrow as pa
 
 from penstock.sinks.contract import ORIGIN
 from penstock.sinks.schema import Schema
+from penstock.spark.reading.decoding import HEARTBEAT
 from penstock.spark.sinking.errors import TruncatedError
 from penstock.spark.sinking.fields import Column, guessed
 from penstock.spark.sinking.values import UNAVAILABLE, column_of
 
 Format = Literal["debezium", "json"]
 
-# The key of a record without a value that only says that time has passed.
-HEARTBEAT: Final = b"penstock.heartbeat"
 BAD: Final = pa.schema(
     [
         pa.field("key", pa.binary()),
