@@ -1,20 +1,20 @@
 """The command line: `python -m benchmarks.capture [--only PART] [--rounds N] [--quick]`.
 
 Parts, each for PostgreSQL, MariaDB and SQLite: `backlog` (changes that were there before the
-capture came), `live` (changes while they are made as fast as the database takes them),
-`snapshot` (rows of a table), `lag` (from the commit to the log at 10,000 changes/s). Processor time
-is that of the capture's process alone. The tables go to stdout, `benchmarks/results/capture.json`
-and `docs/benchmarks.md`.
+capture came), `read` (the same, made into events that are thrown away, as Debezium's are), `live`
+(changes while they are made as fast as the database takes them), `snapshot` (rows of a table),
+`lag` (from the commit to the log at 10,000 changes/s). Processor time is that of the capture's
+process alone. The tables go to stdout, `benchmarks/results/capture.json` and `docs/benchmarks.md`.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from benchmarks import frame
 from benchmarks.broker.clients import BUILD
@@ -30,6 +30,8 @@ SYSTEMS: Final = {"penstock": "Penstock, into the log", "debezium": "Debezium, e
 CELLS: Final = {
     "backlog": ("changes/s of a backlog", False),
     "backlog_cpu": ("processor time per change of it, µs", True),
+    "read": ("changes/s of a backlog, read and thrown away", False),
+    "read_cpu": ("processor time per change of it, µs", True),
     "live": ("changes/s while they are made", False),
     "snapshot": ("rows/s of a snapshot", False),
     "snapshot_cpu": ("processor time per row of it, µs", True),
@@ -37,7 +39,14 @@ CELLS: Final = {
     "lag_p99": ("commit to log at 10,000 changes/s, p99, ms", True),
 }
 Measure = Callable[[Database, "Start", Asked, int], dict[str, float]]
-Start = Callable[[], Peer]
+# What the other system's cell is called, where it is another.
+SAME_AS: Final = {"read": "backlog", "read_cpu": "backlog_cpu"}
+
+
+class Start(Protocol):
+    """Starts the capture of a round; ours may be told to throw its events away."""
+
+    def __call__(self, *, only_read: bool = False) -> Peer: ...
 
 
 @contextmanager
@@ -54,12 +63,12 @@ def broker() -> Iterator[str]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _rounds(measure: Measure, asked: Asked) -> Cells:
+def _rounds(measure: Measure, systems: Sequence[str], asked: Asked) -> Cells:
     """Every database, every system that can, by turns, each on a fresh table."""
     cells: Cells = {}
     for name, make in DATABASES.items():
         for turn in range(asked.rounds):
-            for system in SYSTEMS:
+            for system in systems:
                 database, folder = make(), peers.scratch()
                 database.start()
                 try:
@@ -78,9 +87,11 @@ def _rounds(measure: Measure, asked: Asked) -> Cells:
     return cells
 
 
-def _start(system: str, database: Database, bootstrap: str, folder: Path) -> Peer:
+def _start(
+    system: str, database: Database, bootstrap: str, folder: Path, *, only_read: bool = False
+) -> Peer:
     if system == "penstock":
-        return peers.penstock(database, bootstrap, folder)
+        return peers.penstock(database, bootstrap, folder, only_read=only_read)
     return peers.debezium(database, folder)
 
 
@@ -107,6 +118,16 @@ def backlog(database: Database, start: Start, asked: Asked, turn: int) -> dict[s
         return _rate(peer.wait_for(changes), "backlog")
 
 
+def read(database: Database, start: Start, asked: Asked, turn: int) -> dict[str, float]:
+    """A backlog, without the log."""
+    database.make_table(1)
+    with start() as peer:
+        _is_there(peer, database)
+    changes = database.change(20_000 if asked.quick else 400_000, first=10)
+    with start(only_read=True) as peer:
+        return _rate(peer.wait_for(changes), "read")
+
+
 def live(database: Database, start: Start, asked: Asked, turn: int) -> dict[str, float]:
     database.make_table(1)
     with start() as peer:
@@ -127,6 +148,7 @@ def lag(database: Database, start: Start, asked: Asked, turn: int) -> dict[str, 
     database.make_table(1)
     with start() as peer:
         _is_there(peer, database)
+        peer.ask("stamp")
         # A second for warming up.
         warm = database.steadily(10_000, 3.0, first=10)
         peer.wait_for(warm)
@@ -137,10 +159,11 @@ def lag(database: Database, start: Start, asked: Asked, turn: int) -> dict[str, 
 
 
 PARTS: Final[dict[str, frame.Part]] = {
-    "backlog": partial(_rounds, backlog),
-    "live": partial(_rounds, live),
-    "snapshot": partial(_rounds, snapshot),
-    "lag": partial(_rounds, lag),
+    "backlog": partial(_rounds, backlog, tuple(SYSTEMS)),
+    "read": partial(_rounds, read, ("penstock",)),
+    "live": partial(_rounds, live, tuple(SYSTEMS)),
+    "snapshot": partial(_rounds, snapshot, tuple(SYSTEMS)),
+    "lag": partial(_rounds, lag, tuple(SYSTEMS)),
 }
 
 
@@ -159,12 +182,13 @@ def render(results: dict[str, Any]) -> str:
             found = cells.get(f"{name} {cell}")
             if not found:
                 continue
-            values = [best(found.get(system), lower=lower) for system in SYSTEMS]
-            ours, theirs = values
+            same = cells.get(f"{name} {SAME_AS.get(cell, cell)}", {})
+            ours = best(found.get("penstock"), lower=lower)
+            theirs = best(same.get("debezium"), lower=lower)
             ratio = "—"
             if ours and theirs:
                 ratio = f"{theirs / ours if lower else ours / theirs:.2f}"
-            shown = " | ".join(number(value) for value in values)
+            shown = f"{number(ours)} | {number(theirs)}"
             lines.append(f"| {name} | {title} | {shown} | {ratio} |")
     return "\n".join(lines)
 

@@ -1,8 +1,8 @@
 """The captures that are compared, each in a process of its own that counts what it has delivered.
 
 Both speak the same few words: a line `report` or `clear` on stdin is answered with one line of
-JSON (changes, when the first and the last were delivered, processor time, lags). They end when
-their stdin does.
+JSON (changes, when the first and the last were delivered, processor time, lags), and so is `stamp`,
+before lags are wanted. They end when their stdin does.
 """
 
 from __future__ import annotations
@@ -85,10 +85,11 @@ class Peer:
         return self._log.read_bytes()[-2000:].decode(errors="replace")
 
 
-def penstock(database: Database, bootstrap: str, folder: Path) -> Peer:
-    """Ours: into the log at this address."""
+def penstock(database: Database, bootstrap: str, folder: Path, *, only_read: bool) -> Peer:
+    """Ours: into the log at this address, or only as far as the events."""
     command = [sys.executable, "-m", "benchmarks.capture.ours"]
-    return Peer([*command, database.url, database.table, bootstrap, folder.name], folder)
+    words = [database.url, database.table, bootstrap, folder.name]
+    return Peer([*command, *words, *(["read"] if only_read else [])], folder)
 
 
 def debezium(database: Database, folder: Path) -> Peer:
