@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
 import tomllib
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -10,7 +17,9 @@ import pytest
 from penstock.cli import examples, project
 from penstock.cli.sinks_file import declared
 from tests.cli.runner import run
+from tests.waiting import eventually
 
+WAIT_S = 200.0
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -25,7 +34,7 @@ def test_a_project_can_be_read(name: str, tmp_path: Path) -> None:
         if file.suffix == ".py":
             compile(file.read_text(), file.name, "exec")
     steps = [line for line in ran.err.splitlines() if line.startswith("  ")]
-    assert len(steps) == 3
+    assert len(steps) == 4
     assert all(f"cd {folder} && " in line for line in steps)
 
 
@@ -35,6 +44,47 @@ def test_the_flows_of_a_project_are_declared(tmp_path: Path) -> None:
     run("init", str(tmp_path), "--example", "shop").ok()
     flows = load(tmp_path / "flows.py")
     assert {each.name for each in flows} == {"revenue", "browsing", "suspicious", "found"}
+
+
+@pytest.mark.timeout(600)
+def test_the_steps_that_are_printed_lead_to_a_result(tmp_path: Path, at: str) -> None:
+    run("init", str(tmp_path)).ok()
+    store = tmp_path / "derived.db"
+    said = tmp_path / "said.txt"
+    command = [sys.executable, "-m", "penstock.cli", "run", "flows.py", "--plain",
+               "--conf", "spark.ui.enabled=false", "--conf", "spark.driver.memory=1g"]  # fmt: skip
+    with said.open("wb") as file:
+        process = subprocess.Popen(command, cwd=tmp_path, stdout=file, stderr=file)
+    try:
+        # The hastiest order: the flow is there before what it reads, the sink before both.
+        eventually(lambda: "flow lengths: waiting" in said.read_text(), WAIT_S)
+        run("produce", "texts", stdin=b"hello\n").ok()
+
+        def rows() -> list[tuple[str, int]]:
+            with closing(sqlite3.connect(f"file:{store}?mode=ro", uri=True)) as connection:
+                return connection.execute("SELECT text, length FROM lengths").fetchall()
+
+        def derived() -> bool:
+            try:
+                return rows() == [("hello", 5)]
+            except sqlite3.OperationalError:
+                return False
+
+        eventually(derived, WAIT_S)
+        assert json.loads(run("consume", "lengths", "--value-only").ok().out) == {
+            "text": "hello", "length": 5,
+        }  # fmt: skip
+        process.send_signal(signal.SIGINT)
+        assert process.wait(WAIT_S) == 0, said.read_text()
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+    text = said.read_text()
+    assert "running flow lengths, sink lengths;" in text
+    # Told once, of the flow; the sink's topic was made for it.
+    assert text.count("does not exist") == 1, text
+    assert not re.search(r"sink lengths: (waiting|failed)|None|\?", text), text
 
 
 def test_what_is_there_stays(tmp_path: Path) -> None:

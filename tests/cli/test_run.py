@@ -220,7 +220,7 @@ def test_flows_are_run_commanded_and_stopped(tmp_path: Path, at: str, data: str)
         str(file), "--data", data, "--metrics", "127.0.0.1:0", "--conf", "spark.ui.enabled=false",
         "--conf", "spark.driver.memory=1g", "--report", "1s",
     ) as started:  # fmt: skip
-        said = read_until(started, r"running doubled, wrong")
+        said = read_until(started, r"running flow doubled, flow wrong")
         metrics = re.search(r"metrics at (\S+)", said)
         assert metrics is not None
 

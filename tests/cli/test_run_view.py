@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import sys
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -13,6 +15,7 @@ from penstock.cli.run_metrics import STATES, expose
 from penstock.cli.run_view import View, duration, rate, rendered, size
 from penstock.spark.flows.manager import Status
 from penstock.spark.flows.progress import Progress
+from penstock.spark.sinking.manager import SinkStatus, in_words
 
 
 def status(name: str = "counts", state: str = "running", **more: object) -> Status:
@@ -63,10 +66,37 @@ def test_lines_tell_changes_and_progress_once(capsys: pytest.CaptureFixture[str]
         view.show([status()])
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(" ", 1)[1] for line in lines[:3]] == [
-        "counts: failed", "counts: no such column", "counts: Mend it."
+        "flow counts: failed", "flow counts: no such column", "flow counts: Mend it."
     ]  # fmt: skip
     assert len(lines) == 4
     assert "rows in 1,000, rows out 990, lag 7" in lines[3]
+
+
+def test_a_flow_and_a_sink_of_one_name_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    flow = status()
+    more: Any = {name: getattr(flow, name) for name in Status.__dataclass_fields__}
+    sink: Any = SinkStatus(
+        **more, topic="t", store="s", position={}, lag=None, lag_s=None, alarming=False, put=1,
+        deleted=0,
+    )  # fmt: skip
+    with View(plain=True, every_s=0) as view:
+        view.show([flow, sink])
+        view.show([flow, sink])
+    lines = [line.split(" ", 1)[1] for line in capsys.readouterr().out.splitlines()]
+    assert [line.partition(":")[0] for line in lines] == ["flow counts", "sink counts"]
+
+
+def test_what_is_not_known_of_a_sink_is_not_told() -> None:
+    sink = SinkStatus(
+        name="orders", state="failed", rebuilding=False, restarts=0, error="no such topic",
+        advice="", retry_in_s=None, progress=Progress(), topic="t", store="s", position={},
+        lag=None, lag_s=None, alarming=True, put=0, deleted=0,
+    )  # fmt: skip
+    assert in_words(sink) == "sink orders has failed: no such topic"
+    assert in_words(replace(sink, state="waiting")) == "sink orders is far behind t: no such topic"
+    assert in_words(replace(sink, state="running", error="", lag=3, lag_s=7.2)) == (
+        "sink orders is 3 records and 7 s behind t"
+    )
 
 
 def test_a_terminal_gets_a_live_table(monkeypatch: pytest.MonkeyPatch) -> None:

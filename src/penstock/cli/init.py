@@ -43,12 +43,14 @@ def init(
             ("penstock up", "the log, and the capture of the shop's database"),
             ("python shop.py", "the shop: its tables, its topics, its customers"),
             ("penstock run flows.py", "the flows, and what is derived"),
+            ("penstock sinks list", "how far the derived systems have come"),
         ]
     else:
         steps = [
             ("penstock up", "the log"),
             ("echo hello | penstock produce texts", "something to work on"),
             ("penstock run flows.py", "the flows, and what is derived"),
+            ("penstock consume lengths", "the result; derived.db has it as a table"),
         ]
     output.say("\nnext, each in a terminal of its own:")
     width = max(len(command) for command, _ in steps) + len(inside)

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -199,7 +199,7 @@ def run(
                 known = _known(file, views=views)
                 flows = chosen(known, only)
             manager = Manager(spark, flows, folder, settings, known=known)
-            sinks = _sinks(spark, specs, sinks_data, settings, manager.resolve) if specs else None
+            sinks = _sinks(spark, specs, sinks_data, settings, manager) if specs else None
             ok = _run(manager, sinks, folder, address, plain=plain, every_s=every_s, once=once)
         finally:
             # Fails where Java is gone already, which was told.
@@ -292,14 +292,17 @@ def _sinks(
     specs: Sequence[SinkSpec],
     data: Path,
     settings: Settings,
-    resolve: Callable[[str], str] = str,
+    flows: Manager | None = None,
 ) -> tuple[SinkManager, SinkFolder]:
     from penstock.cli.sinks_alerts import SinkAlerts
     from penstock.spark.sinking.folder import SinkFolder
     from penstock.spark.sinking.manager import SinkManager
 
     folder = SinkFolder(data)
-    made = SinkManager(spark, specs, folder, settings, resolve)
+    if flows is not None:
+        made = SinkManager(spark, specs, folder, settings, flows.resolve, flows.make)
+    else:
+        made = SinkManager(spark, specs, folder, settings)
     made.on_alarm = SinkAlerts({each.name: each.alert_webhook for each in specs})
     return made, folder
 
@@ -377,7 +380,7 @@ def _run(
 ) -> bool:
     """Run until all is over; whether all went well."""
     from penstock.cli.run_metrics import MetricsServer
-    from penstock.cli.run_view import View
+    from penstock.cli.run_view import View, kind_of
     from penstock.cli.sinks_view import Together
     from penstock.spark.flows.control import ControlServer
 
@@ -395,7 +398,7 @@ def _run(
         manager.on_change = view.changed
         with _stopped_by_signals(manager):
             manager.start()
-            names = ", ".join(each.name for each in manager.status())
+            names = ", ".join(f"{kind_of(each)} {each.name}" for each in manager.status())
             output.say(f"running {names}; Ctrl-C stops after the micro-batches")
             _look_on(manager, view)
         view.report(manager.status())
@@ -408,11 +411,6 @@ def _run(
         output.fail(PenstockError(manager.broken.message, advice=manager.broken.advice))
         return False
     return not manager.failed
-
-
-def kind_of(status: Any) -> str:
-    """Whether this is a flow or a sink."""
-    return "sink" if hasattr(status, "store") else "flow"
 
 
 def _look_on(manager: Together, view: Any) -> None:

@@ -73,7 +73,8 @@ def rendered(statuses: Sequence[Mapping[str, Any]]) -> RenderableType:
         if each["error"]:
             remedy = f"\n  {each['advice']}" if each["advice"] else ""
             style = "red" if each["state"] == "failed" else "yellow"
-            errors.append(Text(f"{each['name']}: {each['error']}{remedy}", style=style))
+            kind = "sink" if "store" in each else "flow"
+            errors.append(Text(f"{kind} {each['name']}: {each['error']}{remedy}", style=style))
     # Sinks have a table of their own.
     from penstock.cli import sinks_view
 
@@ -92,7 +93,7 @@ class View:
         self._plain = plain or not sys.stdout.isatty()
         self._every_s = every_s
         self._live: Any = None
-        self._told: dict[tuple[str, bool], tuple[int, int]] = {}
+        self._told: dict[str, tuple[int, int]] = {}
         self._next = 0.0
 
     def __enter__(self) -> View:
@@ -130,7 +131,7 @@ class View:
         """A line for each flow that has done something since the last."""
         for each in statuses:
             numbers = each.progress
-            key, seen = (each.name, each.rebuilding), (numbers.batch_id, numbers.batches)
+            key, seen = _name(each), (numbers.batch_id, numbers.batches)
             if numbers.batches and self._told.get(key) != seen and self._live is None:
                 self._told[key] = seen
                 cells = dict(zip(COLUMNS, row(each.as_dict()), strict=True))
@@ -142,8 +143,14 @@ class View:
                 line(f"{_name(each)}: {', '.join(told)}")
 
 
+def kind_of(status: Any) -> str:
+    """Whether this is a flow or a sink: both may have the same name."""
+    return "sink" if hasattr(status, "store") else "flow"
+
+
 def _name(status: Status) -> str:
-    return f"{status.name} (rebuild)" if status.rebuilding else status.name
+    rebuild = " (rebuild)" if status.rebuilding else ""
+    return f"{kind_of(status)} {status.name}{rebuild}"
 
 
 def line(text: str) -> None:

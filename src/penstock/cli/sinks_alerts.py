@@ -28,6 +28,8 @@ class SinkAlerts:
 
 def message_of(status: SinkStatus) -> dict[str, Any]:
     """An alert as it is sent."""
+    from penstock.spark.sinking.manager import in_words
+
     return {
         "alert": "sink-failed" if status.state == "failed" else "sink-lag",
         "state": "firing" if status.alarming else "ended",
@@ -40,14 +42,3 @@ def message_of(status: SinkStatus) -> dict[str, Any]:
         "timestamp_ms": time.time_ns() // 1_000_000,
         "text": in_words(status),
     }
-
-
-def in_words(status: SinkStatus) -> str:
-    if not status.alarming:
-        return f"sink {status.name} keeps up with {status.topic} again"
-    if status.state == "failed":
-        return f"sink {status.name} has failed: {status.error}"
-    lag = "" if status.lag is None else f" {status.lag} records"
-    seconds = "" if status.lag_s is None else f" {status.lag_s:.0f} s"
-    told = f"sink {status.name} is{' and'.join(filter(None, (lag, seconds))) or ' far'} behind "
-    return f"{told}{status.topic}" + (f": {status.error}" if status.error else "")

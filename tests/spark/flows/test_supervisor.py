@@ -10,6 +10,7 @@ from penstock.spark.flows.supervisor import Do, Failure, Policy, Supervised
 
 PASSING = Failure("the broker is away", retriable=True)
 FINAL = Failure("the code is wrong")
+LACKING = Failure("the topic is not there yet", waits=True)
 POLICY = Policy(first_pause_s=1.0, longest_pause_s=8.0, max_tries=3)
 
 
@@ -74,6 +75,33 @@ def test_what_cannot_be_mended_is_not_tried_again() -> None:
     assert flow.tick(1e9) is Do.NOTHING
 
 
+def test_what_waits_for_others_looks_again_at_the_same_pace_and_has_not_failed() -> None:
+    flow = Supervised(POLICY, lambda: 0.0)
+    now, shown = 0.0, set()
+    for _ in range(10 * POLICY.max_tries):
+        flow.failed(LACKING, now)
+        assert flow.due == now + POLICY.look_s
+        shown.add(flow.shown)
+        now = flow.due
+        assert flow.tick(now) is Do.START
+        shown.add(flow.shown)
+    assert shown == {"waiting"}
+    assert (flow.failures, flow.restarts) == (0, 0)
+    flow.started()
+    assert (flow.shown, flow.failure) == ("running", None)
+
+
+def test_who_is_stopped_while_it_waits_has_nothing_to_tell() -> None:
+    for looking in (False, True):
+        flow = Supervised(POLICY, lambda: 0.0)
+        flow.failed(LACKING, 0.0)
+        if looking:
+            assert flow.tick(100.0) is Do.START
+        flow.stop()
+        flow.failed(LACKING, 100.0)
+        assert (flow.shown, flow.failure) == ("stopped", None)
+
+
 def test_a_flow_that_is_told_to_stop_while_it_starts_is_stopped_when_it_has() -> None:
     flow = Supervised(POLICY, lambda: 0.0)
     assert flow.stop() is Do.NOTHING
@@ -135,6 +163,16 @@ class Life(RuleBasedStateMachine):
         self.do(self.flow.failed(PASSING if retriable else FINAL, self.now))
         if not retriable and not stopping:
             assert self.flow.state == "failed"
+
+    @precondition(lambda self: self.alive and not self.started)
+    @rule()
+    def lacks_something(self) -> None:
+        self.alive = False
+        stopping = self.flow.state == "stopping"
+        tried = self.flow.failures
+        self.do(self.flow.failed(LACKING, self.now))
+        if not stopping:
+            assert (self.flow.shown, self.flow.failures) == ("waiting", tried)
 
     @precondition(lambda self: self.alive and self.started)
     @rule()

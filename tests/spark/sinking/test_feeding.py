@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 from pyspark.sql import SparkSession
 
 from penstock.client.connection import Cluster
@@ -204,12 +205,50 @@ def test_a_topic_that_was_made_again_is_noticed(
         assert json.loads((tmp_path / "data/orders/sink.json").read_text())["state"] == "failed"
 
 
+def test_a_topic_that_is_made_later_is_waited_for(
+    spark: SparkSession, log_broker: Broker, topic: str, tmp_path: Path
+) -> None:
+    store, data = tmp_path / "s.db", tmp_path / "data"
+    spec = SinkSpec("orders", topic, f"sqlite:///{store}", key=("id",), format="json")
+    other = SinkSpec("other", f"{topic}-x", f"sqlite:///{store}", key=("id",), fields="id bigint",
+                     format="json")  # fmt: skip
+    with managed(spark, log_broker, data, [spec], once=True) as manager:
+        eventually(manager.step, timeout_s=90)
+        assert "does not exist" in manager.status()[0].error
+        assert manager.failed == ["orders"]
+    with managed(spark, log_broker, data, [spec, other]) as manager:
+        told: list[tuple[str, str]] = []
+        manager.on_change = lambda status: told.append((status.name, status.state))
+        until(manager, lambda: "does not exist" in _error(manager))
+        with Cluster(log_broker.bootstrap) as cluster:
+            create(cluster, topic, partitions=1)
+        # It is there, and has no rows yet to tell the columns by.
+        until(manager, lambda: "no rows yet" in _error(manager))
+        producer = Producer({"bootstrap.servers": log_broker.bootstrap})
+        producer.produce(topic, b'{"id": 1, "name": "one"}', b"1")
+        assert producer.flush(60) == 0
+        until(manager, lambda: _status(manager)["put"])
+        assert rows_in(store, "orders") == {1: {"id": 1, "name": "one"}}
+        manager.stop()
+        until(manager, manager.step)
+        assert {each.name: each.state for each in manager.status()} == {
+            "orders": "stopped", "other": "stopped",
+        }  # fmt: skip
+        assert [each.error for each in manager.status()] == ["", ""]
+    states = [state for name, state in told if name == "orders"]
+    assert states == ["waiting", "running", "stopping", "stopped"]
+    # Once, however often it has looked.
+    assert told.count(("other", "waiting")) == 1
+
+
+def _error(manager: SinkManager) -> str:
+    return str(_status(manager)["error"])
+
+
 @pytest.mark.parametrize("text", ["id bigint"])
 def test_a_row_of_json_with_a_plain_key(
     spark: SparkSession, log_broker: Broker, topic: str, tmp_path: Path, text: str
 ) -> None:
-    from confluent_kafka import Producer
-
     with Cluster(log_broker.bootstrap) as cluster:
         create(cluster, topic, partitions=1)
     producer = Producer({"bootstrap.servers": log_broker.bootstrap})

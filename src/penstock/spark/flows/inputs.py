@@ -103,9 +103,9 @@ def check_topics(place: Place, flow: str, topics: list[str]) -> None:
         raise UnknownTopicError(
             f"flow {flow!r} reads {'topics' if len(missing) > 1 else 'topic'} {names}, which "
             f"{'do' if len(missing) > 1 else 'does'} not exist at {place.bootstrap}",
-            advice=f"`penstock topics create {missing[0]}` makes one; `penstock topics list` "
-            "shows what there is. If it was deleted, what the flow had read of it stays counted: "
-            f"`penstock flows reset {flow}` begins anew.",
+            advice=f"It is made when somebody first writes to it, or by `penstock topics create "
+            f"{missing[0]}`; `penstock topics list` shows what there is. If it was deleted, what "
+            f"the flow had read of it stays counted: `penstock flows reset {flow}` begins anew.",
         )
 
 

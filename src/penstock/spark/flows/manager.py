@@ -172,8 +172,10 @@ class Manager:
         with self._lock:
             self._stopping = True
             for unit in (*self._live.values(), *self._rebuilds.values()):
+                before = unit.life.shown
                 self._do(unit, unit.life.stop())
-                self._note(unit)
+                if unit.life.shown != before:
+                    self._note(unit)
         self._wake.set()
 
     def close(self) -> None:
@@ -188,7 +190,7 @@ class Manager:
             return sorted({unit.flow.name for unit in units if unit.life.state == "failed"})
 
     def _look_at(self, unit: _Unit) -> None:
-        before = unit.life.state
+        before = unit.life.shown
         if unit.work is not None:
             if not unit.work.done():
                 return
@@ -198,7 +200,7 @@ class Manager:
         ):  # fmt: skip
             self._watch(unit, unit.running)
         self._do(unit, unit.life.tick(time.monotonic()))
-        if unit.life.state != before:
+        if unit.life.shown != before:
             self._note(unit)
         if unit.kind == "rebuild" and unit.life.state == "finished":
             self._switch(unit)
@@ -303,11 +305,18 @@ class Manager:
 
     def _make_inputs(self, flow: Flow, place: Place) -> None:
         """What another flow here writes may be read before that one has begun."""
-        wanted = {each.topic for each in flow.inputs}
-        for other in self._known:
-            if other.name != flow.name and wanted & {each.name for each in other.topics}:
-                record = self._folder.find(other.name)
-                make_topics(place, other, record.generation if record is not None else 1)
+        for topic in {each.topic for each in flow.inputs}:
+            self._make(topic, place, reader=flow.name)
+
+    def _make(self, topic: str, place: Place, *, reader: str = "") -> None:
+        for writer in self._known:
+            if writer.name != reader and any(each.name == topic for each in writer.topics):
+                record = self._folder.find(writer.name)
+                make_topics(place, writer, record.generation if record is not None else 1)
+
+    def make(self, topic: str) -> None:
+        """Make a topic, and what else its flow writes, if a flow here writes it."""
+        self._make(topic, Place(self._settings.bootstrap, self._settings.options, self.resolve))
 
     def resolve(self, topic: str) -> str:
         """The topic that stands for a name: of an output that was rebuilt, the latest one."""
@@ -342,7 +351,7 @@ class Manager:
             failure = unit.life.failure
             record = replace(
                 self._record(unit.flow),
-                state=unit.life.state,
+                state=unit.life.shown,
                 error=failure.message if failure is not None else "",
                 advice=failure.advice if failure is not None else "",
                 updated_ms=time.time_ns() // 1_000_000,
@@ -367,10 +376,10 @@ class Manager:
 
     def _status(self, unit: _Unit) -> Status:
         failure = unit.life.failure
-        waits = unit.life.state == "waiting"
+        waits = unit.life.state == "waiting" and not unit.life.is_looking
         return Status(
             name=unit.flow.name,
-            state=unit.life.state,
+            state=unit.life.shown,
             generation=unit.generation,
             rebuilding=unit.kind == "rebuild",
             restarts=unit.life.restarts,

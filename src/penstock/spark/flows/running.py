@@ -21,7 +21,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Final
 
@@ -32,7 +32,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from penstock.spark import reading
 from penstock.spark.flows import inputs, planning
 from penstock.spark.flows.declare import Flow, Output, Stream, Table, Topic, physical
-from penstock.spark.flows.errors import UserCodeError
+from penstock.spark.flows.errors import UnknownTopicError, UserCodeError
 from penstock.spark.flows.folder import Fingerprint
 from penstock.spark.flows.heartbeats import Heartbeats
 from penstock.spark.flows.inputs import Place, Snapshot
@@ -431,7 +431,10 @@ class Running:
 
     def explain(self, error: BaseException) -> Failure:
         log.debug("flow %s failed", self.flow.name, exc_info=error)
-        return explain(error, flow=self.flow.name, checkpoint=self.checkpoint)
+        found = explain(error, flow=self.flow.name, checkpoint=self.checkpoint)
+        # Whoever makes the topic may come after us; a run with an end does not wait for others.
+        waits = isinstance(error, UnknownTopicError) and not self._once
+        return replace(found, waits=waits)
 
     def poll(self) -> bool:
         """Take in what Spark reports; whether a micro-batch was completed since the last time."""

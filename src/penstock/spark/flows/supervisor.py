@@ -16,6 +16,9 @@ Tries are bounded: after `max_tries` failures in a row without progress between 
 given up. A micro-batch that was completed is progress, and begins the count anew. The pause doubles
 from try to try up to a limit; chance makes it up to half as short again, so that flows that failed
 together do not come back together.
+
+What only waits for something that others make, such as a topic, has not failed: it looks again and
+again, at the same pace, which counts as no try; seen from outside it is `waiting` all the time.
 """
 
 from __future__ import annotations
@@ -44,6 +47,8 @@ class Policy:
     first_pause_s: float = 1.0
     longest_pause_s: float = 60.0
     max_tries: int = 10
+    # How often it is looked for what is waited for.
+    look_s: float = 1.0
 
     def pause_s(self, failures: int, chance: float) -> float:
         """The pause after so many failures in a row; `chance` lies between 0 and 1."""
@@ -59,6 +64,8 @@ class Failure:
     message: str
     advice: str = ""
     retriable: bool = False
+    # It lacks something that others make, and goes on once that is there.
+    waits: bool = False
 
 
 class Supervised:
@@ -86,6 +93,17 @@ class Supervised:
     def is_ended(self) -> bool:
         return self.state in ENDED
 
+    @property
+    def is_looking(self) -> bool:
+        """Whether it waits for something that others make."""
+        waits = self.failure is not None and self.failure.waits
+        return waits and self.state in {"starting", "waiting"}
+
+    @property
+    def shown(self) -> State:
+        """The state for people: looking for what is not there yet is no start."""
+        return "waiting" if self.is_looking else self.state
+
     def started(self) -> Do:
         """Spark has taken the query."""
         if self.state == "stopping":
@@ -110,6 +128,10 @@ class Supervised:
         if self.state not in {"starting", "running"}:
             return Do.NOTHING
         self.failure = failure
+        if failure.waits:
+            self.state = "waiting"
+            self.due = now + self._policy.look_s
+            return Do.NOTHING
         self.failures += 1
         if not failure.retriable or self.failures > self._policy.max_tries:
             self.given_up = failure.retriable
@@ -136,13 +158,16 @@ class Supervised:
         """Time has passed."""
         if self.state == "waiting" and now >= self.due:
             self.state = "starting"
-            self.restarts += 1
+            self.restarts += not self.is_looking
             return Do.START
         return Do.NOTHING
 
     def stop(self) -> Do:
         """Somebody wants it stopped."""
         self._again = False
+        if self.is_looking:
+            # Nobody waits any more.
+            self.failure = None
         if self.state == "waiting":
             self.state = "stopped"
         elif self.state == "running":

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -27,7 +27,7 @@ from penstock.spark.flows.progress import Progress
 from penstock.spark.flows.running import Gate, GateClosedError
 from penstock.spark.flows.supervisor import Failure
 from penstock.spark.flows.trouble import explain
-from penstock.spark.sinking.errors import FeedingError
+from penstock.spark.sinking.errors import FeedingError, NothingToLearnFromError
 from penstock.spark.sinking.fields import Column
 from penstock.spark.sinking.learning import parser_of
 from penstock.spark.sinking.letters import Letters
@@ -71,10 +71,13 @@ class Feeding:
         once: bool = False,
         rebuild: bool = False,
         known_id: str = "",
+        make: Callable[[str], None] = lambda topic: None,
     ) -> None:
+        """`make` makes the topic, if that is for somebody here to do."""
         self._spark = spark
         self.spec = spec
         self._place = place
+        self._make = make
         self._checkpoint = checkpoint
         self._once = once
         self._rebuild = rebuild
@@ -98,6 +101,7 @@ class Feeding:
 
     def start(self) -> None:
         """Open the store and start the query; it runs when this returns."""
+        self._make(self.spec.topic)
         self._topic = self._place.resolve(self.spec.topic)
         self._cluster = self._place.cluster()
         metadata = Metadata(self._cluster)
@@ -105,7 +109,8 @@ class Feeding:
             raise UnknownTopicError(
                 f"sink {self.spec.name!r} reads topic {self._topic!r}, which does not exist at "
                 f"{self._place.bootstrap}",
-                advice=f"`penstock topics create {self._topic}` makes it; is the name right?",
+                advice="It is made by the flow or the capture that writes it, or by `penstock "
+                f"topics create {self._topic}`. Is the name right?",
             )
         live = self.spec.sink()
         self._sink = live.beside() if self._rebuild else live
@@ -244,7 +249,9 @@ class Feeding:
         found = explain(error, flow=self.spec.name, checkpoint=str(self._checkpoint))
         # A store that was put back, from a backup or by a failover, is fed again from where it is.
         again = found.retriable or isinstance(error, OutOfStepError)
-        return replace(found, retriable=again)
+        # Whoever makes the topic, or writes to it first, may come after us.
+        waits = isinstance(error, UnknownTopicError | NothingToLearnFromError) and not self._once
+        return replace(found, retriable=again, waits=waits)
 
     def poll(self) -> bool:
         """Take in what Spark reports; whether a micro-batch was completed since the last time."""

@@ -78,6 +78,18 @@ class SinkStatus:
         return asdict(self)
 
 
+def in_words(status: SinkStatus) -> str:
+    """An alarm, or its end, as it is told; only what is known is said."""
+    if not status.alarming:
+        return f"sink {status.name} keeps up with {status.topic} again"
+    if status.state == "failed":
+        return f"sink {status.name} has failed: {status.error}"
+    lag = "" if status.lag is None else f" {status.lag} records"
+    seconds = "" if status.lag_s is None else f" {status.lag_s:.0f} s"
+    told = f"sink {status.name} is{' and'.join(filter(None, (lag, seconds))) or ' far'} behind "
+    return f"{told}{status.topic}" + (f": {status.error}" if status.error else "")
+
+
 class _Unit:
     """A sink under supervision, or what is built beside it."""
 
@@ -110,7 +122,10 @@ class SinkManager:
         folder: SinkFolder,
         settings: Settings,
         resolve: Callable[[str], str] = lambda topic: topic,
+        make: Callable[[str], None] = lambda topic: None,
     ) -> None:
+        """`resolve` and `make` know the topics that flows beside the sinks write."""
+        self._make = make
         self._spark = spark
         self._specs = specs
         self._folder = folder
@@ -175,8 +190,10 @@ class SinkManager:
         with self._lock:
             self._stopping = True
             for unit in self._units():
+                before = unit.life.shown
                 self._do(unit, unit.life.stop())
-                self._note(unit)
+                if unit.life.shown != before:
+                    self._note(unit)
         self._wake.set()
 
     def close(self) -> None:
@@ -189,16 +206,16 @@ class SinkManager:
         return sorted({u.spec.name for u in self._units() if u.life.state == "failed"})
 
     def _look_at(self, unit: _Unit) -> None:
-        before = unit.life.state
+        state, before = unit.life.state, unit.life.shown
         if unit.work is not None:
             if not unit.work.done():
                 return
             self._finish_work(unit)
         feeding = unit.feeding
-        if unit.work is None and feeding is not None and before in ("running", "stopping"):
+        if unit.work is None and feeding is not None and state in ("running", "stopping"):
             self._watch(unit, feeding)
         self._do(unit, unit.life.tick(time.monotonic()))
-        if unit.life.state != before:
+        if unit.life.shown != before:
             self._note(unit)
         if unit.rebuild and unit.life.state == "finished":
             self._switch(unit)
@@ -278,6 +295,7 @@ class SinkManager:
             once=self._settings.once,
             rebuild=unit.rebuild,
             known_id=self._known_id(unit),
+            make=self._make,
         )
         feeding.progress, feeding.applied = unit.progress, unit.applied
         unit.feeding = feeding
@@ -383,10 +401,7 @@ class SinkManager:
         unit.alarming = alarming
         status = self._status(unit)
         if alarming:
-            log.warning(
-                "sink %s (%s) is %s records and %s s behind %s", unit.spec.name, unit.life.state,
-                unit.lag, "?" if unit.lag_s is None else round(unit.lag_s), unit.spec.topic,
-            )  # fmt: skip
+            log.warning("%s", in_words(status))
         self.on_alarm(status)
 
     # ---- what is kept, questions and commands ----------------------------------------------
@@ -399,7 +414,7 @@ class SinkManager:
             topic=unit.spec.topic,
             store=unit.spec.shown,
             bootstrap=self._settings.bootstrap,
-            state=unit.life.state,
+            state=unit.life.shown,
             error=failure.message if failure is not None else "",
             advice=failure.advice if failure is not None else "",
             updated_ms=time.time_ns() // 1_000_000,
@@ -427,12 +442,12 @@ class SinkManager:
 
     def _status(self, unit: _Unit) -> SinkStatus:
         failure = unit.life.failure
-        waits = unit.life.state == "waiting"
+        waits = unit.life.state == "waiting" and not unit.life.is_looking
         at = unit.applied.position
         paused = unit.life.state == "stopped" and self._folder.sink(unit.spec.name).paused
         return SinkStatus(
             name=unit.spec.name,
-            state="paused" if paused else unit.life.state,
+            state="paused" if paused else unit.life.shown,
             rebuilding=unit.rebuild,
             restarts=unit.life.restarts,
             error=failure.message if failure is not None else "",
