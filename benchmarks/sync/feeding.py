@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from penstock.sinks.contract import Applied, Aside, Changes, Position, Sink
+from penstock.sinks.spec import SinkSpec
 from penstock.spark.flows.manager import Settings
 from penstock.spark.sinking.folder import SinkFolder
 from penstock.spark.sinking.manager import SinkManager
-from penstock.spark.sinking.spec import SinkSpec
 
 TIMEOUT_S: Final = 300.0
 _STEP_S: Final = 0.05

@@ -24,14 +24,14 @@ from penstock.cli import project
 from penstock.cli.sinks_alerts import SinkAlerts
 from penstock.cli.sinks_file import read
 from penstock.sinks import Position, Schema, open_sink
+from penstock.sinks.fields import from_text
+from penstock.sinks.spec import SinkSpec
 from penstock.sinks.webhook import WebhookSink
 from penstock.spark.archive import MODE_VARIABLE
 from penstock.spark.flows.manager import Settings
 from penstock.spark.flows.supervisor import Policy, State
-from penstock.spark.sinking.fields import from_text
 from penstock.spark.sinking.folder import SinkFolder
 from penstock.spark.sinking.manager import SinkManager, _Unit
-from penstock.spark.sinking.spec import SinkSpec
 from penstock.testing.sinks import changes, never
 from tests.cli.runner import Ran, run
 from tests.spark.sinking.changelog import Changelog, Row, table

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from penstock.cli.demo_check import Found
     from penstock.cli.demo_parts import Crew
     from penstock.cli.demo_view import Dashboard, Seen, Shopkeeper
-    from penstock.spark.sinking.spec import SinkSpec
+    from penstock.sinks.spec import SinkSpec
 
 DEFAULT_DATA: Final = Path(".penstock") / "demo"
 MARK: Final = ".penstock-demo"

@@ -16,7 +16,7 @@ from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
     from penstock.cli import project
-    from penstock.spark.sinking.spec import SinkSpec
+    from penstock.sinks.spec import SinkSpec
 
 SCHEMA: Final = "penstock_shop"
 SHOWN: Final = 5

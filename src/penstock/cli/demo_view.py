@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Consumer, Message
     from rich.console import RenderableType
 
-    from penstock.spark.sinking.spec import SinkSpec
+    from penstock.sinks.spec import SinkSpec
 
 RESULTS: Final = (
     "shop.clicks.enriched", "shop.top", "shop.carts.abandoned", "shop.payments.suspicious",

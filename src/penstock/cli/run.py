@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from penstock.cli.sinks_view import Together
+    from penstock.sinks.spec import SinkSpec
     from penstock.spark.flows.declare import Collected
     from penstock.spark.flows.folder import Folder
     from penstock.spark.flows.manager import Manager, Settings
     from penstock.spark.sinking.folder import SinkFolder
     from penstock.spark.sinking.manager import SinkManager
-    from penstock.spark.sinking.spec import SinkSpec
 
 DEFAULT_DATA: Final = Path(".penstock") / "flows"
 SINKS_DATA: Final = Path(".penstock") / "sinks"

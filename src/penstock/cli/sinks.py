@@ -44,9 +44,9 @@ from penstock.errors import ConfigError, PenstockError
 
 if TYPE_CHECKING:
     from penstock.sinks import Position
+    from penstock.sinks.spec import SinkSpec
     from penstock.spark.flows.inputs import Place
     from penstock.spark.sinking.folder import SinkFolder
-    from penstock.spark.sinking.spec import SinkSpec
 
 DEFAULT_DATA: Final = Path(".penstock") / "sinks"
 _POLL_S: Final = 0.2

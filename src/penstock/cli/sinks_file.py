@@ -9,7 +9,7 @@ from penstock.cli import project
 from penstock.cli.kafka import BOOTSTRAP_VARIABLE, DEFAULT_BOOTSTRAP
 
 if TYPE_CHECKING:
-    from penstock.spark.sinking.spec import SinkSpec
+    from penstock.sinks.spec import SinkSpec
 
 # Stores that are files: a relative path is meant from where the project file is.
 _FILES: Final = ("sqlite", "duckdb", "tantivy", "delta", "parquet")
@@ -22,8 +22,8 @@ def declared(found: project.Project) -> list[SinkSpec]:
 
 def read(found: project.Project, name: str) -> SinkSpec:
     """One section; ConfigError, with the line, if it is wrong."""
+    from penstock.sinks.spec import from_config
     from penstock.sinks.stores import parse
-    from penstock.spark.sinking.spec import from_config
 
     with found.explained(f"sinks.{name}"):
         spec = from_config(name, found.named("sinks")[name])

@@ -16,12 +16,12 @@ from pyspark.sql import SparkSession
 from penstock.client.connection import Cluster
 from penstock.client.topics import create
 from penstock.sinks import Position
+from penstock.sinks.spec import SinkSpec
 from penstock.spark.flows.manager import Settings
 from penstock.spark.flows.supervisor import Policy
 from penstock.spark.sinking.feeding import Feeding
 from penstock.spark.sinking.folder import SinkFolder
 from penstock.spark.sinking.manager import SinkManager
-from penstock.spark.sinking.spec import SinkSpec
 from penstock.testing import Broker
 from tests.spark.sinking.changelog import Changelog, Row, records, table
 from tests.waiting import eventually
@@ -187,7 +187,7 @@ def test_a_topic_that_was_made_again_is_noticed(
     spec = SinkSpec("orders", topic, f"sqlite:///{tmp_path}/s.db", key=("id",), fields="id bigint",
                     format="json")  # fmt: skip
     from penstock.sinks import Schema
-    from penstock.spark.sinking.fields import from_text
+    from penstock.sinks.fields import from_text
     from penstock.testing.sinks import changes, never
 
     schema = Schema.of(from_text(spec.fields), "id")

@@ -16,12 +16,12 @@ import pytest
 
 from penstock.errors import ConfigError
 from penstock.sinks import Position, Schema
+from penstock.sinks.fields import columns_of, from_block, from_samples, from_text
 from penstock.sinks.schema import is_json
+from penstock.sinks.spec import from_config
 from penstock.spark.reading.decoding import HEARTBEAT
 from penstock.spark.sinking.errors import TruncatedError
-from penstock.spark.sinking.fields import columns_of, from_block, from_samples, from_text
 from penstock.spark.sinking.parsing import Format, Parser
-from penstock.spark.sinking.spec import from_config
 from penstock.spark.sinking.task import Findings, packed
 
 Record = tuple[bytes | None, bytes | None]

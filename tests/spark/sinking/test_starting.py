@@ -16,12 +16,12 @@ from penstock.client.metadata import EARLIEST, Metadata
 from penstock.client.topics import create, delete
 from penstock.errors import ConfigError
 from penstock.sinks import FencedError, OutOfStepError, Position, Refused
+from penstock.sinks.spec import SinkSpec
 from penstock.spark.flows.inputs import Place
 from penstock.spark.sinking.errors import RecordsGoneError, TopicReplacedError
 from penstock.spark.sinking.feeding import Feeding
 from penstock.spark.sinking.learning import parser_of
 from penstock.spark.sinking.letters import Letters
-from penstock.spark.sinking.spec import SinkSpec
 from penstock.spark.sinking.starting import Store, last_fed_s, starting
 from penstock.testing import Broker
 from tests.spark.sinking.changelog import records

@@ -35,11 +35,11 @@ from penstock.client.connection import Cluster
 from penstock.errors import ConfigError
 from penstock.sinks.contract import Position, Sink
 from penstock.sinks.errors import NotReachedError
+from penstock.sinks.fields import Column
 from penstock.sinks.schema import is_json
-from penstock.spark.sinking.fields import Column
+from penstock.sinks.spec import SinkSpec
 from penstock.spark.sinking.learning import parser_of
 from penstock.spark.sinking.parsing import Parsed, Parser
-from penstock.spark.sinking.spec import SinkSpec
 
 TIMEOUT_S: Final = 600.0
 TOPIC: Final = "topic:"

@@ -21,6 +21,8 @@ import pyarrow.compute as pc
 from penstock.client.metadata import Metadata
 from penstock.sinks.contract import Changes, Position, Refused, Sink
 from penstock.sinks.errors import OutOfStepError
+from penstock.sinks.fields import Column
+from penstock.sinks.spec import SinkSpec
 from penstock.spark.flows.errors import UnknownTopicError
 from penstock.spark.flows.inputs import FORMAT, Place
 from penstock.spark.flows.progress import Progress
@@ -28,11 +30,9 @@ from penstock.spark.flows.running import Gate, GateClosedError
 from penstock.spark.flows.supervisor import Failure
 from penstock.spark.flows.trouble import explain
 from penstock.spark.sinking.errors import FeedingError, NothingToLearnFromError
-from penstock.spark.sinking.fields import Column
 from penstock.spark.sinking.learning import parser_of
 from penstock.spark.sinking.letters import Letters
 from penstock.spark.sinking.parsing import Parser
-from penstock.spark.sinking.spec import SinkSpec
 from penstock.spark.sinking.starting import Store, last_fed_s, starting
 from penstock.spark.sinking.task import RESULT, Findings, Task
 

@@ -12,9 +12,7 @@ import pyarrow as pa
 from penstock.client.connection import Cluster
 from penstock.client.reading import read_batches
 from penstock.errors import ConfigError
-from penstock.sinks.schema import Schema, is_json
-from penstock.spark.sinking.errors import NothingToLearnFromError
-from penstock.spark.sinking.fields import (
+from penstock.sinks.fields import (
     JSON_TEXT,
     PRECISE,
     Column,
@@ -23,8 +21,10 @@ from penstock.spark.sinking.fields import (
     from_samples,
     from_text,
 )
+from penstock.sinks.schema import Schema, is_json
+from penstock.sinks.spec import SinkSpec
+from penstock.spark.sinking.errors import NothingToLearnFromError
 from penstock.spark.sinking.parsing import Format, Parser
-from penstock.spark.sinking.spec import SinkSpec
 
 SAMPLES: Final = 500
 # The first byte of records whose schema is in a registry.

@@ -30,6 +30,7 @@ from penstock.client.metadata import LATEST, Metadata, offsets
 from penstock.client.reading import read_batches
 from penstock.errors import PenstockError
 from penstock.sinks.contract import Position
+from penstock.sinks.spec import SinkSpec
 from penstock.spark.flows.inputs import Place
 from penstock.spark.flows.manager import Settings
 from penstock.spark.flows.progress import Progress
@@ -38,7 +39,6 @@ from penstock.spark.flows.trouble import is_java_gone
 from penstock.spark.sinking.errors import UnknownSinkError
 from penstock.spark.sinking.feeding import Applied, Feeding
 from penstock.spark.sinking.folder import SinkFolder, SinkRecord
-from penstock.spark.sinking.spec import SinkSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

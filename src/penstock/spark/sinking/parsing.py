@@ -24,10 +24,10 @@ import orjson
 import pyarrow as pa
 
 from penstock.sinks.contract import ORIGIN
+from penstock.sinks.fields import Column, guessed
 from penstock.sinks.schema import Schema
 from penstock.spark.reading.decoding import HEARTBEAT
 from penstock.spark.sinking.errors import TruncatedError
-from penstock.spark.sinking.fields import Column, guessed
 from penstock.spark.sinking.values import UNAVAILABLE, column_of
 
 Format = Literal["debezium", "json"]

@@ -14,8 +14,8 @@ from typing import Any, Final
 import orjson
 import pyarrow as pa
 
+from penstock.sinks.fields import JSON_TEXT, PRECISE, UNITS, Column
 from penstock.sinks.schema import is_json
-from penstock.spark.sinking.fields import JSON_TEXT, PRECISE, UNITS, Column
 
 # What Debezium writes for a large value that an update did not touch.
 UNAVAILABLE: Final = "__debezium_unavailable_value"

@@ -27,7 +27,7 @@ from typing import Any, Final
 from penstock.errors import ConfigError
 from penstock.sinks import stores
 from penstock.sinks.contract import Sink
-from penstock.spark.sinking.fields import UNITS, from_text
+from penstock.sinks.fields import UNITS, from_text
 
 MAX_RECORDS: Final = 200_000
 MAX_LAG_S: Final = 300.0
