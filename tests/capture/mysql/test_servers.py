@@ -94,6 +94,65 @@ def write_until(server: MariaDB, database: str, stop: threading.Event) -> None:
         return
 
 
+@pytest.mark.parametrize("cut", ["in an event", "between events", "in the first event"])
+@pytest.mark.timeout(240)
+def test_what_a_crash_left_half_written_in_the_binlog_is_no_transaction(
+    own_server: MariaDB, cut: str
+) -> None:
+    database = table(own_server)
+    source = source_of(own_server, database)
+    position = start_of(source)
+    own_server.query("INSERT INTO t (v) VALUES (1), (2)", database)
+    file, group_at = own_server.query("SHOW MASTER STATUS")[0][:2]
+    own_server.query("INSERT INTO t (v) VALUES (3), (4)", database)
+    own_server.crash()
+    binlog = own_server.folder / "data" / file
+    # Again what the last transaction begins with: GTID, table map, rows, without the end.
+    group = binlog.read_bytes()[group_at:]
+    sizes = event_sizes(group)
+    assert len(sizes) >= 4
+    kept = {
+        "in an event": sum(sizes[:-2]) + 30,
+        "between events": sum(sizes[:-1]),
+        "in the first event": 19,
+    }[cut]
+    with binlog.open("ab") as end:
+        end.write(group[:kept])
+    own_server.start()
+    own_server.query("INSERT INTO t (v) VALUES (5)", database)
+    items, reached = read_to_end(own_server, source, position)
+    stored = [row[0] for row in own_server.query("SELECT id FROM t ORDER BY id", database)]
+    assert ids(items) == stored
+    assert [len(item.changes) for item in items if isinstance(item, Part)] == [2, 2, 1]
+    # The position is one that the server knows, too.
+    own_server.query("INSERT INTO t (v) VALUES (6)", database)
+    items, _ = read_to_end(own_server, source, reached)
+    assert len(ids(items)) == 1
+
+
+def event_sizes(data: bytes) -> list[int]:
+    sizes = []
+    while data:
+        sizes.append(int.from_bytes(data[9:13], "little"))
+        data = data[sizes[-1] :]
+    return sizes
+
+
+def test_a_binlog_that_is_torn_without_a_crash_is_told_never_skipped(own_server: MariaDB) -> None:
+    database = table(own_server)
+    source = source_of(own_server, database)
+    position = start_of(source)
+    own_server.query("INSERT INTO t (v) VALUES (1)", database)
+    file, end = own_server.query("SHOW MASTER STATUS")[0][:2]
+    own_server.query("INSERT INTO t (v) VALUES (2)", database)
+    own_server.query("FLUSH BINARY LOGS")
+    own_server.query("INSERT INTO t (v) VALUES (3)", database)
+    binlog = own_server.folder / "data" / file
+    binlog.write_bytes(binlog.read_bytes()[: end + 30])
+    with pytest.raises(PositionLostError, match="no longer has"):
+        read_to_end(own_server, source, position)
+
+
 def test_a_binlog_that_is_gone_is_told_never_skipped(own_server: MariaDB) -> None:
     database = table(own_server)
     source = source_of(own_server, database)

@@ -93,6 +93,13 @@ def format_checksum(data: bytes) -> bool:
     return data[-CHECKSUM_SIZE - 1] == 1
 
 
+def format_created_s(data: bytes) -> int:
+    """Of a whole format description: when the server started, if its first file since begins here;
+    else 0."""
+    at = HEADER_SIZE + 52
+    return int.from_bytes(data[at : at + 4], "little")
+
+
 def has_checksum(data: bytes) -> bool:
     """Whether these bytes end with a checksum of what is before it."""
     return zlib.crc32(data) == _RESIDUE

@@ -10,6 +10,10 @@ An XA transaction is in the binlog when it is prepared; whether it counts is tol
 What was prepared is not kept: its place is remembered in the position, and read again at its
 commit.
 
+A server that is killed may leave a group in the binlog without its end, or even an event (MariaDB
+does not cut it off when it starts again). It was never committed, so it is dropped when the next
+file says that the server has just started.
+
 No sockets: raw events in, parts of transactions out. Positions are file, offset and GTID after the
 last whole group.
 """
@@ -114,6 +118,10 @@ class Assembler:
         self._standalone = False
         self._group_at = (self.file, self.at)
         self._gtid = ""
+        # By domain, what it was before this group.
+        self._gtid_before: tuple[int, str | None] | None = None
+        # The last file ends in the midst of an event: the next must be the first since a start.
+        self._torn: CaptureError | None = None
         self._commit_us = 0
         self._thread = NULL
         self._query = NULL
@@ -164,12 +172,28 @@ class Assembler:
         """An event that tells how others are to be read, or may come before it is told."""
         if raw[4] == b.FORMAT:
             self._checksum = b.format_checksum(raw)
+            self._file_begins(b.format_created_s(raw))
             # A file that is being written has a mark that its checksum does not know.
             raw = raw[:17] + bytes([raw[17] & ~1]) + raw[18:]
         elif b.has_checksum(raw):
             # A rotation comes before the format description that tells of checksums.
             return b.parse(raw, checksum=True)
         return b.parse(raw, checksum=self._checksum)
+
+    def torn(self, error: CaptureError) -> None:
+        """The file ends in the midst of an event. The next file is to be fed; `error` is raised if
+        it is not the first after a crash: then nobody knows what is missing."""
+        self._torn = error
+
+    def _file_begins(self, started_s: int) -> None:
+        torn, self._torn = self._torn, None
+        if torn is not None and not started_s:
+            raise torn
+        if started_s and self._in_group:
+            before = self._gtid_before
+            self._rollback()
+            if before is not None:
+                self._mariadb.put_back(*before)
 
     def _advance(self, event: b.Event) -> None:
         # Artificial events are in no file. Positions have 32 bits, files may be larger.
@@ -193,7 +217,7 @@ class Assembler:
         elif kind == b.MARIADB_GTID:
             gtid = b.mariadb_gtid(event)
             self._begin(start, gtid.text)
-            self._mariadb.add(gtid.domain, gtid.text)
+            self._gtid_before = (gtid.domain, self._mariadb.add(gtid.domain, gtid.text))
             self._standalone = bool(gtid.flags & b.GTID_STANDALONE)
             self._is_xa = bool(gtid.flags & b.GTID_PREPARED)
         elif kind == b.XID:
@@ -253,6 +277,7 @@ class Assembler:
         self._standalone = False
         self._group_at = (self.file, start)
         self._gtid = gtid
+        self._gtid_before = None
         self._commit_us = 0
         self._thread = self._query = NULL
         self._is_xa = self._xa_rows = False

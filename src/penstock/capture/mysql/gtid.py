@@ -24,8 +24,18 @@ class MariadbPosition:
                 raise CaptureError(f"{part!r} is not a MariaDB GTID such as 0-1-42")
             self._domains[int(domain)] = part
 
-    def add(self, domain: int, gtid: str) -> None:
+    def add(self, domain: int, gtid: str) -> str | None:
+        """The one that it was until now."""
+        before = self._domains.get(domain)
         self._domains[domain] = gtid
+        return before
+
+    def put_back(self, domain: int, before: str | None) -> None:
+        """What was added was never executed."""
+        if before is None:
+            self._domains.pop(domain, None)
+        else:
+            self._domains[domain] = before
 
     def __str__(self) -> str:
         if len(self._domains) == 1:

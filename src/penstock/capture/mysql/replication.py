@@ -30,6 +30,11 @@ _GTID_DUMP: Final = 4
 _HEARTBEAT_S: Final = 5
 _SILENCE_MAX_S: Final = 60
 _LOST: Final = frozenset({1236, 1373, 1789, 29})
+_TORN: Final = "truncated in the middle of event"
+
+
+class BinlogTornError(PositionLostError):
+    """A file of the binlog ends in the midst of an event, and what came before it has been told."""
 
 
 class Packets:
@@ -206,30 +211,31 @@ class Dump:
             if messages:
                 self._heard = monotonic()
                 if messages[-1][0] != 0:
-                    self._check_last(messages)
+                    error = self._last_word(messages.pop())
+                    if isinstance(error, BinlogTornError):
+                        # What was sent before is whole, and does not come again.
+                        yield [message[1:] for message in messages]
+                    raise error
             elif monotonic() - self._heard > _SILENCE_MAX_S:
                 raise DatabaseUnreachableError(
                     f"{self._address} has not even sent a heartbeat for {_SILENCE_MAX_S} s"
                 )
             yield [message[1:] for message in messages]
 
-    def _check_last(self, messages: list[bytes]) -> None:
-        """The server ends a dump with an error or an EOF; what it sent before is whole, but it
-        comes again."""
-        message = messages[-1]
+    def _last_word(self, message: bytes) -> CaptureError:
+        """The server ends a dump with an error or an EOF; why, and what it means."""
         if message[0] == 0xFE:
-            raise DatabaseUnreachableError(f"{self._address} ended the binlog; it shuts down")
+            return DatabaseUnreachableError(f"{self._address} ended the binlog; it shuts down")
         code, text = error_of(message)
         if code in _LOST and "same server" in text:
-            raise CaptureError(
+            return CaptureError(
                 f"another replica took over: {text}",
                 advice="Give this capture a server id of its own with the option server_id.",
             )
         if code in _LOST:
-            raise PositionLostError(
-                f"{self._address} no longer has the binlog to go on from: {text}"
-            )
-        raise DatabaseUnreachableError(f"{self._address} ended the binlog: {text} (error {code})")
+            kind = BinlogTornError if _TORN in text else PositionLostError
+            return kind(f"{self._address} no longer has the binlog to go on from: {text}")
+        return DatabaseUnreachableError(f"{self._address} ended the binlog: {text} (error {code})")
 
     def _is_closed(self) -> bool:
         # Another thread may have closed it meanwhile.

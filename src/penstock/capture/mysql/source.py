@@ -19,7 +19,7 @@ from __future__ import annotations
 import threading
 import zlib
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from time import monotonic
 from typing import Any, Final
 
@@ -38,7 +38,7 @@ from penstock.capture.mysql.connection import (
     variables,
 )
 from penstock.capture.mysql.groups import HELD_MAX_BYTES, Assembler, Context
-from penstock.capture.mysql.replication import Dump, force_close
+from penstock.capture.mysql.replication import BinlogTornError, Dump, force_close
 from penstock.capture.mysql.schema import Chooser, disguised_columns, known_tables
 from penstock.capture.mysql.snapshot import MysqlSnapshot, file_number
 from penstock.capture.mysql.types import Modes
@@ -59,6 +59,8 @@ from penstock.capture.source import (
 )
 
 _REQUESTS_MAX: Final = 1000
+# Where the first event of a file of the binlog is.
+_FILE_BEGIN: Final = 4
 # How long chunks may be read one after the other before the stream is looked at again.
 _CHUNKS_S: Final = 0.5
 _CHOICES: Final = {
@@ -161,17 +163,40 @@ class MysqlSource(Source):
                 server = server_of(side)
                 start, gtid = self._start(side, server, position)
                 assembler = Assembler(self._context(side, server), start)
-            dump = self._dump(server, self._replica_id)
+            events = self._events(side, server, assembler, gtid)
             try:
-                annotate = self._options["query"] == "true"
-                dump.start(assembler.file, assembler.at, gtid=gtid, annotate=annotate)
-                yield from self._items(dump, assembler, server)
+                yield from self._items(events, assembler, server)
             finally:
-                self._forget(dump)
+                events.close()
         finally:
             force_close(side)
 
-    def _items(self, dump: Dump, assembler: Assembler, server: Server) -> Iterator[Item]:
+    def _events(
+        self, side: Connection, server: Server, assembler: Assembler, gtid: str | None
+    ) -> Generator[list[bytes], None, None]:
+        """Events from where the assembler is; past the end of a file that a crash has torn."""
+        idle_s = self.settings.idle_ms / 1000
+        annotate = self._options["query"] == "true"
+        file, at = assembler.file, assembler.at
+        while True:
+            dump = self._dump(server, self._replica_id)
+            try:
+                dump.start(file, at, gtid=gtid, annotate=annotate)
+                yield from dump.events(idle_s)
+                return
+            except BinlogTornError as error:
+                assembler.torn(error)
+                with explained(self._address):
+                    following = _file_after(side, assembler.file)
+                if following is None:
+                    raise
+                file, at, gtid = following, _FILE_BEGIN, None
+            finally:
+                self._forget(dump)
+
+    def _items(
+        self, events: Iterator[list[bytes]], assembler: Assembler, server: Server
+    ) -> Iterator[Item]:
         idle_s = self.settings.idle_ms / 1000
         reader = ChunkReader(
             self._address, server, self._chooser, self._modes, self._name, self.kind
@@ -179,7 +204,7 @@ class MysqlSource(Source):
         waiting: list[Ready] = []
         asked, told = self._asked, monotonic()
         try:
-            for messages in dump.events(idle_s):
+            for messages in events:
                 for raw in messages:
                     found = assembler.feed(raw)
                     if found is not None:
@@ -296,6 +321,13 @@ class MysqlSource(Source):
         if not gtid and server.is_mariadb:
             start["gtid"] = _gtid_at(side, start)
         return start, None
+
+
+def _file_after(side: Connection, file: str) -> str | None:
+    """The file of the binlog that follows one."""
+    names = [str(row[0]) for row in query(side, "SHOW BINARY LOGS")]
+    later = [name for name in names if file_number(name) > file_number(file)]
+    return min(later, key=file_number, default=None)
 
 
 def _gtid_at(side: Connection, place: Mapping[str, Any]) -> str:
