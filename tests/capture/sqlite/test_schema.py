@@ -245,11 +245,35 @@ def test_a_unique_index_that_comes_later(path: Path) -> None:
         replica = Replica()
         replica.snapshot(source)
         db.execute("INSERT INTO t VALUES (1, 'x'), (2, 'y')")
+        replica.follow(source)
         db.execute("CREATE UNIQUE INDEX i ON t (a)")
         replica.follow(source)
         db.execute("REPLACE INTO t VALUES (3, 'x')")
         replica.follow(source)
         assert ops(replica) == "ccdc"
+        assert_agree(path, source, replica)
+
+
+def test_a_unique_index_by_which_a_row_is_replaced_before_anyone_looks(path: Path) -> None:
+    with user(path) as db, opened(path) as source:
+        db.execute("CREATE TABLE t (id INTEGER PRIMARY KEY, a)")
+        source.setup()
+        replica = Replica()
+        replica.snapshot(source)
+        db.execute("INSERT INTO t VALUES (1, 'x'), (2, 'y')")
+        replica.follow(source)
+        db.execute("CREATE UNIQUE INDEX i ON t (a)")
+        # The triggers do not know of the index yet.
+        db.execute("REPLACE INTO t VALUES (3, 'x')")
+        replica.follow(source)
+        assert_agree(path, source, replica)
+        # Once they do, nothing is read again.
+        count = len(ops(replica))
+        db.execute("REPLACE INTO t VALUES (4, 'y')")
+        db.execute("CREATE INDEX other ON t (a)")
+        db.execute("REPLACE INTO t VALUES (5, 'x')")
+        replica.follow(source)
+        assert ops(replica)[count:] == "dcdc"
         assert_agree(path, source, replica)
 
 

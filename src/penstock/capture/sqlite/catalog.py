@@ -11,6 +11,8 @@ much later. When the definition changes, the version ends and another begins, in
 - The triggers are gone (the table was dropped and made anew) or the table is new: what happened
   meanwhile is nowhere, so the table is read again from the beginning, see `resync`.
 - The rowid is the key, and VACUUM has numbered the rows anew: the same.
+- A unique index has come, and rows were written since we last looked: the same. A REPLACE may have
+  removed any row by that index, and the triggers did not look for it.
 
 Everything runs under the write lock, so no change comes in between.
 """
@@ -33,7 +35,14 @@ from penstock.capture.sqlite.tables import (
     from_json,
     quoted,
 )
-from penstock.capture.sqlite.triggers import OP_DELETE, OP_REREAD, Names, Written
+from penstock.capture.sqlite.triggers import (
+    OP_DELETE,
+    OP_INSERT,
+    OP_REREAD,
+    OP_UPDATE,
+    Names,
+    Written,
+)
 
 # What must be done when the stream reaches the beginning of a version.
 NOTHING, READ_ALL, TRUNCATE_AND_READ = 0, 1, 2
@@ -144,17 +153,18 @@ class Catalog:
                 self._create(connection)
             self._follow(connection, first=first)
 
-    def follow(self, connection: sqlite3.Connection) -> int:
+    def follow(self, connection: sqlite3.Connection, told: int = 0) -> int:
         """Bring triggers up to date with the tables; the schema version for which this holds.
 
-        The write lock is taken only if there is something to do.
+        The write lock is taken only if there is something to do. What has been `told`, up to this
+        number, was written while triggers and tables agreed.
         """
         with transaction(connection):
             version = schema_version(connection)
             if self._is_seen(connection):
                 return version
         with transaction(connection, "IMMEDIATE"):
-            return self._follow(connection, first=False)
+            return self._follow(connection, first=False, told=told)
 
     def alter(self, connection: sqlite3.Connection, statement: str) -> None:
         """Run the user's statement with the triggers out of its way, and nothing in between."""
@@ -195,7 +205,7 @@ class Catalog:
             "ended INTEGER, resync INTEGER)"
         )
 
-    def _follow(self, connection: sqlite3.Connection, *, first: bool) -> int:
+    def _follow(self, connection: sqlite3.Connection, *, first: bool, told: int = 0) -> int:
         meta = self.meta(connection)
         version_now = schema_version(connection)
         digest = self._digest(connection)
@@ -221,7 +231,7 @@ class Catalog:
             )
             del now[definition.name]
             if {name: sql for name, (sql, _) in found.items()} != wanted or moved:
-                self._renew(connection, version, definition, found, moved=moved)
+                self._renew(connection, version, definition, found, moved=moved, told=told)
         for definition in now.values():
             resync = TRUNCATE_AND_READ if definition.name in ever else READ_ALL
             self._begin(connection, definition, NOTHING if first else resync)
@@ -235,6 +245,7 @@ class Catalog:
         found: dict[str, tuple[str, str]],
         *,
         moved: bool,
+        told: int,
     ) -> None:
         """End a version and begin the next."""
         old = version.definition
@@ -242,6 +253,8 @@ class Catalog:
         attached = needed <= {name for name, (_, on) in found.items() if on == definition.name}
         rebuilt = definition.sql != old.sql and definition.schema_rowid != old.schema_rowid
         in_place = attached and not rebuilt and not moved and len(old.key) == len(definition.key)
+        if in_place and definition.has_new_unique(old):
+            in_place = not self._has_written(connection, version, told)
         self._drop_triggers(connection, version)
         if in_place:
             after = self._begin(connection, definition, NOTHING)
@@ -312,6 +325,15 @@ class Catalog:
         for name in self._existing_triggers(connection).get(version.id, {}):
             connection.execute(f"DROP TRIGGER {quoted(name)}")
         connection.execute(f"DROP TABLE IF EXISTS {quoted(self.names.victims(version.id))}")
+
+    def _has_written(self, connection: sqlite3.Connection, version: Version, told: int) -> bool:
+        """Whether rows were written since, maybe in the place of others."""
+        found = connection.execute(
+            f"SELECT 1 FROM {quoted(self.names.log(version.id))} "
+            f"WHERE seq > ? AND op IN ({OP_INSERT}, {OP_UPDATE}) LIMIT 1",
+            (told,),
+        )
+        return found.fetchone() is not None
 
     def _forget_unknown(self, connection: sqlite3.Connection, version: Version) -> None:
         """Take out what was logged under another definition than the version's."""

@@ -211,7 +211,7 @@ class Stream:
                     advice="Run the capture again and take a new snapshot: "
                     f"penstock capture snapshot --all --capture {catalog.settings.name}",
                 )
-            self._schema = catalog.follow(writer)
+            self._schema = catalog.follow(writer, self._seq)
             meta, top = catalog.meta(writer), catalog.top(writer)
             self._versions = catalog.versions(writer)
         finally:

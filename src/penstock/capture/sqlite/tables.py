@@ -97,8 +97,20 @@ class Definition:
                 "key": self.key,
                 "rowid_name": self.rowid_name,
                 "without_rowid": self.without_rowid,
+                "unique": [(index.name, index.columns) for index in self.unique],
             }
         ).decode()
+
+    def has_new_unique(self, before: Definition) -> bool:
+        """Whether a unique index has come by which a REPLACE removes rows; columns may have been
+        renamed."""
+        known = {index.name: index.columns for index in before.unique}
+        return any(
+            index.name not in known
+            or (self.sql == before.sql and index.columns != known[index.name])
+            for index in self.unique
+            if index.columns
+        )
 
     @property
     def table(self) -> Table:
@@ -152,6 +164,10 @@ def from_json(name: str, sql: str, schema_rowid: int, rootpage: int, text: str) 
         tuple(found["key"]),
         found["rowid_name"],
         found["without_rowid"],
+        tuple(
+            UniqueIndex(str(name), tuple((str(c[0]), str(c[1])) for c in listed))
+            for name, listed in found.get("unique", ())
+        ),
     )
 
 

@@ -85,14 +85,17 @@ class Blocks:
 def _expression(name: str, declared: str) -> str:
     """Code for one value: the kind that the column is made for first, then null, then any."""
     kind = affinity(declared)
+    as_text = f"s({name}).encode() if {name}.__class__ is str"
+    as_real = f"p({name}).encode() if {name}.__class__ is float and -m <= {name} <= m"
     if kind == TEXT:
-        quick = f"s({name}).encode() if {name}.__class__ is str"
+        quick = as_text
     elif kind == REAL:
-        quick = f"p({name}).encode() if {name}.__class__ is float and -m <= {name} <= m"
+        quick = as_real
     else:
         quick = f"b'%d' % {name} if {name}.__class__ is int"
         if kind in (NUMERIC, BLOB) and "BLOB" not in declared.upper():
-            quick += f" else s({name}).encode() if {name}.__class__ is str"
+            # Decimals are reals here unless they are whole, and times are texts.
+            quick += f" else {as_real} else {as_text}"
     return f"({quick} else z if {name} is None else g({name}))"
 
 
