@@ -34,8 +34,9 @@ Results go to the standard output, everything else to the standard error. The ex
 | 130 | interrupted with Ctrl-C |
 
 `topics`, `produce`, `consume` and `groups` speak the Kafka protocol. They work the same on
-Penstock's broker and on Apache Kafka; `--bootstrap`, or the variable `PENSTOCK_BOOTSTRAP`, says
-where it is, and `-X` passes any setting to the client, for instance for a cluster with passwords:
+Penstock's broker and on Apache Kafka; `--bootstrap` says where it is
+([else](configuration.md#the-project-file) the variable `PENSTOCK_BOOTSTRAP`, or the project file),
+and `-X` passes any setting to the client, for instance for a cluster with passwords:
 
     penstock topics list --bootstrap kafka.example:9093 \\
       -X security.protocol=SASL_SSL -X sasl.mechanism=PLAIN \\

@@ -12,6 +12,8 @@ from pathlib import Path
 from penstock.broker.apis.table import ENDPOINTS
 from penstock.broker.config import BrokerConfig, Limits
 from penstock.broker.groups.settings import GROUP_SETTINGS
+from penstock.cli import project
+from penstock.cli.kafka import BOOTSTRAP_VARIABLE, DEFAULT_BOOTSTRAP
 from penstock.log.config import SETTINGS
 from penstock.wire import api
 
@@ -43,6 +45,13 @@ _LIMITS = {
     "max_watched_lags": "Offsets of groups whose lag is watched; more are only counted.",
     "max_metric_lags": "Offsets of groups that the metrics tell of one by one; more are summed.",
     "max_metric_partitions": "Partitions that the metrics tell of one by one; more are summed.",
+}
+
+_SECTIONS = {
+    "broker": "Where the broker is, for all commands.",
+    "capture": "A database whose changes go into the log, `[capture.NAME]`: [capture](capture.md).",
+    "sinks": "A store that is kept in step with a topic, `[sinks.NAME]`: [sinks](sinks.md).",
+    "views": "Tables for views, `[views.tables]`: [views](views.md).",
 }
 
 _BROKER = {
@@ -99,7 +108,8 @@ def with_apis(text: str) -> str:
 
 def configuration() -> str:
     """The page about settings."""
-    return "\n".join([*_introduction(), *_topics(), *_groups(), *_broker(), *_limits(), ""])
+    parts = (_introduction(), _project(), _topics(), _groups(), _broker(), _limits())
+    return "\n".join([*(line for part in parts for line in part), ""])
 
 
 def _introduction() -> list[str]:
@@ -107,6 +117,35 @@ def _introduction() -> list[str]:
         "# Configuration",
         "",
         "Made from the code by `python -m tools.generate_docs`.",
+    ]
+
+
+def _project() -> list[str]:
+    return [
+        "",
+        "## The project file",
+        "",
+        "`penstock.toml`, in the folder of the command or above it, or named by `--project` or",
+        f"`{project.VARIABLE}`; `penstock init` makes one. `${{NAME}}` in a text stands for a",
+        "variable of the environment, `$$` for a dollar sign. Whoever reads the file checks all of",
+        "it: what is wrong is told with its line.",
+        "",
+        "| section | meaning |",
+        "|---|---|",
+        *(f"| `[{name}]` | {_SECTIONS[name]} |" for name in project.SECTIONS),
+        "",
+        "| setting of `[broker]` | meaning |",
+        "|---|---|",
+        *(f"| `{name}` | {meaning} |" for name, meaning in project.BROKER.items()),
+        "",
+        "**Which broker a command uses**: the one that its `--bootstrap` names; else the variable",
+        f"`{BOOTSTRAP_VARIABLE}`; else `bootstrap` in `[broker]` of the project file; else",
+        f"`{DEFAULT_BOOTSTRAP}`. It is so for all commands.",
+    ]
+
+
+def _topics() -> list[str]:
+    return [
         "",
         "## Topics",
         "",
@@ -117,10 +156,11 @@ def _introduction() -> list[str]:
         "",
         "| setting | kind | default | meaning |",
         "|---|---|---|---|",
+        *_topic_settings(),
     ]
 
 
-def _topics() -> list[str]:
+def _topic_settings() -> list[str]:
     return [
         f"| `{name}` | {setting.kind} | `{setting.render(setting.default)}` | {setting.doc} |"
         for name, setting in SETTINGS.items()

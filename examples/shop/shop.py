@@ -13,6 +13,7 @@ import argparse
 import heapq
 import itertools
 import json
+import os
 import random
 import signal
 import sqlite3
@@ -317,7 +318,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command."""
     options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     options.add_argument("--database", default="sqlite:///shop.db", metavar="URL")
-    options.add_argument("--bootstrap", default="127.0.0.1:9092", metavar="HOST:PORT")
+    at = os.environ.get("PENSTOCK_BOOTSTRAP", "127.0.0.1:9092")
+    options.add_argument("--bootstrap", default=at, metavar="HOST:PORT")
     options.add_argument("--rate", type=float, default=50.0, metavar="CHANGES_PER_SECOND")
     options.add_argument("--only-tables", action="store_true", help="make the tables, and end")
     options.add_argument("--only-topics", action="store_true", help="make the topics, and end")
@@ -329,7 +331,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     database = Database(given.database)
     make_tables(database, random.Random(1))
     if not given.only_tables:
-        make_topics(given.bootstrap)
+        try:
+            make_topics(given.bootstrap)
+        except (KafkaException, TimeoutError) as error:
+            told = str(error) or f"no answer in {WAIT_S:.0f} s"
+            print(f"the topics cannot be made at {given.bootstrap}: {told}", file=sys.stderr)
+            return 1
         producer = Producer({
             "bootstrap.servers": given.bootstrap, "enable.idempotence": True, "linger.ms": 20,
             "log_level": 0,

@@ -154,7 +154,7 @@ def test_sections_come_and_go(tmp_path: Path) -> None:
     before = file.read_text()
     add_section(file, "ab", {"url": "z"})
     file.write_text(file.read_text() + "[capture.ab.delivery]\nlinger_ms = 1\n[[capture.ab.x]]\n")
-    assert set(load(file).named("capture")) == {"a", "ab"}
+    assert set(load(file, whole=False).named("capture")) == {"a", "ab"}
     drop_section(file, "ab")
     assert file.read_text() == before
     assert load(file).named("capture") == {"a": {"url": 'x"y', "include": ["p", "q"]}}

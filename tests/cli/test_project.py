@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 from penstock.capture.delivery.config import CaptureConfig
 from penstock.cli import project
+from penstock.cli.kafka import BOOTSTRAP_VARIABLE
+from penstock.cli.main import make_app
 from penstock.errors import ConfigError
+from penstock.testing.broker import Broker
+from tests.cli.runner import run
 
 TEXT = """\
 # A shop.
@@ -58,14 +64,15 @@ def test_it_is_found_from_below(file: Path, monkeypatch: pytest.MonkeyPatch) -> 
     below.mkdir(parents=True)
     monkeypatch.delenv(project.VARIABLE, raising=False)
     monkeypatch.chdir(below)
-    assert project.load().path == file
-    assert set(project.load().named("capture")) == {"shop"}
+    found = project.load(whole=False)
+    assert found.path == file
+    assert set(found.named("capture")) == {"shop"}
 
 
 def test_it_can_be_named(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path.parent)
     monkeypatch.setenv(project.VARIABLE, str(file))
-    assert project.load().path == file
+    assert project.load(whole=False).path == file
     monkeypatch.setenv(project.VARIABLE, str(tmp_path / "none.toml"))
     with pytest.raises(ConfigError, match="No such file"):
         project.load()
@@ -95,6 +102,16 @@ def test_variables_of_the_environment(tmp_path: Path, monkeypatch: pytest.Monkey
         ("[broker\n", r"penstock.toml: .*line 1"),
         ("[brokers]\n", r"line 1: brokers is no section"),
         ("capture = 3\n", r"line 1: capture must be a table"),
+        ("# here\n[broker]\nbootstap = 'a:1'\n", r"line 3: broker.bootstap is no setting"),
+        ("[broker]\nbootstrap = 9092\n", r"line 2: broker.bootstrap must be a text"),
+        ("[capture.a]\nurl = 'sqlite:///x'\ninclud = ['t']\n", r"line 3: capture.a.includ is no"),
+        (
+            "[sinks.a]\ntopic = 't'\nurl = 'sqlite:///x'\nfeilds = 'id int'\n",
+            r"line 4: sinks.a.feilds is no",
+        ),
+        ("[sinks.a]\nurl = 'sqlite:///x'\n", r"line 1: sinks.a.topic is missing"),
+        ("[views]\ntabels = {}\n", r"line 2: views.tabels is no setting"),
+        ("[views.tables]\norders = 3\n", r"line 2: views.tables.orders must be a text"),
     ],
 )
 def test_what_is_wrong_is_told_with_its_place(tmp_path: Path, text: str, message: str) -> None:
@@ -104,8 +121,134 @@ def test_what_is_wrong_is_told_with_its_place(tmp_path: Path, text: str, message
         project.load(file).section("capture")
 
 
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("[brokers]\n", "broker"),
+        ("[broker]\nbootstap = 'a:1'\n", "bootstrap"),
+        ("[capture.a]\nurl = 'sqlite:///x'\ninclud = ['t']\n", "include"),
+        ("[sinks.a]\ntopic = 't'\nurl = 'sqlite:///x'\nfeilds = 'id int'\n", "fields"),
+        ("[views]\ntabels = {}\n", "tables"),
+    ],
+)
+def test_what_may_have_been_meant_is_told(tmp_path: Path, text: str, meant: str) -> None:
+    file = tmp_path / project.FILE_NAME
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        project.load(file)
+    assert f"Did you mean {meant}?" in caught.value.advice
+
+
+CAPTURE = "[capture.a]\nurl = 'sqlite:///x.db'\n"
+SINK = "[sinks.a]\ntopic = 't'\nurl = 'sqlite:///x.db'\n"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("up", "--data", "data", "--listen", "127.0.0.1:0"),
+        ("run", "flows.py", "--no-sinks"),
+        ("sinks", "list"),
+        ("capture", "status"),
+        ("view", "check", "n AS SELECT count(*) AS n FROM t"),
+    ],
+    ids=lambda command: command[0],
+)
+@pytest.mark.parametrize("text", [f"{CAPTURE}wrong = 1\n{SINK}", f"{CAPTURE}{SINK}wrong = 1\n"])
+def test_whoever_reads_the_file_has_all_of_it_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str, command: tuple[str, ...], text: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / project.FILE_NAME).write_text(text)
+    (tmp_path / "flows.py").write_text(
+        "from penstock.spark import flow, stream, topic\n\n\n"
+        "@flow(inputs=stream('a', text=True), output=topic('b'))\n"
+        "def made(a):\n    return a\n"
+    )
+    ran = run(*command)
+    assert ran.status == 1
+    line = text[: text.index("wrong")].count("\n") + 1
+    assert f"penstock.toml, line {line}: " in ran.err
+    assert "wrong is no setting" in ran.err
+    assert not (tmp_path / "data").exists()
+
+
+# ---- where the broker is -----------------------------------------------------------------
+
+NOWHERE = "127.0.0.1:1"
+
+
+def ways(tmp_path: Path, address: str) -> None:
+    """A project that names a broker, and has something that only others need."""
+    (tmp_path / project.FILE_NAME).write_text(
+        f"[broker]\nbootstrap = '{address}'\n\n[capture.a]\nurl = 'sqlite:///${{NEVER_SET}}'\n"
+    )
+
+
+def test_the_option_comes_before_the_environment_and_that_before_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broker: Broker
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    below = tmp_path / "below"
+    below.mkdir()
+    here = broker.bootstrap
+    ways(tmp_path, NOWHERE)
+    monkeypatch.setenv("PENSTOCK_BOOTSTRAP", NOWHERE)
+    run("topics", "list", "--bootstrap", here).ok()
+    monkeypatch.setenv("PENSTOCK_BOOTSTRAP", here)
+    run("topics", "list").ok()
+    ways(tmp_path, here)
+    # The default, if somebody asks for it, is as good as any other.
+    default = run("topics", "list", "--bootstrap", NOWHERE)
+    assert default.status == 1
+    assert f"no broker answers at {NOWHERE}" in default.err
+    monkeypatch.delenv("PENSTOCK_BOOTSTRAP")
+    run("topics", "list").ok()
+    monkeypatch.chdir(below)
+    run("topics", "list").ok()
+
+
+def test_the_broker_of_the_project_that_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broker: Broker
+) -> None:
+    there, elsewhere = tmp_path / "there", tmp_path / "elsewhere"
+    for folder, address in ((there, broker.bootstrap), (elsewhere, NOWHERE)):
+        folder.mkdir()
+        (folder / project.FILE_NAME).write_text(f"[broker]\nbootstrap = '{address}'\n")
+    monkeypatch.chdir(elsewhere)
+    named = str(there / project.FILE_NAME)
+    refused = run("capture", "status")
+    assert f"no broker answers at {NOWHERE}" in refused.err
+    for place in (("capture", "status", "--project", named), ("topics", "list")):
+        monkeypatch.setenv(project.VARIABLE, named if "--project" not in place else "")
+        run(*place).ok()
+
+
+def test_the_broker_that_is_checked_is_the_one_that_commands_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broker: Broker
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / project.FILE_NAME).write_text(f"[broker]\nbootstrap = '{NOWHERE}'\n")
+    monkeypatch.setenv("PENSTOCK_BOOTSTRAP", broker.bootstrap)
+    found = {each["what"]: each for each in run("doctor", "--json").json}
+    assert f"{broker.bootstrap} answers" in found["broker"]["found"]
+
+
+def test_all_commands_look_for_the_broker_in_one_way() -> None:
+    asked = []
+    todo: list[tuple[str, Any]] = [("penstock", typer.main.get_command(make_app()))]
+    while todo:
+        name, command = todo.pop()
+        todo += [(f"{name} {at}", each) for at, each in getattr(command, "commands", {}).items()]
+        asked += [(name, each) for each in command.params if each.envvar == BOOTSTRAP_VARIABLE]
+    assert len(asked) > 30
+    # By the callback; `verify` does it itself, for its own exit status.
+    without = {name for name, option in asked if option.callback is None}
+    assert without == {"penstock verify"}
+
+
 def test_errors_of_the_rooms_get_a_line(file: Path) -> None:
-    found = project.load(file)
+    found = project.load(file, whole=False)
     with pytest.raises(ConfigError, match=r"^penstock.toml, line \d+: capture.shop"):
         with found.explained():
             CaptureConfig.from_mapping("shop", found.named("capture")["shop"])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from confluent_kafka import Producer
 
 from tests.cli.runner import run
 
@@ -19,12 +22,27 @@ def test_a_topic_lives_and_goes(topic: str) -> None:
     assert "penstock topics list" in gone.err
 
 
-def test_topics_are_listed_with_their_records(topic: str) -> None:
+def test_topics_are_listed_with_the_offsets_that_they_span(topic: str, at: str) -> None:
     run("topics", "create", topic, "-p", "2").ok()
     run("produce", topic, stdin=b"a\nb\nc\n").ok()
-    listed = {row["name"]: row for row in run("topics", "list", "--json").ok().json}
-    assert listed[topic] == {"name": topic, "partitions": 2, "records": 3}
-    assert topic in run("topics", "list").ok().out
+
+    def listed() -> dict[str, Any]:
+        found = {row["name"]: row for row in run("topics", "list", "--json").ok().json}
+        row: dict[str, Any] = found[topic]
+        return row
+
+    assert listed() == {"name": topic, "partitions": 2, "offsets": 3}
+    # The end of a transaction takes an offset and is no record: nothing here calls it one.
+    producer = Producer({"bootstrap.servers": at, "transactional.id": topic})
+    producer.init_transactions(60)
+    producer.begin_transaction()
+    producer.produce(topic, b"d", partition=0)
+    producer.commit_transaction(60)
+    assert listed() == {"name": topic, "partitions": 2, "offsets": 5}
+    for shown in (run("topics", "list").ok().out, run("topics", "describe", topic).ok().out):
+        assert topic in shown
+        assert "offsets" in shown
+        assert "records" not in shown
 
 
 def test_settings_say_whose_they_are(topic: str) -> None:
@@ -40,7 +58,7 @@ def test_describe_shows_offsets_overrides_and_the_promise(topic: str) -> None:
     run("topics", "create", topic, "-c", "durability=disk", "-c", "retention.ms=86400000").ok()
     run("produce", topic, stdin=b"a\nb\n").ok()
     shown = run("topics", "describe", topic).ok().out
-    assert "1 partition, 2 records" in shown
+    assert "1 partition, 2 offsets" in shown
     assert "survives a crash of the broker and a loss of power" in shown
     assert "retention.ms" in shown
     assert "1d" in shown

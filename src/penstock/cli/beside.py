@@ -33,13 +33,6 @@ class Beside:
     def names(self) -> list[str]:
         return list(self._project.named("capture"))
 
-    def check(self) -> None:
-        """ConfigError, with the line, if a capture's settings are wrong; nothing is started."""
-        from penstock.cli.capture_project import configured
-
-        for name in self.names:
-            configured(self._project, name)
-
     def start(self, bootstrap: str) -> None:
         """Start them all; what they say goes where our own words go."""
         self._bootstrap = bootstrap

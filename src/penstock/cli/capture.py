@@ -21,7 +21,6 @@ from penstock.cli.capture_database import (
 )
 from penstock.cli.capture_file import add_section, drop_section
 from penstock.cli.capture_project import (
-    bootstrap_of,
     cluster_of,
     config_of,
     configured,
@@ -38,6 +37,7 @@ from penstock.cli.capture_view import (
     wait_ended,
 )
 from penstock.cli.kafka import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, ClientSettings, connect
+from penstock.cli.project import ProjectFile
 from penstock.cli.stopping import stopped_by_signals
 from penstock.cli.up import LogLevel, LogLevelOption
 from penstock.errors import ConfigError, PenstockError
@@ -53,13 +53,6 @@ app = typer.Typer(
 STOP_TIMEOUT_S: Final = 60.0
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The capture.")]
-ProjectFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--project", "-p", metavar="FILE", envvar=project.VARIABLE,
-        help="The project file; else the nearest penstock.toml here or above.",
-    ),
-]  # fmt: skip
 Url = Annotated[
     str,
     typer.Argument(
@@ -224,9 +217,9 @@ def run(
     from penstock.capture.delivery.capture import Capture
     from penstock.capture.delivery.process import settle
 
-    found = project.load(file)
+    # Whoever runs it beside the broker has had all of the file checked.
+    found = project.load(file, whole=not beside)
     config = configured(found, the_one(found, name))
-    bootstrap = bootstrap_of(found, bootstrap)
     connect(bootstrap, client)
     live = sys.stderr.isatty() and not plain
     level = LogLevel.WARNING if live and log_level is LogLevel.INFO else log_level
@@ -270,7 +263,6 @@ def status(
       penstock capture status shop --watch
     """
     found = project.load(file)
-    bootstrap = bootstrap_of(found, bootstrap)
     connect(bootstrap, client)
     with cluster_of(bootstrap, client) as cluster:
 
@@ -353,7 +345,6 @@ def snapshot(
         raise typer.BadParameter("name the tables, or say --all")
     found = project.load(file)
     name = the_one(found, name, option="--capture NAME")
-    bootstrap = bootstrap_of(found, bootstrap)
     connect(bootstrap, client)
     signal = snapshot_all_signal() if all_tables else snapshot_signal(*chosen, where=where)
     must_have(found, name, chosen)
@@ -405,7 +396,6 @@ def remove(
     if not yes and not output.confirm(question):
         output.say("nothing was removed; --yes removes without asking")
         raise typer.Exit(output.EXIT_FAILURE)
-    bootstrap = bootstrap_of(found, bootstrap)
     connect(bootstrap, client)
     with cluster_of(bootstrap, client) as cluster:
         status = _status_of(cluster, name)
@@ -495,7 +485,6 @@ def _send(name: str, kind: str, bootstrap: str, file: Path | None, client: list[
     from penstock.capture.delivery.control import Signal, send
 
     found = project.load(file)
-    bootstrap = bootstrap_of(found, bootstrap)
     connect(bootstrap, client)
     with cluster_of(bootstrap, client) as cluster:
         if name not in found.named("capture") and _status_of(cluster, name) is None:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli import project
-from penstock.cli.kafka import DEFAULT_BOOTSTRAP
 from penstock.cli.values import parse_pairs
 from penstock.errors import ConfigError
 
@@ -59,12 +58,6 @@ def the_one(found: project.Project, name: str, option: str = "NAME") -> str:
         "there are several captures",
         advice=f"Say which by {option}, one of {', '.join(captures)}.",
     )
-
-
-def bootstrap_of(found: project.Project, given: str) -> str:
-    """What the command line says, else the project file."""
-    told = found.section("broker").get("bootstrap")
-    return str(told) if told and given == DEFAULT_BOOTSTRAP else given
 
 
 def cluster_of(bootstrap: str, client: list[str], client_id: str = "penstock-cli") -> Cluster:

@@ -15,12 +15,14 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Final, Literal
 
 import typer
 
 from penstock.cli import output, project
-from penstock.cli.kafka import BOOTSTRAP_VARIABLE, DEFAULT_BOOTSTRAP, DEFAULT_PORT, AsJson
+from penstock.cli.kafka import BOOTSTRAP_VARIABLE, DEFAULT_PORT, AsJson, bootstrap_of
+from penstock.cli.project import ProjectFile
+from penstock.cli.project_check import check_views
 from penstock.cli.values import parse_address
 from penstock.errors import PenstockError
 
@@ -56,13 +58,9 @@ class Finding:
 
 
 def doctor(
-    project_file: Annotated[
-        Path | None,
-        typer.Option("--project", "-p", metavar="FILE", envvar=project.VARIABLE,
-                     help="The project file; else the nearest penstock.toml here or above."),
-    ] = None,
+    project_file: ProjectFile = None,
     json: AsJson = False,
-) -> None:  # fmt: skip
+) -> None:
     """Check Python, Java, memory, disk, ports, the broker, databases and stores of the project.
 
     Nothing is changed. The status is 1 if something fails; warnings do not count.
@@ -118,8 +116,10 @@ def _guarded(what: str, check: Callable[[], Iterator[Finding]]) -> Iterator[Find
 
 
 def _project(file: Path | None, found: list[project.Project]) -> Iterator[Finding]:
-    known = project.load(file)
+    # Captures and sinks have findings of their own.
+    known = project.load(file, whole=False)
     found.append(known)
+    check_views(known)
     if known.path is None:
         advice = "`penstock init` makes one; without it every command takes its options."
         yield Finding("ok", "project", f"no {project.FILE_NAME} here or above", advice)
@@ -242,18 +242,14 @@ def _disk(known: project.Project) -> Iterator[Finding]:
 
 def _broker(known: project.Project) -> Iterator[Finding]:
     """Whether a broker answers; or, if none is to be expected yet, whether its port is free."""
-    bootstrap = str(
-        known.section("broker").get("bootstrap")
-        or os.environ.get(BOOTSTRAP_VARIABLE)
-        or DEFAULT_BOOTSTRAP
-    )
+    bootstrap = bootstrap_of(None, known)
     host, port = parse_address(bootstrap.split(",", maxsplit=1)[0], default_port=DEFAULT_PORT)
     try:
         socket.create_connection((host, port), CONNECT_TIMEOUT_S).close()
     except OSError as error:
         if not _is_here(host):
-            yield Finding("failure", "broker", f"nobody answers at {bootstrap}: {error}",
-                          "Start it, or mend bootstrap in [broker].")  # fmt: skip
+            remedy = f"Start it, or mend {BOOTSTRAP_VARIABLE} or bootstrap in [broker]."
+            yield Finding("failure", "broker", f"nobody answers at {bootstrap}: {error}", remedy)
             return
         yield Finding("ok", "broker", f"none runs at {bootstrap}; the port is free",
                       "`penstock up` starts one.")  # fmt: skip

@@ -1,7 +1,9 @@
 """Talking to a broker, whichever it is, through confluent-kafka.
 
-`connect` first sees whether anything listens: librdkafka by itself would try again and again in
-silence. Its errors come out of here as `BrokerError`, with advice where there is any.
+Which broker is meant is decided here, in one way for all commands: the option, PENSTOCK_BOOTSTRAP,
+the project file, 127.0.0.1:9092. `connect` first sees whether anything listens: librdkafka by
+itself would try again and again in silence. Its errors come out of here as `BrokerError`, with
+advice where there is any.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 
-from penstock.cli import output
+from penstock.cli import output, project
 from penstock.cli.values import parse_address, parse_pairs
 from penstock.errors import PenstockError
 
@@ -35,6 +37,25 @@ COMPLETION_TIMEOUT_S: Final = 1.0
 # For assigned partitions no group is ever joined; the client library wants a name all the same.
 READER_GROUP: Final = "penstock-consume"
 
+
+def bootstrap_of(given: str | None, found: project.Project) -> str:
+    """Where the broker is: as the command says, the environment, the project file, the default."""
+    return given or os.environ.get(BOOTSTRAP_VARIABLE) or found.bootstrap or DEFAULT_BOOTSTRAP
+
+
+def chosen_bootstrap(context: typer.Context, param: typer.CallbackParam, value: str) -> str:
+    """The address for an option that nobody has given: of the project, if it has one."""
+    assert param.name is not None
+    source = context.get_parameter_source(param.name)
+    # By its name: typer may bring a click of its own.
+    is_told = source is not None and source.name not in {"DEFAULT", "DEFAULT_MAP"}
+    if is_told or context.resilient_parsing:
+        return value
+    options = (each for each in context.command.params if each.envvar == project.VARIABLE)
+    named = next((context.params.get(each.name or "") for each in options), None)
+    return bootstrap_of(None, project.load_broker(named))
+
+
 Bootstrap = Annotated[
     str,
     typer.Option(
@@ -42,7 +63,9 @@ Bootstrap = Annotated[
         "-b",
         envvar=BOOTSTRAP_VARIABLE,
         metavar="HOST:PORT,...",
-        help="Broker to connect to: Penstock's, or any of an Apache Kafka cluster.",
+        callback=chosen_bootstrap,
+        help="Broker to connect to: Penstock's, or any of an Apache Kafka cluster; else bootstrap "
+        "in [broker] of penstock.toml.",
     ),
 ]
 ClientSettings = Annotated[
@@ -185,8 +208,8 @@ def connect(bootstrap: str, client: list[str]) -> Connection:
         raise typer.BadParameter("--bootstrap names no broker")
     raise BrokerError(
         f"no broker answers at {'; '.join(reasons)}",
-        advice="Start one with `penstock up`, or name another with --bootstrap or "
-        f"{BOOTSTRAP_VARIABLE}.",
+        advice="Start one with `penstock up`, or name another with --bootstrap, "
+        f"{BOOTSTRAP_VARIABLE} or bootstrap in [broker] of {project.FILE_NAME}.",
     )
 
 
@@ -215,7 +238,7 @@ def tell_deleted(names: list[str], futures: Mapping[str, Future[Any]]) -> None:
 def complete_topics(incomplete: str) -> list[str]:
     """Names of topics for the shell's completion; none if the broker does not answer at once."""
     try:
-        connection = connect(os.environ.get(BOOTSTRAP_VARIABLE, DEFAULT_BOOTSTRAP), [])
+        connection = connect(bootstrap_of(None, project.load_broker()), [])
         topics = connection.admin().list_topics(timeout=COMPLETION_TIMEOUT_S).topics
     except Exception:  # the shell has no use for a reason
         return []
@@ -225,7 +248,7 @@ def complete_topics(incomplete: str) -> list[str]:
 def complete_groups(incomplete: str) -> list[str]:
     """Names of groups for the shell's completion; none if the broker does not answer at once."""
     try:
-        connection = connect(os.environ.get(BOOTSTRAP_VARIABLE, DEFAULT_BOOTSTRAP), [])
+        connection = connect(bootstrap_of(None, project.load_broker()), [])
         future = connection.admin().list_consumer_groups(request_timeout=COMPLETION_TIMEOUT_S)
         groups = future.result(COMPLETION_TIMEOUT_S + 1).valid
     except Exception:  # the shell has no use for a reason

@@ -23,6 +23,7 @@ from penstock.cli.kafka import (
     BOOTSTRAP_VARIABLE,
     DEFAULT_BOOTSTRAP,
     AsJson,
+    chosen_bootstrap,
     complete_topics,
     connect,
 )
@@ -57,6 +58,7 @@ From = Annotated[
         "--from",
         "-f",
         envvar=BOOTSTRAP_VARIABLE,
+        callback=chosen_bootstrap,
         metavar="HOST:PORT,...",
         help="Where from: the broker that has the topics now.",
     ),

@@ -11,6 +11,10 @@ PENSTOCK_PROJECT. `${NAME}` in a text stands for the environment's variable, so 
 not be in the file; `$$` is a dollar sign. What a section means is known to the room that it is for;
 here is only where it stands. Errors of those rooms begin with the setting's path
 (`capture.shop.partitions must be ...`), which `explained` turns into a place in the file.
+
+Whoever reads the file has all of it checked, also the sections that are for others: a mistake is
+told when it is made, and not when somebody comes to the part. Only who asks for no more than the
+broker's address looks at `[broker]` alone: that needs no secrets.
 """
 
 from __future__ import annotations
@@ -18,11 +22,14 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+import typer
 
 from penstock.errors import ConfigError
 
@@ -32,6 +39,24 @@ VARIABLE: Final = "PENSTOCK_PROJECT"
 MAX_BYTES: Final = 4 << 20
 # The sections that some room understands.
 SECTIONS: Final = ("broker", "capture", "sinks", "views")
+# Those of [broker], with what each means.
+BROKER: Final[Mapping[str, str]] = {
+    "bootstrap": "Where the broker is: `HOST:PORT`, or several with commas between them.",
+}
+VIEWS: Final = ("tables",)
+
+ProjectFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--project",
+        "-p",
+        metavar="FILE",
+        envvar=VARIABLE,
+        # Known before the broker's address is looked for in it.
+        is_eager=True,
+        help="The project file; else the nearest penstock.toml here or above.",
+    ),
+]
 
 _HEADER: Final = re.compile(r"\s*\[\[?\s*(?P<name>[^\]]+?)\s*\]\]?\s*(#.*)?$")
 _KEY: Final = re.compile(r"\s*(?P<key>[A-Za-z0-9_.\"'-]+(\s*\.\s*[A-Za-z0-9_\"'-]+)*)\s*=")
@@ -62,6 +87,18 @@ class Project:
     def named(self, section: str) -> dict[str, Mapping[str, Any]]:
         """The tables `[SECTION.NAME]`, by name."""
         return {str(name): value for name, value in self.section(section).items()}
+
+    @property
+    def bootstrap(self) -> str:
+        """Where the broker is, as far as the file says so."""
+        return str(self.section("broker").get("bootstrap", ""))
+
+    def check_names(self, section: str, known: Collection[str]) -> None:
+        """ConfigError if there is a setting in a section that means nothing there."""
+        for name in self.section(section):
+            if name not in known:
+                path = f"{section}.{name}"
+                raise self.error(path, f"{path} is no setting", _advice(name, known))
 
     def error(self, path: str, message: str, advice: str = "") -> ConfigError:
         """An error that says where in the file."""
@@ -102,8 +139,32 @@ def find(start: Path | None = None) -> Path | None:
     return None
 
 
-def load(path: Path | None = None) -> Project:
-    """The project of this file, or of the one that is found; an empty one if there is none."""
+def load(path: Path | None = None, *, whole: bool = True) -> Project:
+    """The project of this file, or of the one that is found; an empty one if there is none.
+
+    ConfigError, with the line, if anything in it is wrong; if not `whole`, only what must be right
+    for any of its sections to be found.
+    """
+    found = _read(path)
+    if found.path is None:
+        return found
+    project = Project(found.path, _fill(found.data, "", os.environ.get, found), found.text)
+    if whole:
+        from penstock.cli.project_check import check
+
+        check(project)
+    return project
+
+
+def load_broker(path: Path | None = None) -> Project:
+    """The project with nothing but `[broker]`: what others need may not be there for us."""
+    found = _read(path)
+    alone = {"broker": found.section("broker")} if "broker" in found.data else {}
+    return Project(found.path, _fill(alone, "", os.environ.get, found), found.text)
+
+
+def _read(path: Path | None) -> Project:
+    """What stands in the file, variables not yet put in."""
     chosen = path or find()
     if chosen is None:
         return Project()
@@ -125,9 +186,18 @@ def load(path: Path | None = None) -> Project:
     project = Project(chosen, data, text)
     for name in data:
         if name not in SECTIONS:
-            raise project.error(name, f"{name} is no section", f"There are {', '.join(SECTIONS)}.")
-    filled = _fill(data, "", os.environ.get, project)
-    return Project(chosen, filled, text)
+            raise project.error(name, f"{name} is no section", _advice(name, SECTIONS))
+    project.check_names("broker", BROKER)
+    for name, value in project.section("broker").items():
+        if not isinstance(value, str) or not value.strip():
+            path_ = f"broker.{name}"
+            raise project.error(path_, f"{path_} must be a text, as HOST:PORT, not {value!r}")
+    return project
+
+
+def _advice(name: str, known: Collection[str]) -> str:
+    near = get_close_matches(name, known, 1)
+    return f"{f'Did you mean {near[0]}? ' if near else ''}There are {', '.join(known)}."
 
 
 def filled(data: Mapping[str, Any], path: str) -> dict[str, Any]:

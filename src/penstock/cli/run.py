@@ -183,7 +183,8 @@ def run(
     except NeedsSparkError:
         # Read again when there is a session; most files, and most mistakes, are known before.
         known = None
-    specs = [] if no_sinks else declared(project.load())
+    found = project.load()
+    specs = [] if no_sinks else declared(found)
     connect(bootstrap, client)
     folder = Folder(data, checkpoints)
     with ExitStack() as stack:

@@ -24,6 +24,7 @@ from penstock.cli.kafka import (
     ClientSettings,
     connect,
 )
+from penstock.cli.project import ProjectFile
 from penstock.cli.run import (
     Master,
     MetricsAt,
@@ -37,7 +38,7 @@ from penstock.cli.run import (
     run_sinks,
     seconds,
 )
-from penstock.cli.sinks_file import bootstrap_of, declared, named
+from penstock.cli.sinks_file import declared, named
 from penstock.cli.up import LogLevel, LogLevelOption
 from penstock.cli.values import parse_pairs
 from penstock.errors import ConfigError, PenstockError
@@ -69,16 +70,6 @@ Data = Annotated[
         envvar="PENSTOCK_SINKS",
         file_okay=False,
         help="Where it is kept which sinks are paused, and who runs them.",
-    ),
-]
-File = Annotated[
-    Path | None,
-    typer.Option(
-        "--project",
-        "-p",
-        metavar="FILE",
-        envvar=project.VARIABLE,
-        help="The project file; else the nearest penstock.toml here or above.",
     ),
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
@@ -119,18 +110,18 @@ def _running(folder: SinkFolder) -> list[dict[str, Any]] | None:
     return found
 
 
-def _place(found: project.Project, bootstrap: str, client: list[str]) -> Place:
+def _place(bootstrap: str, client: list[str]) -> Place:
     from penstock.spark.flows.inputs import Place
 
     options = {f"kafka.{name}": value for name, value in parse_pairs(client).items()}
-    return Place(bootstrap_of(found, bootstrap), options, lambda topic: topic)
+    return Place(bootstrap, options, lambda topic: topic)
 
 
 @app.command("list")
 def list_command(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     data: Data = DEFAULT_DATA,
-    file: File = None,
+    file: ProjectFile = None,
     json: AsJson = False,
     client: ClientSettings = [],  # noqa: B006
 ) -> None:
@@ -153,7 +144,7 @@ def list_command(
     specs = {each.name: each for each in declared(found)}
     running = _running(folder) or []
     known = {each["name"] for each in running}
-    place = _place(found, bootstrap, client)
+    place = _place(bootstrap, client)
     resting = [_at_rest(spec, folder, place) for spec in specs.values() if spec.name not in known]
     if json:
         output.write_json([*running, *resting])
@@ -199,7 +190,7 @@ def describe(
     sink: Name,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     data: Data = DEFAULT_DATA,
-    file: File = None,
+    file: ProjectFile = None,
     json: AsJson = False,
     client: ClientSettings = [],  # noqa: B006
 ) -> None:
@@ -214,7 +205,7 @@ def describe(
     found = project.load(file)
     spec = named(found, sink)
     running = [each for each in _running(folder) or () if each["name"] == sink]
-    status = running or [_at_rest(spec, folder, _place(found, bootstrap, client))]
+    status = running or [_at_rest(spec, folder, _place(bootstrap, client))]
     columns: list[tuple[str, str]] = []
     key: tuple[str, ...] = spec.key
     try:
@@ -259,7 +250,7 @@ def run(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     master: Master = "local[*]",
     data: Data = DEFAULT_DATA,
-    file: File = None,
+    file: ProjectFile = None,
     once: Once = False,
     conf: SparkConf = [],  # noqa: B006
     metrics: MetricsAt = None,
@@ -295,14 +286,14 @@ def run(
             advice=f"Declare one in {project.FILE_NAME}: [sinks.NAME] with topic = and url =.",
         )
     run_sinks(
-        chosen, data, bootstrap=bootstrap_of(found, bootstrap), master=master, once=once,
+        chosen, data, bootstrap=bootstrap, master=master, once=once,
         conf=conf, metrics=metrics, tries=tries, stop_timeout=stop_timeout, report=report,
         plain=plain, log_level=log_level, client=client,
     )  # fmt: skip
 
 
 @app.command("pause")
-def pause(sink: Name, data: Data = DEFAULT_DATA, file: File = None) -> None:
+def pause(sink: Name, data: Data = DEFAULT_DATA, file: ProjectFile = None) -> None:
     """Stop feeding a sink after its micro-batch, until it is resumed.
 
     \b
@@ -314,7 +305,7 @@ def pause(sink: Name, data: Data = DEFAULT_DATA, file: File = None) -> None:
 
 
 @app.command("resume")
-def resume(sink: Name, data: Data = DEFAULT_DATA, file: File = None) -> None:
+def resume(sink: Name, data: Data = DEFAULT_DATA, file: ProjectFile = None) -> None:
     """Feed a sink again that was paused, or that has failed, from where its store is.
 
     \b
@@ -342,7 +333,9 @@ def _tell(sink: str, do: str, data: Path, file: Path | None, **changed: Any) -> 
 
 
 @app.command("rebuild")
-def rebuild(sink: Name, yes: Yes = False, data: Data = DEFAULT_DATA, file: File = None) -> None:
+def rebuild(
+    sink: Name, yes: Yes = False, data: Data = DEFAULT_DATA, file: ProjectFile = None
+) -> None:
     """Build a store anew from the start of its topic, beside the old one, then switch to the new.
 
     Meanwhile the old one is kept in step and can be read. Only what is still in the topic can be
@@ -376,7 +369,7 @@ def remove(
     ] = False,
     yes: Yes = False,
     data: Data = DEFAULT_DATA,
-    file: File = None,
+    file: ProjectFile = None,
 ) -> None:
     """Stop feeding a sink, and take out of its store what it has put there.
 
@@ -427,7 +420,7 @@ def wait(
     record: Records = [],  # noqa: B006
     timeout: Timeout = "60s",
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
-    file: File = None,
+    file: ProjectFile = None,
     json: AsJson = False,
     client: ClientSettings = [],  # noqa: B006
 ) -> None:
@@ -443,7 +436,7 @@ def wait(
     need_spark()
     found = project.load(file)
     spec = named(found, sink)
-    wanted = _wanted(spec, record, found, bootstrap, client)
+    wanted = _wanted(spec, record, bootstrap, client)
     began = time.monotonic()
     with spec.sink() as store:
         reached = store.wait_for(wanted, seconds(timeout, "--timeout"))
@@ -453,15 +446,13 @@ def wait(
         output.say(f"{sink} has it, after {time.monotonic() - began:.1f} s: {reached}")
 
 
-def _wanted(
-    spec: SinkSpec, record: list[str], found: project.Project, bootstrap: str, client: list[str]
-) -> Position:
+def _wanted(spec: SinkSpec, record: list[str], bootstrap: str, client: list[str]) -> Position:
     from penstock.sinks import Position
     from penstock.spark.sinking.manager import ends_of
 
     if record:
         return Position(dict(_places(spec.topic, record)))
-    place = _place(found, bootstrap, client)
+    place = _place(bootstrap, client)
     connect(place.bootstrap, client)
     return Position(ends_of(place, {spec.topic}))
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from penstock.cli import project
-from penstock.cli.kafka import BOOTSTRAP_VARIABLE, DEFAULT_BOOTSTRAP
 
 if TYPE_CHECKING:
     from penstock.sinks.spec import SinkSpec
@@ -48,15 +47,6 @@ def named(found: project.Project, name: str) -> SinkSpec:
             else f"Declare it there, as [sinks.{name}] with topic = and url =.",
         )
     return specs[name]
-
-
-def bootstrap_of(found: project.Project, given: str) -> str:
-    """What the command line says, else the project file."""
-    import os
-
-    told = found.section("broker").get("bootstrap")
-    is_default = given == DEFAULT_BOOTSTRAP and BOOTSTRAP_VARIABLE not in os.environ
-    return str(told) if told and is_default else given
 
 
 def _from_there(url: str, found: project.Project) -> str:

@@ -129,10 +129,11 @@ def list_topics(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     client: ClientSettings = [],  # noqa: B006
 ) -> None:
-    """List the topics, with how many partitions and records each has.
+    """List the topics, with how many partitions each has, and how many offsets they span.
 
-    The number of records is the distance between the first and the last offset. In a compacted
-    topic it is an upper bound, since offsets of removed records are not used again.
+    `offsets` is the distance between the first and the last offset. There are never more records,
+    but there may be fewer: the end of each transaction takes an offset, and those of records that
+    compaction has removed are not used again.
 
     \b
     Examples:
@@ -148,13 +149,13 @@ def list_topics(
     rows: list[dict[str, Any]] = []
     for name in names:
         spans = [bounds[name, number] for number in found[name].partitions]
-        records = sum(span.latest - span.earliest for span in spans)
-        rows.append({"name": name, "partitions": len(spans), "records": records})
+        offsets = sum(span.latest - span.earliest for span in spans)
+        rows.append({"name": name, "partitions": len(spans), "offsets": offsets})
     if json:
         output.write_json(rows)
     elif rows:
-        cells = ((r["name"], str(r["partitions"]), f"{r['records']:,}") for r in rows)
-        output.print_table(("topic", ">partitions", ">records"), cells)
+        cells = ((r["name"], str(r["partitions"]), f"{r['offsets']:,}") for r in rows)
+        output.print_table(("topic", ">partitions", ">offsets"), cells)
     else:
         output.say("there are no topics; make one with `penstock topics create NAME`")
 
@@ -206,8 +207,9 @@ def describe(
 ) -> None:
     """Show a topic: its partitions, its settings and what an acknowledgement promises.
 
-    A partition holds the offsets from `earliest` up to but not including `latest`. Settings that
-    the topic has of its own are always shown; those at the broker's default with --all.
+    A partition holds the offsets from `earliest` up to but not including `latest`; not each has a
+    record, see `penstock topics list`. Settings that the topic has of its own are always shown;
+    those at the broker's default with --all.
 
     \b
     Examples:
@@ -295,7 +297,7 @@ def _print_topic(topic: dict[str, Any], *, every: bool) -> None:
     if full := _when_full({s["name"]: str(s["value"]) for s in topic["settings"]}):
         print(f"  when full   {full}")
     replicated = any(len(part["replicas"]) > 1 for part in partitions)
-    columns = ["partition", ">earliest", ">latest", ">records"]
+    columns = ["partition", ">earliest", ">latest", ">offsets"]
     if replicated:
         columns += [">leader", "replicas", "in sync"]
     rows = []
@@ -333,8 +335,8 @@ def _when_full(settings: Mapping[str, str]) -> str:
 
 
 def _extent(partitions: list[dict[str, Any]]) -> str:
-    records = sum(part["latest"] - part["earliest"] for part in partitions)
-    return f"{output.count(len(partitions), 'partition')}, {output.count(records, 'record')}"
+    offsets = sum(part["latest"] - part["earliest"] for part in partitions)
+    return f"{output.count(len(partitions), 'partition')}, {output.count(offsets, 'offset')}"
 
 
 def _in_words(name: str, value: str) -> str:

@@ -335,10 +335,7 @@ def _beside() -> Beside | None:
     from penstock.cli.beside import Beside
 
     beside = Beside(project.load())
-    if not beside.names:
-        return None
-    beside.check()
-    return beside
+    return beside if beside.names else None
 
 
 def _reached_at(broker: Broker) -> str:

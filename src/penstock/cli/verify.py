@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli import output, project
-from penstock.cli.kafka import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, ClientSettings, connect
+from penstock.cli.kafka import BOOTSTRAP_VARIABLE, AsJson, ClientSettings, bootstrap_of, connect
+from penstock.cli.project import ProjectFile
 from penstock.cli.run import need_spark, seconds
-from penstock.cli.sinks_file import bootstrap_of
 from penstock.cli.values import parse_pairs
 from penstock.errors import PenstockError
 
@@ -34,10 +34,13 @@ Timeout = Annotated[
 Limit = Annotated[
     int, typer.Option("--limit", "-l", min=1, max=100_000, help="How many differences are shown.")
 ]
-File = Annotated[
-    Path | None,
-    typer.Option("--project", "-p", metavar="FILE", envvar=project.VARIABLE,
-                 help="The project file; else the nearest penstock.toml here or above."),
+# As `Bootstrap`, but looked up by the command itself: what goes wrong thereby has its own status.
+Broker = Annotated[
+    str | None,
+    typer.Option(
+        "--bootstrap", "-b", envvar=BOOTSTRAP_VARIABLE, metavar="HOST:PORT,...",
+        help="Broker to connect to; else bootstrap in [broker] of penstock.toml.",
+    ),
 ]  # fmt: skip
 _PHASES = {
     "source": "reading the source",
@@ -52,8 +55,8 @@ def verify(
     sink: SinkName,
     timeout: Timeout = "10m",
     limit: Limit = 100,
-    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
-    file: File = None,
+    bootstrap: Broker = None,
+    file: ProjectFile = None,
     json: AsJson = False,
     client: ClientSettings = [],  # noqa: B006
 ) -> None:
@@ -84,7 +87,7 @@ def verify(
 
 
 def _compared(
-    source: str, sink: str, timeout: str, limit: int, bootstrap: str, file: Path | None,
+    source: str, sink: str, timeout: str, limit: int, bootstrap: str | None, file: Path | None,
     client: list[str],
 ) -> Report:  # fmt: skip
     need_spark()
@@ -94,7 +97,7 @@ def _compared(
 
     timeout_s = seconds(timeout, "--timeout")
     found = project.load(file)
-    at = bootstrap_of(found, bootstrap)
+    at = bootstrap_of(bootstrap, found)
     connect(at, client)
     security = Security.from_options(parse_pairs(client))
     with Cluster(at, client_id="penstock-verify", security=security) as cluster:

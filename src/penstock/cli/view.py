@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli import output, project
-from penstock.cli.capture import ProjectFile
 from penstock.cli.kafka import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, ClientSettings, connect
+from penstock.cli.project import ProjectFile
 from penstock.cli.run import need_spark
 from penstock.errors import ConfigError
 
@@ -215,17 +215,10 @@ def _known(given: list[str], file: Path | None) -> list[TableSpec]:
     from penstock.spark.views.definitions import TableSpec
 
     found = project.load(file)
-    section = found.section("views")
     listed = []
-    tables = section.get("tables", {})
-    for key in section:
-        if key != "tables":
-            raise found.error(f"views.{key}", f"views.{key} is no setting", "There is tables.")
-    for name, text in tables.items() if isinstance(tables, dict) else ():
+    for name, text in found.section("views").get("tables", {}).items():
         with found.explained(f"views.tables.{name}"):
-            if not isinstance(text, str):
-                raise ConfigError(f"views.tables.{name} must be a text")
-        listed.append(TableSpec.parse(f"{name}={text}"))
+            listed.append(TableSpec.parse(f"{name}={text}"))
     return [*listed, *(TableSpec.parse(each) for each in given)]
 
 

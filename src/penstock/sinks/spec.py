@@ -22,6 +22,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any, Final
 
 from penstock.errors import ConfigError
@@ -90,8 +91,11 @@ def from_config(name: str, found: Any) -> SinkSpec:
         raise ConfigError(f"{path} must be a table of settings, not {found!r}")
     for each in found:
         if each not in _SETTINGS:
+            near = get_close_matches(str(each), _SETTINGS, 1)
+            hint = f"Did you mean {near[0]}? " if near else ""
             raise ConfigError(
-                f"{path}.{each} is no setting of a sink", advice=f"There are {', '.join(_SETTINGS)}"
+                f"{path}.{each} is no setting of a sink",
+                advice=f"{hint}There are {', '.join(_SETTINGS)}.",
             )
     settings = _Settings(path, found)
     options = found.get("options", {})

@@ -14,7 +14,8 @@ import pyarrow as pa
 
 from penstock.cli import project as projects
 from penstock.cli.capture_project import configured
-from penstock.cli.sinks_file import bootstrap_of, named
+from penstock.cli.kafka import bootstrap_of
+from penstock.cli.sinks_file import named
 from penstock.cli.verifying.checksums import (
     Digest,
     Numbers,
@@ -70,9 +71,7 @@ def verify(
     began = time.monotonic()
     with ExitStack() as stack:
         if cluster is None:
-            from penstock.cli.kafka import DEFAULT_BOOTSTRAP
-
-            at = bootstrap_of(project, bootstrap or DEFAULT_BOOTSTRAP)
+            at = bootstrap_of(bootstrap, project)
             cluster = stack.enter_context(Cluster(at, client_id="penstock-verify"))
         # Before anything is connected to: what is asked for is there.
         spec = None if "://" in sink else named(project, sink)
