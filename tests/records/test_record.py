@@ -26,6 +26,7 @@ from penstock.records.record import (
     payload,
     read_varint,
     spans,
+    surely_keyed,
     write_varint,
 )
 from tests.records.samples import CODECS, for_other_writers, options, record_lists
@@ -50,6 +51,45 @@ def test_numbers(value: int) -> None:
     for cut in range(len(out)):
         with pytest.raises(CorruptBatchError):
             read_varint(out[:cut], 0)
+
+
+keyed_records = st.lists(
+    st.builds(
+        Record,
+        st.just(0),
+        st.sampled_from([0, 1, 63, 64, 1 << 20, 1 << 40]),
+        st.binary(max_size=3) | st.sampled_from([b"k" * n for n in (63, 64, 8191, 8192)]),
+        st.none() | st.sampled_from([b"v" * n for n in (0, 1, 63, 64, 8191, 8192, 1 << 20)]),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+@given(keyed_records, st.data())
+@settings(max_examples=300)
+def test_the_quick_look_for_keys_takes_nothing_that_the_slow_one_refuses(
+    records: list[Record], data: st.DataObject
+) -> None:
+    numbered = [record._replace(offset=at) for at, record in enumerate(records)]
+    body = bytearray(payload(encode(numbered)))
+    # It may look away from what is long, never from what is ordinary.
+    short = all(
+        len(record.key or b"") < 8192 and len(record.value or b"") < 1 << 20 for record in records
+    )
+    assert surely_keyed(bytes(body), len(records)) or not short
+    for at in data.draw(st.lists(st.integers(0, min(len(body), 200) - 1), max_size=3)):
+        body[at] = data.draw(st.sampled_from([0, 1, 2, 0x7E, 0x7F, 0x80, 0x81, 0xFF]))
+    del body[len(body) - data.draw(st.integers(0, 2)) :]
+    count = len(records) + data.draw(st.integers(-1, 1))
+    if surely_keyed(bytes(body), count):
+        assert all(span.key is not None for span in spans(bytes(body), count))
+
+
+def test_the_quick_look_for_keys_sees_that_one_is_missing() -> None:
+    records = [Record(0, 0, b"k", b"v"), Record(1, 0, None, b"v"), Record(2, 0, b"", None)]
+    assert not surely_keyed(bytes(payload(encode(records))), 3)
+    assert surely_keyed(bytes(payload(encode(records[::2]))), 2)
 
 
 def test_numbers_that_are_too_long() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
@@ -66,6 +66,10 @@ class BatchOptions:
     control: bool = False
     append_time: bool = False
     leader_epoch: int = 0
+
+
+# Two numbers of five bytes.
+_ORDINARY_DISTANCES: Final = 9
 
 
 def read_varint(data: Buffer, at: int) -> tuple[int, int]:
@@ -131,6 +135,63 @@ def spans(data: Buffer, record_count: int) -> Iterator[RecordSpan]:
         at = end
     if at != end_of_data:
         raise CorruptBatchError(f"{end_of_data - at} bytes follow the last record of a batch")
+
+
+def surely_keyed(data: bytes, record_count: int) -> bool:
+    """Whether `spans` would find well-formed records that all have a key.
+
+    Several times as quick, for it knows the ordinary only: False says nothing, look at `spans`.
+    """
+    at = 0
+    try:
+        for _ in range(record_count):
+            length = data[at]
+            at += 1
+            if length & 0x80:
+                length += (data[at] - 1) << 7
+                at += 1
+                if length & 0x4000:
+                    length += (data[at] - 1) << 14
+                    at += 1
+                    if length & 0x200000:
+                        return False
+            if length & 1:
+                return False
+            end = at + (length >> 1)
+            # Behind the attributes are the distances in time and in offset, of any length.
+            begun = at = at + 1
+            while data[at] & 0x80:
+                at += 1
+            at += 1
+            while data[at] & 0x80:
+                at += 1
+            key = data[at + 1]
+            if key & 1 or at - begun > _ORDINARY_DISTANCES:
+                return False
+            at += 2
+            if key & 0x80:
+                key += (data[at] - 1) << 7
+                at += 1
+                if key & 0x4000:
+                    return False
+            at += key >> 1
+            value = data[at]
+            at += 1
+            if value & 0x80:
+                value += (data[at] - 1) << 7
+                at += 1
+                if value & 0x4000:
+                    value += (data[at] - 1) << 14
+                    at += 1
+                    if value & 0x200000:
+                        return False
+            # An odd number is a negative one: no value.
+            if at + (0 if value & 1 else value >> 1) > end:
+                return False
+            at = end
+    except IndexError:
+        return False
+    return at == len(data)
 
 
 def decode(batch: Buffer, limit: int = compression.DEFAULT_LIMIT_BYTES) -> Iterator[Record]:
