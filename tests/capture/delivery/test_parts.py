@@ -210,6 +210,10 @@ def test_ghosts_are_the_keys_that_nobody_saw() -> None:
     assert list(ghosts.unseen("t")) == []
     assert ghosts.knows("t")
     assert not ghosts.knows("u")
+    assert ghosts.has_any("t")
+    ghosts.load("u", [(b"1", there), (b"1", None)])
+    assert ghosts.knows("u")
+    assert not ghosts.has_any("u")
     ghosts.close()
 
 

@@ -354,7 +354,7 @@ class Deliverer:
             return None
         if not self._ghosts.knows(composer.topic):
             self._ghosts.load(composer.topic, self._log.read(composer.topic))
-        return composer.topic
+        return composer.topic if self._ghosts.has_any(composer.topic) else None
 
     # ---- control -------------------------------------------------------------------------
 

@@ -33,6 +33,7 @@ class Ghosts:
             "CREATE TABLE unseen (topic TEXT, key BLOB, PRIMARY KEY (topic, key)) WITHOUT ROWID"
         )
         self._topics: set[str] = set()
+        self._haunted: set[str] = set()
 
     def close(self) -> None:
         with suppress(sqlite3.Error):
@@ -42,6 +43,10 @@ class Ghosts:
     def knows(self, topic: str) -> bool:
         """Whether a topic was read."""
         return topic in self._topics
+
+    def has_any(self, topic: str) -> bool:
+        """Whether a topic had rows when it was read."""
+        return topic in self._haunted
 
     def load(self, topic: str, records: Iterable[tuple[bytes, bytes | None]]) -> None:
         """Read a topic; nothing of it was seen yet."""
@@ -55,6 +60,9 @@ class Ghosts:
             )
             self._db.execute(sql, (topic, key))
         self._db.execute("COMMIT")
+        found = self._db.execute("SELECT 1 FROM unseen WHERE topic = ? LIMIT 1", (topic,))
+        if found.fetchone() is not None:
+            self._haunted.add(topic)
 
     def seen(self, topic: str, keys: Iterable[bytes]) -> None:
         """These rows are there."""
