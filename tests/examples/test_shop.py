@@ -9,23 +9,28 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
+from confluent_kafka.admin import NewTopic
 
 from penstock.capture.events.naming import routed
 from penstock.cli import project
 from penstock.cli.capture_project import configured
 from penstock.cli.demo import Plan, adapted
-from penstock.cli.demo_parts import Crew, PartError, last_error, memory_bytes
-from penstock.cli.demo_view import Seen, Shopkeeper
+from penstock.cli.demo_drain import ends_at, unread
+from penstock.cli.demo_parts import Crew, PartError, last_error, last_warning, memory_bytes
+from penstock.cli.demo_view import RESULTS, Seen, Shopkeeper, Watcher, told
 from penstock.cli.examples import files_of
+from penstock.cli.kafka import Connection
 from penstock.cli.sinks_file import declared
 from penstock.spark.flows.control import ask
 from penstock.spark.flows.errors import FlowError
 from penstock.spark.sinking.folder import SinkFolder
+from penstock.testing import Broker
 from tests.waiting import eventually
 
 SINKS = ("search", "cache", "warehouse", "revenue_by_country", "revenue_by_minute")
@@ -226,6 +231,89 @@ def test_counts_go_on_over_restarts() -> None:
     keeper.hear("no JSON")
     keeper.hear('{"insert": 2, "click": 1}')
     assert seen.done == {"insert": 7, "click": 1}
+
+
+def test_what_is_not_known_is_not_told() -> None:
+    seen = Seen()
+    fresh: dict[str, Any] = {"lag": None, "lag_s": None}
+    for sinks in ([], [fresh]):
+        seen.sinks = sinks
+        assert "sinks have not read anything yet" in told(seen)
+        assert " behind" not in told(seen)
+    seen.sinks = [fresh, {"lag": 12, "lag_s": None}]
+    assert "sinks 12 records behind" in told(seen)
+    seen.sinks = [{"lag": 12, "lag_s": 3.0}, {"lag": 1, "lag_s": 4.5}]
+    assert "sinks 12 records, 4.5 s behind" in told(seen)
+    seen.sinks = [{"lag": 0, "lag_s": 0.0}]
+    assert "sinks up to date" in told(seen)
+
+
+def test_a_closed_shop_has_no_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = Seen()
+    keeper = Shopkeeper(seen)
+    for inserts in (5, 25):
+        keeper.hear(f'{{"insert": {inserts}}}')
+    assert seen.rates["insert"] > 0
+    assert "changes/s" in told(seen)
+    keeper.closed()
+    assert seen.rates == {}
+    assert "changes/s" not in told(seen)
+    assert "the shop is closed" in told(seen)
+    assert seen.done == {"insert": 25}
+
+
+def test_flows_are_waited_for_until_they_have_read_all(tmp_path: Path) -> None:
+    ends = {("clicks", 0): 10, ("clicks", 1): 4, ("customers", 0): 7, ("other", 0): 99}
+    flow: dict[str, Any] = {
+        "name": "browsing", "generation": 1, "rebuilding": False, "state": "running",
+    }  # fmt: skip
+    checkpoint = tmp_path / ".penstock/flows/browsing/g1/checkpoint"
+
+    def batch(number: int, *sources: str, done: bool = True) -> list[str]:
+        for name, text in (("offsets", "\n".join(["v1", "{}", *sources])), ("commits", "v1\n{}")):
+            (checkpoint / name).mkdir(parents=True, exist_ok=True)
+            if name == "offsets" or done:
+                (checkpoint / name / str(number)).write_text(text)
+                (checkpoint / name / f".{number}.crc").write_text("")
+        return unread(tmp_path, [flow], ends)
+
+    assert unread(tmp_path, [flow], ends) == ["browsing"]
+    assert batch(0, '{"clicks": {"0": 3, "1": 4}}', "-") == ["browsing"]
+    # Begun is not done, and the tenth is later than the ninth.
+    assert batch(9, '{"clicks": {"0": 9, "1": 4}}', '{"customers": {"0": 7}}') == ["browsing"]
+    all_of_it = ('{"clicks": {"0": 10, "1": 4}}', '{"customers": {"0": 8}}')
+    assert batch(10, *all_of_it, done=False) == ["browsing"]
+    assert batch(10, *all_of_it) == []
+    for gone in ("failed", "stopped"):
+        assert unread(tmp_path, [{**flow, "name": "none", "state": gone}], ends) == []
+
+
+def test_results_are_counted_to_their_ends(tmp_path: Path) -> None:
+    with Broker() as broker:
+        connection = Connection(broker.bootstrap, {})
+        made = connection.admin().create_topics([NewTopic(name, 1) for name in RESULTS])
+        for future in made.values():
+            future.result(60)
+        producer = connection.producer({"transactional.id": "results"})
+        producer.init_transactions(60)
+        seen = Seen()
+        with Watcher(seen, tmp_path, broker.bootstrap, [], lambda: 0) as watcher:
+            for count in (3, 5):
+                producer.begin_transaction()
+                for _ in range(count):
+                    producer.produce(RESULTS[0], b"{}")
+                producer.commit_transaction(60)
+                # The last offset is that of the transaction's end.
+                ends = ends_at(broker.bootstrap, RESULTS)
+                eventually(partial(watcher.has_counted, ends))
+            assert seen.results[RESULTS[0]] == 8
+
+
+def test_the_last_warning_of_a_log(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert last_warning(log) == ""
+    log.write_text("starting\nwarning: first\nwarning: second\nafter\n")
+    assert last_warning(log) == "second"
 
 
 def test_servers_that_are_named_stand_in_the_project(

@@ -17,23 +17,24 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from penstock.cli import output, project
 from penstock.cli.kafka import BOOTSTRAP_VARIABLE, connect
 from penstock.cli.up import DEFAULT_LISTEN
+from penstock.cli.values import parse_pairs
 from penstock.errors import ConfigError, PenstockError
 
 if TYPE_CHECKING:
     from penstock.cli.demo_check import Found
     from penstock.cli.demo_parts import Crew
-    from penstock.cli.demo_view import Dashboard, Seen, Shopkeeper
+    from penstock.cli.demo_view import Dashboard, Seen, Shopkeeper, Watcher
     from penstock.sinks.spec import SinkSpec
 
 DEFAULT_DATA: Final = Path(".penstock") / "demo"
@@ -42,7 +43,10 @@ DATABASE: Final = "SHOP_DATABASE"
 CACHE: Final = "SHOP_CACHE"
 ORDER: Final = ("shop", "flows", "capture", "broker")
 CAPTURED: Final = ("shop.customers", "shop.products", "shop.orders")
+EVENTS: Final = ("shop.clicks", "shop.payments", "shop.searches")
 DRAIN_S: Final = 300.0
+# How long flows whose results nobody compares may take beyond that.
+FLOWS_S: Final = 60.0
 # The whole demo is to fit beside other things; and with some dozen rows in a micro-batch, compiling
 # and adapting a plan takes longer than running it. For Java that lives for a minute the same holds
 # of its own code: the compiler for speed took more of two cores than all else.
@@ -95,6 +99,10 @@ Redis = Annotated[
 Master = Annotated[
     str, typer.Option("--master", "-m", metavar="URL", help="The Spark to run the flows on.")
 ]
+Conf = Annotated[
+    list[str],
+    typer.Option("--conf", metavar="NAME=VALUE", help="A setting of Spark. May be repeated."),
+]
 Plain = Annotated[bool, typer.Option("--plain", help="Lines instead of the live view.")]
 
 
@@ -112,6 +120,7 @@ class Plan:
     redis: str | None
     master: str
     plain: bool
+    conf: tuple[str, ...] = ()
 
     @property
     def database(self) -> str:
@@ -146,6 +155,7 @@ def demo(
     redis: Redis = None,
     master: Master = "local[2]",
     plain: Plain = False,
+    conf: Conf = [],  # noqa: B006
 ) -> None:
     """Run a sample shop: a busy database and events in, flows, and derived systems kept in step.
 
@@ -171,7 +181,9 @@ def demo(
     from penstock.spark.java import find_java
 
     find_java()
-    plan = Plan(data.resolve(), seconds, rate, keep, listen, postgres, kafka, redis, master, plain)
+    parse_pairs(conf)
+    plan = Plan(data.resolve(), seconds, rate, keep, listen, postgres, kafka, redis, master, plain,
+                tuple(conf))  # fmt: skip
     stop = threading.Event()
     with _folder(plan), _stopped_by(stop):
         good = _Demo(plan, stop).run()
@@ -282,6 +294,7 @@ class _Demo:
         self._crew: Crew = Crew(plan.data, plan.environment)
         self._bootstrap = plan.kafka or ""
         self._heard_address = threading.Event()
+        self._warned = ""
         os.environ.update(plan.secrets)
         self._project = project.load(plan.data / project.FILE_NAME)
         from penstock.cli.sinks_file import declared
@@ -396,7 +409,8 @@ class _Demo:
         from penstock.cli.demo_parts import penstock
 
         view.stage(f"starting Spark on {self._plan.master}; the shop opens")
-        small = [part for each in SMALL for part in ("--conf", each)]
+        settings = {**parse_pairs(SMALL), **parse_pairs(self._plan.conf)}
+        small = [part for pair in settings.items() for part in ("--conf", "=".join(pair))]
         self._crew.start("flows", penstock(
             "run", "flows.py", "--bootstrap", self._bootstrap, "--master", self._plan.master,
             *small, "--plain", "--report", "10s", "--tries", "30",
@@ -439,18 +453,75 @@ class _Demo:
                 self._keeper.heard.clear()
                 self._keeper.started()
             output.say(f"{name} had ended; it is started again and goes on where it was")
+        self._pass_on_warnings()
         self._seen.restarts = self._crew.restarts
 
-    def _drain(self, view: Dashboard, watcher: Any) -> list[Found]:
+    def _pass_on_warnings(self) -> None:
+        """A cluster that gives no executor is told of by the flows, in their log."""
+        from penstock.cli.demo_parts import last_warning
+
+        if any(each["progress"]["batches"] for each in self._seen.flows):
+            return
+        told = last_warning(self._crew.parts["flows"].log)
+        if told and told != self._warned:
+            self._warned = told
+            output.warn(told)
+
+    def _drain(self, view: Dashboard, watcher: Watcher) -> list[Found]:
         """Close the shop, and wait until everything that is derived is right."""
         view.stage("the shop closes; waiting for what is derived")
         self._crew.stop("shop")
+        self._keeper.closed()
         deadline = time.monotonic() + DRAIN_S
+        found: list[Found] = []
+
+        def is_right() -> bool:
+            found[:] = self._compare()
+            return all(each.is_equal for each in found)
+
+        self._until(is_right, deadline, view, watcher)
+        self._drain_flows(view, watcher)
+        view.stage("verifying")
+        return self._verified(found)
+
+    def _drain_flows(self, view: Dashboard, watcher: Watcher) -> None:
+        """Wait for the flows whose results are in no store, and for all results to be counted."""
+        from penstock.cli.demo_drain import ends_at, unread
+        from penstock.cli.demo_view import RESULTS
+
+        view.stage("waiting for the flows")
+        deadline = time.monotonic() + FLOWS_S
+        inputs: dict[tuple[str, int], int] = {}
+        results: dict[tuple[str, int], int] = {}
+        behind: list[str] = []
+
+        def is_read() -> bool:
+            # The broker may have been killed, and be just coming back.
+            with suppress(PenstockError):
+                inputs.update(inputs or ends_at(self._bootstrap, (*CAPTURED, *EVENTS)))
+            behind[:] = unread(self._plan.data, self._seen.flows, inputs)
+            return bool(inputs) and not behind
+
+        def is_counted() -> bool:
+            with suppress(PenstockError):
+                results.update(results or ends_at(self._bootstrap, RESULTS))
+            return bool(results) and watcher.has_counted(results)
+
+        if not self._until(is_read, deadline, view, watcher):
+            told = f"of {', '.join(behind)}" if behind else "of the flows"
+            output.warn(f"the results {told} are not complete: they had not read all of it "
+                        f"{FLOWS_S:.0f} s after the shop had closed")  # fmt: skip
+        self._until(is_counted, deadline, view, watcher)
+
+    def _until(
+        self, check: Callable[[], bool], deadline: float, view: Dashboard, watcher: Watcher
+    ) -> bool:
+        """Look after everything until something is so; False if it takes too long."""
         while True:
-            found = self._compare()
-            if all(each.is_equal for each in found) or time.monotonic() > deadline:
-                view.stage("verifying")
-                return self._verified(found)
+            if check():
+                return True
+            if time.monotonic() > deadline:
+                return False
             self._look(watcher.is_running)
             view.show()
             threading.Event().wait(_STEP_S)

@@ -250,6 +250,16 @@ def last_error(log: Path) -> str:
     return "\n       ".join(found)
 
 
+def last_warning(log: Path) -> str:
+    """The last warning that a process gave; empty if there was none."""
+    try:
+        text = log.read_bytes()[-_TAIL_BYTES:].decode(errors="replace")
+    except OSError:
+        return ""
+    told = [line for line in text.splitlines() if line.startswith("warning:")]
+    return told[-1].removeprefix("warning:").strip() if told else ""
+
+
 def _see(part: Part) -> str:
     return f"All that it said is in {part.log}"
 

@@ -51,6 +51,8 @@ class Seen:
     restarts: int = 0
     memory: int = 0
     first_s: float | None = None
+    # The shop is closed: nothing is done there any more.
+    closed: bool = False
 
 
 class Shopkeeper:
@@ -66,6 +68,16 @@ class Shopkeeper:
     def started(self) -> None:
         self._before += self._now
         self._now = Counter()
+        self._forget_rates()
+
+    def closed(self) -> None:
+        """What it did in a second is nothing of now."""
+        self._seen.closed = True
+        self._forget_rates()
+
+    def _forget_rates(self) -> None:
+        self._moments.clear()
+        self._seen.rates = {}
 
     def hear(self, text: str) -> None:
         try:
@@ -104,6 +116,13 @@ class Watcher:
         self._began = time.monotonic()
         self._thread = threading.Thread(target=self._watch, name="demo-watch", daemon=True)
         self.is_running = False
+        # Up to where the results are counted, wherever that was the end.
+        self._counted: dict[tuple[str, int], int] = {}
+
+    def has_counted(self, ends: Mapping[tuple[str, int], int]) -> bool:
+        """Whether all results up to these ends are among those that are seen."""
+        counted = dict(self._counted)
+        return all(counted.get(place, -1) >= end for place, end in ends.items())
 
     def __enter__(self) -> Watcher:
         self._thread.start()
@@ -116,7 +135,7 @@ class Watcher:
     def _watch(self) -> None:
         from penstock.cli.kafka import Connection
 
-        consumer = Connection(self._bootstrap, {}).consumer({"enable.partition.eof": False})
+        consumer = Connection(self._bootstrap, {}).consumer()
         assigned = False
         looks = 0
         while not self._stop.wait(LOOK_S):
@@ -148,9 +167,15 @@ class Watcher:
         self.is_running = bool(states) and "starting" not in states
 
     def _look_at_results(self, consumer: Consumer) -> None:
+        from confluent_kafka import KafkaError
+
         for message in consumer.consume(5000, timeout=0.2):
-            if message.error() is None and message.value() is not None:
+            error = message.error()
+            if error is None and message.value() is not None:
                 self._take(message)
+            elif error is not None and error.code() == KafkaError._PARTITION_EOF:
+                place = str(message.topic()), int(message.partition() or 0)
+                self._counted[place] = int(message.offset() or 0)
 
     def _take(self, message: Message) -> None:
         topic = str(message.topic())
@@ -250,11 +275,11 @@ class Dashboard:
 
 def told(seen: Seen) -> str:
     """One line of it."""
-    lag = max((each["lag"] or 0 for each in seen.sinks), default=0)
-    late = max((each["lag_s"] or 0.0 for each in seen.sinks), default=0.0)
     parts = [
-        f"{rate(_changes(seen.rates))} changes/s, {rate(seen.rates.get('click', 0))} clicks/s",
-        f"sinks {lag:,} records, {behind(late)} behind",
+        "the shop is closed"
+        if seen.closed
+        else f"{rate(_changes(seen.rates))} changes/s, {rate(seen.rates.get('click', 0))} clicks/s",
+        _lag(seen.sinks),
         f"enriched {seen.results['shop.clicks.enriched']:,}",
         f"alerts {_alerts(seen):,}",
     ]
@@ -262,6 +287,19 @@ def told(seen: Seen) -> str:
         country, _, cents = seen.revenue[0]
         parts.append(f"most revenue {country} {money(cents)}")
     return "; ".join(parts)
+
+
+def _lag(sinks: Sequence[Mapping[str, Any]]) -> str:
+    """How far the sinks are behind: of the one that is furthest. What is not known is not said."""
+    known = [each for each in sinks if each["lag"] is not None]
+    if not known:
+        return "sinks have not read anything yet"
+    most = max(each["lag"] for each in known)
+    if not most:
+        return "sinks up to date"
+    text = f"sinks {most:,} records"
+    late = [each["lag_s"] for each in known if each["lag_s"] is not None]
+    return f"{text}, {behind(max(late))} behind" if late else f"{text} behind"
 
 
 def _changes(counts: Mapping[str, float]) -> float:
@@ -278,10 +316,12 @@ def rendered(seen: Seen, stage: str) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
-    head = Text.assemble(
-        ("The shop", "bold"), f"  {stage}   {rate(_changes(seen.rates))} changes/s   "
-        f"{rate(seen.rates.get('click', 0))} clicks/s   "
+    busy = (
+        f"{rate(_changes(seen.rates))} changes/s   {rate(seen.rates.get('click', 0))} clicks/s   "
         f"{rate(seen.rates.get('payment', 0))} payments/s   "
+    )
+    head = Text.assemble(
+        ("The shop", "bold"), f"  {stage}   {'' if seen.closed else busy}"
         f"{seen.memory / 1e9:.1f} GB" + (f"   {seen.restarts} restarts" if seen.restarts else ""),
     )  # fmt: skip
     flows = output.table(("flow", "state", ">in/s", ">rows out", ">batch", ">late"),

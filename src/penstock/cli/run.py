@@ -24,6 +24,7 @@ from penstock.errors import ConfigError, PenstockError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from penstock.cli.run_cluster import Executors
     from penstock.cli.sinks_view import Together
     from penstock.sinks.spec import SinkSpec
     from penstock.spark.flows.declare import Collected
@@ -201,7 +202,8 @@ def run(
                 flows = chosen(known, only)
             manager = Manager(spark, flows, folder, settings, known=known)
             sinks = _sinks(spark, specs, sinks_data, settings, manager) if specs else None
-            ok = _run(manager, sinks, folder, address, plain=plain, every_s=every_s, once=once)
+            ok = _run(spark, manager, sinks, folder, address, plain=plain, every_s=every_s,
+                      once=once)  # fmt: skip
         finally:
             # Fails where Java is gone already, which was told.
             with suppress(Exception):
@@ -274,7 +276,7 @@ def run_sinks(
             if log_level in {LogLevel.WARNING, LogLevel.ERROR}:
                 spark.sparkContext.setLogLevel("FATAL")
             sinks = _sinks(spark, specs, data, settings)
-            ok = _run(None, sinks, None, address, plain=plain, every_s=every_s, once=once)
+            ok = _run(spark, None, sinks, None, address, plain=plain, every_s=every_s, once=once)
         finally:
             with suppress(Exception):
                 spark.stop()
@@ -370,6 +372,7 @@ def _session(file: Path | None, master: str, conf: dict[str, str]) -> SparkSessi
 
 
 def _run(
+    spark: SparkSession,
     flows: Manager | None,
     sinks: tuple[SinkManager, SinkFolder] | None,
     folder: Folder | None,
@@ -380,6 +383,7 @@ def _run(
     once: bool,
 ) -> bool:
     """Run until all is over; whether all went well."""
+    from penstock.cli.run_cluster import executors_of
     from penstock.cli.run_metrics import MetricsServer
     from penstock.cli.run_view import View, kind_of
     from penstock.cli.sinks_view import Together
@@ -401,7 +405,7 @@ def _run(
             manager.start()
             names = ", ".join(f"{kind_of(each)} {each.name}" for each in manager.status())
             output.say(f"running {names}; Ctrl-C stops after the micro-batches")
-            _look_on(manager, view)
+            _look_on(manager, view, executors_of(spark))
         view.report(manager.status())
     for each in manager.status():
         if each.state == "failed":
@@ -414,10 +418,12 @@ def _run(
     return not manager.failed
 
 
-def _look_on(manager: Together, view: Any) -> None:
+def _look_on(manager: Together, view: Any, executors: Executors | None) -> None:
     pause = threading.Event()
     while not manager.step():
         view.show(manager.status())
+        if executors is not None:
+            executors.look()
         pause.wait(_STEP_S)
     view.show(manager.status())
 
