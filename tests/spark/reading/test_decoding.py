@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from penstock.spark.flows import inputs
 from penstock.spark.flows.declare import Format, Reading
-from penstock.spark.reading.decoding import HEARTBEAT, STAMP, typing_of
+from penstock.spark.reading.decoding import HEARTBEAT, SPAN, STAMP, typing_of
 from penstock.spark.source.reading import record_schema
 
 ROW = "id bigint NOT NULL, name string, at timestamp"
@@ -76,7 +76,7 @@ def test_the_source_types_records_as_spark_does(
     raw = penstock_spark.createDataFrame(given)
     how = Reading(shape, ROW)
     found, wanted = (
-        inputs.typed(each, how, metrics=name, time=time).orderBy("offset").collect()
+        inputs.typed(each, how, metrics=name, time=time).drop(SPAN).orderBy("offset").collect()
         for each, name in ((own, "own"), (raw, "spark"))
     )
     assert found == wanted

@@ -22,7 +22,7 @@ from pyspark.sql import types as T  # noqa: N812
 
 from penstock.client.connection import Cluster
 from penstock.client.metadata import LATEST, Metadata, offsets
-from penstock.spark import reading
+from penstock.spark import reading, sql
 from penstock.spark.flows.declare import Reading, Stream, Table
 from penstock.spark.flows.errors import (
     DeclarationError,
@@ -175,7 +175,8 @@ def typed(records: DataFrame, how: Reading, *, metrics: str, time: str | None = 
     """
     if is_typed(records):
         # Without an event time, what has no value says nothing.
-        return records if time else records.where(has_value() | F.col(reading.ERROR).isNotNull())
+        said = f"{_VALUE} IS NOT NULL OR {reading.ERROR} IS NOT NULL"
+        return records if time else records.where(said)
     if time is None:
         records = without_heartbeats(records)
     keep = time is not None or how.format == "changelog"
@@ -300,12 +301,12 @@ def has_value() -> Column:
 
 def visible(rows: DataFrame) -> DataFrame:
     """The good rows of a typed frame, as the user's function sees them."""
-    taken = [F.col(name).alias(hidden) for name, hidden in POSITIONS.items()]
+    taken = {hidden: name for name, hidden in POSITIONS.items()}
     good = reading.good(rows)
     if TIME in rows.columns:
         # What has a time but no value is a heartbeat.
-        good, taken = good.where(has_value()), [*taken, F.col(TIME)]
-    return good.select(f"{_VALUE}.*", *taken)
+        good, taken = good.where(f"{_VALUE} IS NOT NULL"), {**taken, TIME: TIME}
+    return sql.select(good, taken, f"{_VALUE}.*")
 
 
 def as_text(records: DataFrame) -> DataFrame:

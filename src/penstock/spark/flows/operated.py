@@ -32,10 +32,10 @@ from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from penstock.client.metadata import Metadata
-from penstock.spark import reading
+from penstock.spark import reading, sql
 from penstock.spark.flows import inputs
 from penstock.spark.flows.writing import Counts, observed
-from penstock.spark.reading.decoding import TIME, VALUE
+from penstock.spark.reading.decoding import SPAN, TIME, VALUE
 from penstock.spark.reading.frame import HEADERS_TYPE
 from penstock.spark.state import layout, store
 from penstock.spark.state import time as clock
@@ -48,10 +48,14 @@ if TYPE_CHECKING:
     from penstock.spark.flows.running import Running
 
 # Adaptive execution makes a job of each shuffle and each kept frame, and plans anew after it, to
-# choose what is fixed here: one task for each shard. What is kept is kept for a moment only.
+# choose what is fixed here: one task for each shard. What is kept is kept for a moment only. To
+# keep to a number of bytes Spark adds up all columns after each row that it sends to Python, which
+# took as long as all else that it does with the row; so few rows at a time are never too many.
 _SETTINGS: Final = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.inMemoryColumnarStorage.compressed": "false",
+    "spark.sql.execution.arrow.maxBytesPerBatch": str((1 << 31) - 1),
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "1000",
 }
 # In a plan as text.
 _ALIAS: Final = re.compile(r"SubqueryAlias (.*)")
@@ -75,12 +79,12 @@ def united(records: list[DataFrame]) -> DataFrame:
 
 def _parted(records: DataFrame, at: int, *, timed: bool) -> DataFrame:
     """The records of one stream, of those of all."""
-    own = records.where(F.col(STREAM) == at)
+    own = records.where(f"{STREAM} = {at}")
     if _value(at) not in records.columns:
         return own.select(*_RECORD)
-    more = [TIME] if timed else []
-    return own.select(
-        F.col(_value(at)).alias(VALUE), *reading.POSITION, reading.ERROR, reading.RAW, *more
+    more = [TIME, SPAN] if timed else []
+    return sql.select(
+        own, {VALUE: _value(at)}, *reading.POSITION, reading.ERROR, reading.RAW, *more
     )
 
 
@@ -175,14 +179,25 @@ class Operated:
                 parts[at] = replace(parts[at], rows=parts[at].rows.persist())
                 kept.append(parts[at].rows)
         count = F.count(reading.ERROR).alias("bad")
-        looks = [clock.blocks_of(parts[at].rows, at, count) for at in self._lateness_us]
+        looks = [
+            clock.spans_of(parts[at].rows, at)
+            if inputs.is_typed(parts[at].records)
+            else clock.blocks_of(parts[at].rows, at, count)
+            for at in self._lateness_us
+        ]
         found = reduce(lambda a, b: a.unionByName(b), looks).collect()
-        found.sort(key=lambda row: (row["topic"], row["partition"], row["block"]))
+        found.sort(key=lambda row: (row["topic"], row["partition"], row["begin"]))
         for at in self._lateness_us:
             bad = sum(row["bad"] for row in found if row["number"] == at)
             parts[at] = replace(parts[at], bad_count=bad)
         seen = [
-            clock.Seen(row["number"], (row["topic"], row["partition"]), row["least"], row["latest"])
+            clock.Seen(
+                row["number"],
+                (row["topic"], row["partition"]),
+                row["least"],
+                row["latest"],
+                row["behind"],
+            )
             for row in found
             if row["latest"] is not None
         ]

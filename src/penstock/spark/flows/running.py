@@ -29,7 +29,7 @@ import orjson
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from penstock.spark import reading
+from penstock.spark import reading, sql
 from penstock.spark.flows import inputs, planning
 from penstock.spark.flows.declare import Flow, Output, Stream, Table, Topic, physical
 from penstock.spark.flows.errors import UnknownTopicError, UserCodeError
@@ -264,8 +264,8 @@ class Running:
             if isinstance(output, Topic):
                 parts.append(topic_rows(rows, output, physical(output.name, self.generation)))
             else:
-                whole = F.struct(*(F.col(f"`{each}`") for each in rows.columns))
-                parts.append(rows.select(whole.alias(_column(others.index(name)))))
+                column = _column(others.index(name))
+                parts.append(sql.select(rows, {column: sql.struct(rows.columns)}))
         parts += letters
         return reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), parts)
 
@@ -397,7 +397,7 @@ class Running:
             batch = BatchOf(self.flow.name, batch_id, self.checkpoint, self.place)
             for at, output in enumerate(others):
                 column = _column(at)
-                part = kept.where(F.col(column).isNotNull()).select(f"{column}.*")
+                part = kept.where(f"{column} IS NOT NULL").select(f"{column}.*")
                 counts = counts.plus(output.write(part, batch))
             return counts
         finally:

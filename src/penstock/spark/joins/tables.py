@@ -30,9 +30,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 import pyarrow as pa
-from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 
+from penstock.spark import sql
 from penstock.spark.flows.errors import DeclarationError
 from penstock.spark.joins.enriching import (
     AT,
@@ -52,7 +52,7 @@ from penstock.spark.state import Operator, Planning, apply, current
 from penstock.spark.state.schemas import arrow_schema
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
 Version = Literal["latest", "as_of"]
 How = Literal["left", "inner"]
@@ -108,9 +108,10 @@ def enrich(
         )
     keys = _key_columns(events, row, pairs, where)
     told = _changes(changes, row, pairs, list(wanted), [kind for _, kind in keys], valid_from)
-    sent = events.select(
-        *(F.col(f"`{each}`").alias(sent_name(each)) for each in events.columns),
-        *(column.alias(key_name(at)) for at, (column, _) in enumerate(keys)),
+    sent = sql.select(
+        events,
+        {sent_name(each): sql.quoted(each) for each in events.columns}
+        | {key_name(at): column for at, (column, _) in enumerate(keys)},
     )
     out = T.StructType(
         [T.StructField(each.name, each.dataType, True) for each in events.schema.fields]
@@ -221,14 +222,14 @@ def _wanted(
 
 def _key_columns(
     events: DataFrame, row: T.StructType, pairs: Mapping[str, str], where: str
-) -> list[tuple[Column, str]]:
-    """The key as columns of the events, and the types that both sides have it in."""
+) -> list[tuple[str, str]]:
+    """The key as columns of the events, in SQL, and the types that both sides have it in."""
     found = []
     for mine, theirs in pairs.items():
         left, right = events.schema[mine].dataType, row[theirs].dataType
-        column = F.col(f"`{mine}`")
+        column = sql.quoted(mine)
         if isinstance(left, T.IntegralType) and isinstance(right, T.IntegralType):
-            found.append((column.cast("bigint"), "bigint"))
+            found.append((f"CAST({column} AS bigint)", "bigint"))
         elif left == right:
             found.append((column, left.simpleString()))
         else:
@@ -252,60 +253,59 @@ def _changes(
 
     A row whose key has changed is gone from its old one: two rows come of it.
     """
-    known = F.coalesce(*(F.col(each) for each in (TIME, STAMP) if each in changes.columns))
+    known = f"coalesce({', '.join(each for each in (TIME, STAMP) if each in changes.columns)})"
     keys = list(zip(pairs.values(), kinds, strict=True))
-    after = [F.col(f"{AFTER}.`{each}`").cast(kind) for each, kind in keys]
-    before = [F.col(f"{BEFORE}.`{each}`").cast(kind) for each, kind in keys]
+    after = [f"CAST({AFTER}.{sql.quoted(each)} AS {kind})" for each, kind in keys]
+    before = [f"CAST({BEFORE}.{sql.quoted(each)} AS {kind})" for each, kind in keys]
     # A tombstone has only its key.
     lost = [_from_key(changes, each, kind, alone=len(keys) == 1) for each, kind in keys]
     start_new, start_old = known, known
     if valid_from is not None:
-        start_new = F.coalesce(F.col(f"{AFTER}.`{valid_from}`").cast("timestamp"), known)
-        start_old = F.coalesce(F.col(f"{BEFORE}.`{valid_from}`").cast("timestamp"), known)
-    new = _entry(after, [F.col(f"{AFTER}.`{each}`") for each in wanted], wanted, False, start_new)
-    nothing = [F.lit(None).cast(row[each].dataType) for each in wanted]
-    old_key = [F.coalesce(mine, own) for mine, own in zip(before, lost, strict=True)]
-    old = _entry(old_key, nothing, wanted, True, start_old)
-    moved = F.lit(False)
-    for mine, theirs in zip(before, after, strict=True):
-        moved = moved | (mine.isNotNull() & ~mine.eqNullSafe(theirs))
+        start_new, start_old = (
+            f"coalesce(CAST({each}.{sql.quoted(valid_from)} AS timestamp), {known})"
+            for each in (AFTER, BEFORE)
+        )
+    own = [f"{AFTER}.{sql.quoted(each)}" for each in wanted]
+    new = _entry(after, own, wanted, "false", start_new)
+    # Null, and of the same type.
+    nothing = [f"if(false, {each}, null)" for each in own]
+    old_key = [f"coalesce({mine}, {key})" for mine, key in zip(before, lost, strict=True)]
+    old = _entry(old_key, nothing, wanted, "true", start_old)
+    moved = [
+        f"({mine} IS NOT NULL AND NOT {mine} <=> {theirs})"
+        for mine, theirs in zip(before, after, strict=True)
+    ]
     if valid_from is not None:
         # What was to be valid later on, and is not any more.
-        moved = moved | ((start_old > known) & ~start_old.eqNullSafe(start_new))
-    gone = F.col(AFTER).isNull()
-    entries = F.when(gone, F.array(old)).when(moved, F.array(old, new)).otherwise(F.array(new))
-    places = [F.col(each) for each in _PLACES if each in changes.columns]
-    told = changes.select(F.explode(entries).alias("_e"), known.alias(KNOWN), *places)
-    start = F.coalesce(F.col(f"_e.{FROM}"), F.col(KNOWN))
-    return told.select(
-        "_e.*", F.greatest(start, F.col(KNOWN)).alias(AT), KNOWN,
-        *(F.col(each) for each in _PLACES if each in changes.columns),
-    )  # fmt: skip
+        moved.append(f"({start_old} > {known} AND NOT {start_old} <=> {start_new})")
+    entries = (
+        f"CASE WHEN {AFTER} IS NULL THEN array({old}) "
+        f"WHEN {' OR '.join(moved)} THEN array({old}, {new}) ELSE array({new}) END"
+    )
+    places = [each for each in _PLACES if each in changes.columns]
+    told = sql.select(changes, {"_e": f"explode({entries})", KNOWN: known}, *places)
+    counts = f"greatest(coalesce(_e.{FROM}, {KNOWN}), {KNOWN})"
+    return sql.select(told, {AT: counts}, "_e.*", KNOWN, *places)
 
 
 def _entry(
-    key: Sequence[Column],
-    columns: Sequence[Column],
-    names: Sequence[str],
-    gone: bool,
-    start: Column,
-) -> Column:
-    return F.struct(
-        *(each.alias(key_name(at)) for at, each in enumerate(key)),
-        *(each.alias(kept_name(own)) for each, own in zip(columns, names, strict=True)),
-        F.lit(gone).alias(GONE),
-        start.alias(FROM),
-    )
+    key: Sequence[str], columns: Sequence[str], names: Sequence[str], gone: str, start: str
+) -> str:
+    fields = {key_name(at): each for at, each in enumerate(key)}
+    fields |= {kept_name(own): each for each, own in zip(columns, names, strict=True)}
+    fields |= {GONE: gone, FROM: start}
+    return f"struct({', '.join(f'{text} AS {sql.quoted(name)}' for name, text in fields.items())})"
 
 
-def _from_key(changes: DataFrame, name: str, kind: str, *, alone: bool) -> Column:
+def _from_key(changes: DataFrame, name: str, kind: str, *, alone: bool) -> str:
     """A column of the record's key, which is JSON, maybe beside its schema, or the column alone."""
     if KEY not in changes.columns:
-        return F.lit(None).cast(kind)
-    text = F.col(KEY).cast("string")
-    found = F.coalesce(
-        F.get_json_object(text, f"$.payload['{name}']"), F.get_json_object(text, f"$['{name}']")
+        return f"CAST(null AS {kind})"
+    text, own = f"CAST({KEY} AS string)", name.replace("\\", "\\\\").replace('"', '\\"')
+    found = ", ".join(
+        f'get_json_object({text}, "{path}")' for path in (f"$.payload['{own}']", f"$['{own}']")
     )
+    found = f"coalesce({found})"
     if alone:
-        found = F.when(text.startswith("{"), found).otherwise(text)
-    return found.try_cast(kind)
+        found = f"CASE WHEN startswith({text}, '{{') THEN {found} ELSE {text} END"
+    return f"try_cast({found} AS {kind})"

@@ -9,6 +9,10 @@ every micro-batch.
 A typed frame has the value in one column, `_penstock_value`, where each record stood (`POSITION`),
 `_error` and `_raw` for the bad ones, and `_time` if the stream has an event time. Every record is a
 row of it: one that says nothing, or only that time has passed, has neither value nor error.
+
+Records come in spans, each of one partition and in the order of the log. Where there is an event
+time, the first row of a span says in `_span` what the times in it are, so that nobody has to look
+at all of them to tell how far time has come and whether any may be late.
 """
 
 from __future__ import annotations
@@ -34,6 +38,10 @@ VALUE: Final = "_penstock_value"
 # The event time of a timed stream, and the name by which a record's own timestamp can be that.
 TIME: Final = "_time"
 STAMP: Final = "_timestamp"
+# Of the times of a span, microseconds: the least, the latest, and by how much one is at most
+# behind another that stands before it; and how many records of the span cannot be read.
+SPAN: Final = "_span"
+SPAN_FIELDS: Final = ("least", "latest", "behind", "bad")
 # The key of a record without a value that only says that time has passed.
 HEARTBEAT: Final = b"penstock.heartbeat"
 _SHAPES: Final = frozenset({"json", "debezium", "changelog"})
@@ -120,7 +128,8 @@ class Typing:
             (RAW, RAW_TYPE),
         ]
         if self.time is not None:
-            columns.append((TIME, T.TimestampType()))
+            span = [T.StructField(name, T.LongType()) for name in SPAN_FIELDS]
+            columns += [(TIME, T.TimestampType()), (SPAN, T.StructType(span))]
         return T.StructType([T.StructField(name, kind) for name, kind in columns])
 
     @cached_property
@@ -150,6 +159,7 @@ class Typing:
         }
         if self.time is not None:
             columns[TIME] = self._times(value, records)
+            columns[SPAN] = _span(columns[TIME], is_bad.true_count)
         arrays = [_as(columns[field.name], field.type) for field in self._arrow]
         return pa.RecordBatch.from_arrays(arrays, schema=self._arrow)
 
@@ -227,6 +237,18 @@ class Typing:
             return at
         beats = pc.and_(records.column("value").is_null(), _is_heartbeat(records))
         return pc.if_else(beats, stamp, at)
+
+
+def _span(times: pa.Array, bad: int) -> pa.Array:
+    """What there is to say of a span, in its first row."""
+    said: dict[str, int | None] = {"least": None, "latest": None, "behind": None, "bad": bad}
+    at = np.asarray(times.drop_null().cast(pa.int64()))
+    if len(at):
+        behind = int((np.maximum.accumulate(at) - at).max())
+        said |= {"least": int(at.min()), "latest": int(at.max()), "behind": behind}
+    kind = pa.struct([(name, pa.int64()) for name in SPAN_FIELDS])
+    first = pa.array([said] if len(times) else [], kind)
+    return pa.concat_arrays([first, pa.nulls(max(0, len(times) - 1), kind)])
 
 
 def _with_reason(reasons: pa.StringArray, is_so: pa.BooleanArray, text: str) -> pa.StringArray:

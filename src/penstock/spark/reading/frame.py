@@ -121,7 +121,7 @@ def finish(
 
 def good(rows: DataFrame) -> DataFrame:
     """The records of a typed frame that could be read, without the columns about errors."""
-    return rows.where(F.col(ERROR).isNull()).drop(ERROR, RAW)
+    return rows.where(f"{ERROR} IS NULL").drop(ERROR, RAW)
 
 
 def bad(rows: DataFrame) -> DataFrame:

@@ -19,13 +19,14 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from penstock.spark import sql
 from penstock.spark.state.context import DEFAULT_SHARDS, Batch, Planning, current
 from penstock.spark.state.files import StateError
 from penstock.spark.state.operator import Operator, Shard
 from penstock.spark.state.store import Place, opened
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
 _INPUT: Final = "_penstock_input"
 _SHARD: Final = "_penstock_shard"
@@ -72,14 +73,14 @@ def apply(
     assert 1 <= shards <= MOST_SHARDS
     names = tuple(inputs)
     frames = [
-        _tagged(rows, number, _shard_of(rows, keys[each], shards))
+        _tagged(rows, number, _shard_of(keys[each], shards))
         for number, (each, rows) in enumerate(inputs.items())
     ]
     if not isinstance(context, Planning):
         spark = frames[0].sparkSession
         frames.append(
-            spark.range(0, shards, 1, 1).select(
-                F.col("id").cast("int").alias(_SHARD), F.lit(_HERALD).alias(_INPUT)
+            sql.select(
+                spark.range(0, shards, 1, 1), {_SHARD: "CAST(id AS int)", _INPUT: str(_HERALD)}
             )
         )
     united = reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), frames)
@@ -126,21 +127,20 @@ def _check_keys(
             )
 
 
-def _shard_of(rows: DataFrame, key: Sequence[str], shards: int) -> Column:
+def _shard_of(key: Sequence[str], shards: int) -> str:
+    """In SQL."""
     if not key:
-        return F.lit(0)
-    return F.pmod(F.xxhash64(*(F.col(f"`{each}`") for each in key)), F.lit(shards)).cast("int")
+        return "0"
+    return f"CAST(pmod(xxhash64({', '.join(map(sql.quoted, key))}), {shards}) AS int)"
 
 
 def _column(number: int) -> str:
     return f"_penstock_rows_{number}"
 
 
-def _tagged(rows: DataFrame, number: int, shard: Column) -> DataFrame:
-    whole = F.struct(*(F.col(f"`{each}`") for each in rows.columns))
-    return rows.select(
-        shard.alias(_SHARD), F.lit(number).alias(_INPUT), whole.alias(_column(number))
-    )
+def _tagged(rows: DataFrame, number: int, shard: str) -> DataFrame:
+    whole = sql.struct(rows.columns)
+    return sql.select(rows, {_SHARD: shard, _INPUT: str(number), _column(number): whole})
 
 
 @dataclass(frozen=True, slots=True)

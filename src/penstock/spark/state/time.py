@@ -33,7 +33,9 @@ import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
+from penstock.spark import sql
 from penstock.spark.flows.durations import microseconds
+from penstock.spark.reading.decoding import SPAN
 from penstock.spark.state.files import Files, StateError
 
 if TYPE_CHECKING:
@@ -68,6 +70,12 @@ class Seen:
     part: Part
     least_us: int
     latest_us: int
+    # By how much a row is at most behind one that stands before it, if that is known.
+    behind_us: int | None = None
+
+    @property
+    def most_behind_us(self) -> int:
+        return self.latest_us - self.least_us if self.behind_us is None else self.behind_us
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +112,7 @@ class Times:
                                    self.watermark_us)  # fmt: skip
 
     def may_any_be_late(self, blocks: Iterable[Seen], lateness_us: int) -> bool:
-        """The same for one input in finer steps: blocks of its partitions, in their order.
+        """The same for one input in finer steps: pieces of its partitions, in their order.
 
         A micro-batch may be long, and its first rows far behind its last without being late.
         """
@@ -112,10 +120,12 @@ class Times:
         for each in blocks:
             known = reached.get(each.part)
             if known is None:
-                known = self.before(each.number).get(each.part, each.latest_us)
-            reached[each.part] = max(known, each.latest_us)
-            if each.least_us < max(reached[each.part] - lateness_us, self.watermark_us):
+                known = self.before(each.number).get(each.part, each.least_us)
+            if each.least_us < max(known - lateness_us, self.watermark_us):
                 return True
+            if each.most_behind_us > lateness_us:
+                return True
+            reached[each.part] = max(known, each.latest_us)
         return False
 
     def as_json(self) -> bytes:
@@ -183,15 +193,22 @@ def seen_of(rows: DataFrame, number: int, *more: Column) -> DataFrame:
     )
 
 
+def spans_of(rows: DataFrame, number: int) -> DataFrame:
+    """The same for each span of a frame that the source has typed, as the source says itself."""
+    wanted = {"begin": "offset", "number": str(number)}
+    said = rows.where(f"{SPAN} IS NOT NULL")
+    return sql.select(said, wanted, "topic", "partition", f"{SPAN}.*")
+
+
 def blocks_of(rows: DataFrame, number: int, *more: Column) -> DataFrame:
-    """The same for `BLOCK` records of a partition at a time, of which `block` is the number."""
+    """The same for `BLOCK` records of a partition at a time."""
     topic, partition, offset = _position(rows)
     at = F.unix_micros(F.col(TIME))
-    block = F.shiftright(F.col(offset), BLOCK_BITS).alias("block")
+    begin = F.shiftleft(F.shiftright(F.col(offset), BLOCK_BITS), BLOCK_BITS).alias("begin")
     return (
-        rows.groupBy(F.col(topic).alias("topic"), F.col(partition).alias("partition"), block)
+        rows.groupBy(F.col(topic).alias("topic"), F.col(partition).alias("partition"), begin)
         .agg(F.min(at).alias("least"), F.max(at).alias("latest"), *more)
-        .withColumn("number", F.lit(number))
+        .withColumns({"behind": F.col("latest") - F.col("least"), "number": F.lit(number)})
     )
 
 

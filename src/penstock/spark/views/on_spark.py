@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 from pyspark.errors import AnalysisException
-from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from penstock.spark import sql
 from penstock.spark.state import Operator, apply
 from penstock.spark.state.schemas import arrow_schema
 from penstock.spark.views.columns import DELETED, PRESENT, loose
@@ -19,7 +19,7 @@ from penstock.spark.views.plan import Table, flat
 from penstock.spark.views.refusing import DIALECT, ViewError
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
 from penstock.spark.views.expressions import Expression
 
@@ -37,49 +37,47 @@ class SparkEngine:
     def source(self, table: Table, wanted: Sequence[str]) -> DataFrame:
         rows = self._frames[table.name]
         is_event = AFTER in rows.columns
-        picked: dict[str, Column] = {}
+        picked: dict[str, str] = {}
         for name in table.key:
-            value = self._key(rows, table, name) if is_event else F.col(f"`{name}`")
+            value = self._key(rows, table, name) if is_event else sql.quoted(name)
             picked[flat(table.alias, name)] = value
         for each in wanted:
             if each not in picked:
-                own = each.removeprefix(f"{table.alias}.")
-                picked[each] = F.col(AFTER)[own] if is_event else F.col(f"`{own}`")
+                own = sql.quoted(each.removeprefix(f"{table.alias}."))
+                picked[each] = f"{AFTER}.{own}" if is_event else own
         if is_event:
-            present = F.col(AFTER).isNotNull()
+            present = f"{AFTER} IS NOT NULL"
         elif DELETED in rows.columns:
-            present = ~F.coalesce(F.col(DELETED), F.lit(False))
+            present = f"NOT coalesce({DELETED}, false)"
         else:
-            present = F.lit(True)
+            present = "true"
         picked[PRESENT] = present
-        picked.update({each: F.col(each) for each in ORDER if each in rows.columns})
-        return rows.select(*(value.alias(name) for name, value in picked.items()))
+        picked.update({each: each for each in ORDER if each in rows.columns})
+        return sql.select(rows, picked)
 
-    def _key(self, rows: DataFrame, table: Table, name: str) -> Column:
+    def _key(self, rows: DataFrame, table: Table, name: str) -> str:
         """A column of the primary key: from the row, else from the record's key."""
-        found = [F.col(AFTER)[name]]
+        found = [f"{AFTER}.{sql.quoted(name)}"]
         if BEFORE in rows.columns:
-            found.append(F.col(BEFORE)[name])
+            found.append(f"{BEFORE}.{sql.quoted(name)}")
         if KEY in rows.columns:
             fields = rows.schema[AFTER].dataType
             assert isinstance(fields, T.StructType)
-            found.append(_from_key(F.col(KEY).cast("string"), table, name, fields[name].dataType))
-        return F.coalesce(*found)
+            found.append(_from_key(table, name, fields[name].dataType))
+        return f"coalesce({', '.join(found)})"
 
     def schema(self, rows: DataFrame) -> pa.Schema:
         return loose(arrow_schema(rows.schema))
 
     def select(self, rows: DataFrame, wanted: Columns) -> DataFrame:
         try:
-            return rows.select(
-                *(F.expr(each.sql(dialect=DIALECT)).alias(name) for name, each in wanted)
-            )
+            return sql.select(rows, {name: each.sql(dialect=DIALECT) for name, each in wanted})
         except AnalysisException as error:
             raise _explained(error) from error
 
     def where(self, rows: DataFrame, condition: Expression) -> DataFrame:
         try:
-            return rows.where(F.expr(condition.sql(dialect=DIALECT)))
+            return rows.where(condition.sql(dialect=DIALECT))
         except AnalysisException as error:
             raise _explained(error) from error
 
@@ -93,8 +91,8 @@ class SparkEngine:
         return first
 
     def text(self, rows: DataFrame, wanted: Sequence[str], into: str) -> DataFrame:
-        whole = F.struct(*(F.col(f"`{each}`") for each in wanted))
-        return rows.withColumn(into, F.to_json(whole, {"ignoreNullFields": "false"}))
+        text = f"to_json({sql.struct(wanted)}, map('ignoreNullFields', 'false'))"
+        return sql.select(rows, {into: text}, *map(sql.quoted, rows.columns))
 
     def apply(
         self,
@@ -106,16 +104,17 @@ class SparkEngine:
         return apply(inputs, operator, key=list(key), schema=from_arrow_schema(out))
 
 
-def _from_key(text: Column, table: Table, name: str, kind: T.DataType) -> Column:
+def _from_key(table: Table, name: str, kind: T.DataType) -> str:
     """From a key as capture writes it, a JSON object that may be under `payload`; else as it is."""
-    schema = T.StructType([T.StructField(name, kind)])
-    wrapped = T.StructType([T.StructField("payload", schema), *schema.fields])
-    parsed = F.from_json(text, wrapped)
-    found = F.coalesce(parsed["payload"][name], parsed[name])
+    text = f"CAST({KEY} AS string)"
+    field, own = sql.quoted(name), kind.simpleString()
+    schema = f"payload STRUCT<{field}: {own}>, {field} {own}".replace("'", "\\'")
+    parsed = f"from_json({text}, '{schema}')"
+    found = f"coalesce({parsed}.payload.{field}, {parsed}.{field})"
     if len(table.key) > 1:
         return found
-    plain = F.when(~text.startswith("{"), text.try_cast(kind))
-    return F.coalesce(found, plain)
+    plain = f"CASE WHEN NOT startswith({text}, '{{') THEN try_cast({text} AS {own}) END"
+    return f"coalesce({found}, {plain})"
 
 
 def _explained(error: AnalysisException) -> ViewError:
