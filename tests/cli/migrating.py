@@ -7,13 +7,14 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
+import pytest
 from confluent_kafka import (
     Consumer,
     ConsumerGroupTopicPartitions,
@@ -43,8 +44,15 @@ class Row(NamedTuple):
 
 @cache
 def admin(bootstrap: str) -> AdminClient:
-    """One for each address: it must outlive its answers."""
+    """One for each address: it must outlive its answers. `clients` lets go of them."""
     return AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+
+
+@pytest.fixture(scope="module", autouse=True)
+def clients() -> Iterator[None]:
+    """For modules that import this: none of their clients looks for a broker that is gone."""
+    yield
+    admin.cache_clear()
 
 
 def create(bootstrap: str, name: str, partitions: int = 1, **settings: str) -> str:

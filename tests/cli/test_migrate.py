@@ -18,7 +18,18 @@ from penstock.testing.broker import Broker
 from penstock.testing.java_client import NewRecord
 from penstock.testing.kafka_tools import KafkaTools
 from tests.cli import migrating
-from tests.cli.migrating import Row, commit, committed, create, fill, numbers, read, rows, values
+from tests.cli.migrating import (
+    Row,
+    clients,  # noqa: F401
+    commit,
+    committed,
+    create,
+    fill,
+    numbers,
+    read,
+    rows,
+    values,
+)
 from tests.cli.runner import Ran, run
 
 NOW_MS = 1_700_000_000_000

@@ -20,6 +20,7 @@ from tests.cli import migrating
 from tests.cli.migrating import (
     Command,
     Writer,
+    clients,  # noqa: F401
     commit,
     committed,
     create,

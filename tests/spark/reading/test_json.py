@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import random
@@ -223,6 +224,24 @@ def test_good_and_bad_are_what_an_oracle_says(spark: SparkSession, seed: int) ->
             check_text(inside.y, inside_expected["y"])
         assert found == expected, value
     assert 500 < bad < 3500
+
+
+def test_half_a_surrogate_pair_is_what_python_finds(spark: SparkSession) -> None:
+    """Whatever stands beside it: pairs, other halves, and backslashes that are text themselves."""
+    parts = ("\\ud83d", "\\uDE00", "\\\\", "ud83d", "\\u0041", "\\n", "d", "\U0001f600")
+    names = ["".join(each) for n in range(1, 5) for each in itertools.product(parts, repeat=n)]
+    values = [f'{{"id":1,"name":"{name}"}}'.encode() for name in names]
+    rows = reading.json(frame(spark, values), "id long, name string").collect()
+    assert len(rows) == len(values)
+    halves = 0
+    for row in rows:
+        wanted = json.loads(values[row.offset])["name"]
+        if any(0xD800 <= ord(char) <= 0xDFFF for char in wanted):
+            halves += 1
+            assert row._error == "the value has half a surrogate pair", values[row.offset]
+        else:
+            assert (row._error, row.name) == (None, wanted), values[row.offset]
+    assert 0 < halves < len(values)
 
 
 def test_position_headers_and_reason_go_to_the_dead_letters(spark: SparkSession) -> None:

@@ -22,7 +22,6 @@ Where this differs from `json_values`, on purpose:
 - A number of seconds beyond the range of timestamps is refused, Spark wraps it around; so are
   times of day without a date, which Spark takes for today's, and dates in digits that are not a
   year, which Spark takes for days since 1970.
-- Half a surrogate pair is seen also after the text of the other half, escaped: `\\ud83d\ude00`.
 - In a zone with a name, years beyond 9999 are refused; names of fields may be of any length.
 - A double that becomes text has the fewest digits that are enough, as from Java 19 on; a float
   is rounded from the double nearest to its text.

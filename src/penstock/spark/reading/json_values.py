@@ -47,11 +47,11 @@ _FIXED: Final = {
     "allowNonNumericNumbers": "false",
     "allowComments": "false",
 }
-# A half of a surrogate pair alone is no character: Spark would make it a question mark.
-_EVEN_BACKSLASHES: Final = r"(?<!\\)(?:\\\\)*"
-_LONE_SURROGATE: Final = (
-    _EVEN_BACKSLASHES + r"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|" + _EVEN_BACKSLASHES
-) + r"(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F]"
+# A half of a surrogate pair alone is no character: Spark would make it a question mark. Escapes are
+# taken one after the other, from the left, pairs as one: only so is it seen what a backslash means.
+_WHOLE_ESCAPE: Final = (
+    r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|u(?![dD][89a-fA-F])|[^u])"
+)
 
 
 def json(
@@ -121,9 +121,9 @@ def _error(schema: T.StructType, tombstones: Tombstones) -> Column:
     slipped = text.rlike(r"\}\s*\]\s*,") & ~F.coalesce(field == 1, F.lit(False))
     reason = reason.when(slipped, F.lit("the value is not one JSON object"))
     escaped = text.contains(r"\ud") | text.contains(r"\uD")
-    reason = reason.when(
-        escaped & text.rlike(_LONE_SURROGATE), F.lit("the value has half a surrogate pair")
-    )
+    # Without all other escapes, the only ones that are left are halves.
+    halved = F.regexp_replace(text, _WHOLE_ESCAPE, "").contains(r"\u")
+    reason = reason.when(escaped & halved, F.lit("the value has half a surrogate pair"))
     found = [
         F.when(condition, F.lit(message))
         for field in schema.fields
