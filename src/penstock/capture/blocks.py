@@ -3,7 +3,7 @@
 A `Block` holds changes of one table and one transaction as arrays: the fragments of all rows in one
 piece of memory, and where each of them stands. It is a sequence of changes all the same, which are
 made when somebody looks at them; who works on the arrays is much faster. `Several` puts blocks and
-lists into one sequence, in order.
+lists into one sequence, in order. A `RowBlock` is the same for rows of a snapshot.
 """
 
 from __future__ import annotations
@@ -77,6 +77,36 @@ class Block(Sequence[Change]):
     @property
     def weight(self) -> int:
         return len(self.fragments) + int(self.places.nbytes) + 64 * len(self)
+
+
+class RowBlock(Sequence[Row]):
+    """Rows of a snapshot of one table, in the same way."""
+
+    __slots__ = ("_columns", "fragments", "places")
+
+    def __init__(self, columns: int, fragments: bytes, places: Any) -> None:
+        self._columns = columns
+        self.fragments = fragments
+        # As those of a block in which all rows are inserted.
+        self.places = places
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    @overload
+    def __getitem__(self, at: int) -> Row: ...
+    @overload
+    def __getitem__(self, at: slice) -> RowBlock: ...
+    def __getitem__(self, at: int | slice) -> Row | RowBlock:
+        if isinstance(at, slice):
+            return RowBlock(self._columns, self.fragments, self.places[at])
+        places = self.places[at, self._columns :].tolist()
+        data = self.fragments
+        return tuple(data[a:b] for a, b in pairwise(places))
+
+    @property
+    def weight(self) -> int:
+        return len(self.fragments) + int(self.places.nbytes)
 
 
 class Several(Sequence[Change]):

@@ -1,8 +1,10 @@
-"""The loops over rows, compiled: tuples of pgoutput to fragments, and fragments to envelopes.
+"""The loops over rows, compiled: tuples of pgoutput and lines of COPY to fragments, and those to
+envelopes.
 
-They do the ordinary and nothing else. `decode_rows` stops before the first row that has anything
-out of the ordinary in it, and the interpreted decoder takes that one; so there is one place that
-knows the rare cases, and whatever is decoded here comes out byte for byte as it would there.
+They do the ordinary and nothing else. `decode_rows` and `decode_lines` stop before the first row
+that has anything out of the ordinary in it, and the interpreted decoder takes that one; so there is
+one place that knows the rare cases, and whatever is decoded here comes out byte for byte as it
+would there.
 """
 
 # Compiled, a comparison with each is quicker than looking into a collection.
@@ -429,6 +431,79 @@ def decode_rows(
             return row
         numbers[row] = _uint(start + 1, 8)
         start = data + ends[row]
+    return len(ends)
+
+
+@helper
+def _unescape(to: int, at: int, end: int) -> Any:
+    """COPY's text of a value without its backslashes; the address behind it."""
+    while at < end:
+        byte = load_byte(at)
+        if byte == 92 and at + 1 < end:
+            at += 1
+            byte = load_byte(at)
+            if byte == 98:
+                byte = 8
+            elif byte == 102:
+                byte = 12
+            elif byte == 110:
+                byte = 10
+            elif byte == 114:
+                byte = 13
+            elif byte == 116:
+                byte = 9
+            elif byte == 118:
+                byte = 11
+        store_byte(to, byte)
+        to += 1
+        at += 1
+    return to
+
+
+@kernel("int64(int64, int64[::1], int64[::1], int64[::1], int64, int64, int64[:, ::1])")
+def decode_lines(
+    data: int, ends: Any, codes: Any, needed: Any, room: int, out: int, places: Any
+) -> int:
+    """Lines of COPY without their newlines; how many were decoded, up to one that is out of the
+    ordinary. `room` is for one value. `places` are as `decode_rows` has them for an insert."""
+    columns = len(codes)
+    to = out
+    at = data
+    for row in range(len(ends)):
+        end = data + ends[row]
+        for slot in range(columns + 1):
+            places[row, slot] = to - out
+        for column in range(columns):
+            stop = at
+            escaped = False
+            while stop < end:
+                byte = load_byte(stop)
+                if byte == 9:
+                    break
+                escaped |= byte == 92
+                stop += 1
+            # A tab follows each value but the last.
+            if (stop < end) != (column < columns - 1):
+                return row
+            first, last = at, stop
+            at = stop + 1
+            if escaped:
+                if last - first == 2 and load_byte(first + 1) == 78:
+                    if needed[column]:
+                        return row
+                    for byte in (110, 117, 108, 108):
+                        store_byte(to, byte)
+                        to += 1
+                    places[row, columns + column + 1] = to - out
+                    continue
+                last = _unescape(room, first, last)
+                first = room
+            behind = _put_value(to, first, last, codes[column])
+            if not behind:
+                return row
+            to = behind
+            places[row, columns + column + 1] = to - out
+        at = end
     return len(ends)
 
 

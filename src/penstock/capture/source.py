@@ -250,7 +250,7 @@ class Snapshot(ABC):
         self.close()
 
     @abstractmethod
-    def rows(self, table: Table, *, where: str = "") -> Iterator[list[Row]]:
+    def rows(self, table: Table, *, where: str = "") -> Iterator[Sequence[Row]]:
         """The table's rows, a few thousand at a time. Several tables at once, from several
         threads, up to `snapshot_workers`."""
 

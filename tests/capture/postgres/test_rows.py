@@ -1,7 +1,7 @@
 """Blocks of rows: the compiled way says, byte for byte, what the interpreted way says.
 
 Frames that come one by one are too few for a block, so they go the interpreted way; the same frames
-in one piece go the compiled way wherever they can.
+in one piece go the compiled way wherever they can. So it is with lines of COPY.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.capture.blocks import Block, Several, segments_of
-from penstock.capture.delivery.reading import weight_of
+from penstock.capture.blocks import Block, RowBlock, Several, segments_of
+from penstock.capture.delivery.marks import Marks
+from penstock.capture.delivery.reading import rows_weight, weight_of
 from penstock.capture.events.batch import Batch
 from penstock.capture.events.changes import Events
 from penstock.capture.events.settings import EventSettings
@@ -28,9 +29,10 @@ from penstock.capture.postgres.pgoutput import (
     RelationMessage,
     TypeMessage,
 )
-from penstock.capture.postgres.rows import ROWS_MIN
+from penstock.capture.postgres.rows import BYTES_MAX, ROWS_MIN
+from penstock.capture.postgres.snapshot import decode_blocks, decode_lines
 from penstock.capture.postgres.types import NativeType, TypeModes, coding
-from penstock.capture.source import Column, Part, Table
+from penstock.capture.source import Column, Part, Row, Table
 
 NUMERIC_12_2 = (12 << 16 | 2) + 4
 # By name: oid, modifier, and values of which some are out of the ordinary.
@@ -310,3 +312,115 @@ def test_damage_is_told_of_whichever_way_it_is_read(seed: int, data: st.DataObje
 
     whole = [*start, *frames, *end]
     assert outcome([whole]) == outcome([[one] for one in whole])
+
+
+# ---- lines of COPY -----------------------------------------------------------------------
+
+ESCAPED = {9: b"\\t", 10: b"\\n", 13: b"\\r", 8: b"\\b", 12: b"\\f", 11: b"\\v", 92: b"\\\\"}
+
+
+def line_of(cells: list[bytes | None]) -> bytes:
+    """As COPY writes a row."""
+    return b"\t".join(
+        b"\\N" if cell is None else b"".join(ESCAPED.get(byte, bytes([byte])) for byte in cell)
+        for cell in cells
+    )
+
+
+def relation_of(names: list[str]) -> Relation:
+    TABLES.clear()
+    codings = [coding(*KINDS[name][:2], TYPES, TypeModes()) for name in names]
+    columns = tuple(Column(f"%{at}", made.type, at > 0) for at, made in enumerate(codings))
+    return Relation(1, Table("", "s", "t", columns, ("%0",)), codings, "d")
+
+
+def rows_of(relation: Relation, pieces: list[list[Row] | RowBlock], **settings: object) -> Records:
+    events = Events(EventSettings("p", **settings), "postgresql", clock_ns=lambda: 1_700_000_000)  # type: ignore[arg-type]
+    made: Records = {}
+    for piece in pieces:
+        batch = Batch()
+        assert events.rows(relation.table, piece, b'{"lsn":1}', batch) == len(piece)
+        for run in batch.take():
+            keys, values = run.whole()
+            listed = zip(list_of(keys), list_of(values), strict=True)
+            made.setdefault(run.topic, []).extend(listed)
+    events.close()
+    return made
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from((0.0, 0.05, 1.0)))
+def test_blocks_of_lines_say_what_single_lines_say(seed: int, odd: float) -> None:
+    making = Making(seed)
+    names = [making.random.choice(("int8", "text", "uuid")), *making.random.choices(NAMES, k=6)]
+    lines = [
+        line_of([None if cell == b"\0" else cell for cell in making.cells(names, odd)])
+        for _ in range(making.random.choice((1, ROWS_MIN, 60, 300)))
+    ]
+    relation = relation_of(names)
+    single = decode_lines(relation, lines, "t")
+    together: list[list[Row] | RowBlock] = list(decode_blocks(relation, lines, "t"))  # type: ignore[arg-type]
+    assert [row for piece in together for row in piece] == single
+    for more in ({}, {"schemas": True}, {"keys": {"s.t": ("%1",)}}, {"skip": frozenset("c")}):
+        assert rows_of(relation, together, **more) == rows_of(relation, [single], **more)
+
+
+def test_ordinary_lines_come_in_blocks() -> None:
+    names = ["int8", "text", "numeric", "timestamp", "timestamptz", "date", "bool", "float8"]
+    cells: list[bytes | None] = [KINDS[name][2][0] for name in names]
+    cells[1] = "a\\b\tc\n ü".encode()
+    cells[3] = None
+    relation = relation_of(names)
+    lines = [line_of([b"%d" % at, *cells[1:]]) for at in range(1000)]
+    blocks = list(decode_blocks(relation, lines, "t"))
+    assert all(isinstance(block, RowBlock) for block in blocks)
+    (block,) = blocks
+    assert isinstance(block, RowBlock)
+    rows = decode_lines(relation, lines, "t")
+    assert list(block) == rows
+    assert (block[-1], list(block[3:5]), list(block[:-1])) == (rows[-1], rows[3:5], rows[:-1])
+    assert rows_weight(block) > sum(len(fragment) for row in rows for fragment in row)
+    with pytest.raises(IndexError):
+        block[1000]
+
+
+def test_marks_of_blocks_are_those_of_lists() -> None:
+    relation = relation_of(["int8", "text"])
+    lines = [line_of([b"%d" % at, b"x"]) for at in range(100)]
+    rows = decode_lines(relation, lines, "t")
+
+    def marked(in_blocks: bool) -> list[tuple[Row, str]]:
+        marks, made = Marks(), []
+        for some in (lines[:50], lines[50:]):
+            listed = [decode_lines(relation, some, "t")]
+            for piece in decode_blocks(relation, some, "t") if in_blocks else listed:
+                made += marks.add(relation.table, piece)
+        made += [*marks.end(relation.table), *marks.finish()]
+        return [(row, one.mark) for one in made for row in one.rows]
+
+    assert marked(True) == marked(False)
+    assert [row for row, _ in marked(True)] == rows
+
+
+def test_a_line_that_is_too_long_for_a_block_is_a_row_all_the_same() -> None:
+    relation = relation_of(["int8", "text"])
+    lines = [line_of([b"%d" % at, b"x" * (BYTES_MAX if at == 20 else 9)]) for at in range(60)]
+    pieces = list(decode_blocks(relation, lines, "t"))
+    assert [row for piece in pieces for row in piece] == decode_lines(relation, lines, "t")
+    assert any(isinstance(piece, RowBlock) for piece in pieces)
+    assert list(decode_blocks(relation, [], "t")) == []
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.binary(max_size=12), min_size=ROWS_MIN, max_size=30))
+def test_lines_that_are_none_are_told_of_whichever_way_they_are_read(lines: list[bytes]) -> None:
+    relation = relation_of(["text", "text"])
+
+    def outcome(read: object) -> object:
+        try:
+            return [row for piece in read() for row in piece]  # type: ignore[operator]
+        except MalformedError as error:
+            return str(error)
+
+    together = outcome(lambda: decode_blocks(relation, lines, "t"))
+    assert together == outcome(lambda: [decode_lines(relation, lines, "t")])

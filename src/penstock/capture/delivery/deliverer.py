@@ -12,7 +12,7 @@ What others ask for by signals is done here, too, since it changes the state.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -58,7 +58,7 @@ class SnapshotBegin:
 @dataclass(frozen=True, slots=True)
 class SnapshotRows:
     table: Table
-    rows: list[Row]
+    rows: Sequence[Row]
     source: Fragment
 
 

@@ -8,6 +8,7 @@ back until more of its table comes, or the end.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from penstock.capture.source import Fragment, Row, Table
@@ -22,7 +23,7 @@ class Marked(NamedTuple):
     """Rows that have one mark."""
 
     table: Table
-    rows: list[Row]
+    rows: Sequence[Row]
     mark: str
 
 
@@ -36,13 +37,13 @@ class Marks:
         # The last row of the table that ended last: it may be the last of all.
         self._final: tuple[Table, Row] | None = None
 
-    def add(self, table: Table, rows: list[Row]) -> list[Marked]:
+    def add(self, table: Table, rows: Sequence[Row]) -> list[Marked]:
         if not rows:
             return []
         held = self._held.get(table)
-        ready = [held, *rows[:-1]] if held is not None else rows[:-1]
         self._held[table] = rows[-1]
-        return self._marked(table, ready)
+        made = [] if held is None else self._marked(table, [held])
+        return [*made, *self._marked(table, rows[:-1])]
 
     def end(self, table: Table) -> list[Marked]:
         """No more rows of a table will come."""
@@ -63,7 +64,7 @@ class Marks:
         self._final = None
         return [Marked(table, [row], LAST)]
 
-    def _marked(self, table: Table, rows: list[Row]) -> list[Marked]:
+    def _marked(self, table: Table, rows: Sequence[Row]) -> list[Marked]:
         if not rows or table in self._begun:
             return [Marked(table, rows, PLAIN)] if rows else []
         self._begun.add(table)

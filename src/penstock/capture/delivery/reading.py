@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from queue import Empty, SimpleQueue
 
-from penstock.capture.blocks import Block, segments_of
+from penstock.capture.blocks import Block, RowBlock, segments_of
 from penstock.capture.delivery.deliverer import (
     SnapshotBegin,
     SnapshotEnd,
@@ -42,7 +42,9 @@ def _changes_bytes(changes: Sequence[Change]) -> int:
     return len(changes) * (each + _ITEM_BYTES)
 
 
-def rows_weight(rows: list[Row]) -> int:
+def rows_weight(rows: Sequence[Row]) -> int:
+    if isinstance(rows, RowBlock):
+        return rows.weight + _ITEM_BYTES
     return len(rows) * (_row_bytes(rows[0]) + _ITEM_BYTES) if rows else _ITEM_BYTES
 
 

@@ -15,12 +15,14 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.capture import kernels
-from penstock.capture.blocks import Block
+from penstock.capture.blocks import Block, RowBlock
 from penstock.capture.events.batch import Batch
 from penstock.capture.events.encoding import Moment
 from penstock.capture.events.quick import envelope
+from penstock.capture.source import Fragment
 
 AddBlock = Callable[[Block, Batch], int]
+AddRows = Callable[[RowBlock, Fragment, Batch], None]
 
 _OPS = 4
 
@@ -78,40 +80,84 @@ def quick_blocks(
         at[_OPS, 0] = tombstones
         key_at = np.array(list(accumulate(map(len, key_literals), initial=place)), np.int64)
         table = b"".join((*literals, *key_literals))
-        return _add(block, batch, table, at, key_at, longest)
-
-    def _add(block: Block, batch: Batch, table: bytes, at: Any, key_at: Any, longest: int) -> int:
-        count, mentions = len(block), len(block.pieces) - 1
-        size = len(block.fragments)
-        records = 2 * count
-        key_out = np.empty(2 * (size + count * key_bytes), np.uint8)
-        value_out = np.empty(size + count * (longest + mentions * kernels.NUMBER_BYTES), np.uint8)
-        key_ends, value_ends = np.zeros(records + 1, np.int64), np.zeros(records + 1, np.int64)
-        valid = np.empty(records, np.uint8)
-        made = kernels.compose_rows(
-            _address(block.fragments),
-            block.places,
-            block.ops,
-            block.numbers,
-            mentions,
-            _address(table),
-            at,
-            key_at,
-            keys,
-            key_out.ctypes.data,
-            value_out.ctypes.data,
-            key_ends,
-            value_ends,
-            valid,
-        )
-        batch.add_columns(
-            topic,
-            _column(key_out, key_ends[: made + 1], None),
-            _column(value_out, value_ends[: made + 1], valid[:made] if made > count else None),
-        )
-        return count
+        arrays = (block.places, block.ops, block.numbers)
+        mentions = len(pieces) - 1
+        room = longest + mentions * kernels.NUMBER_BYTES, key_bytes
+        made = _composed(block.fragments, arrays, mentions, table, (at, key_at, keys), room)
+        batch.add_columns(topic, *made)
+        return len(block)
 
     return add
+
+
+def quick_row_blocks(
+    topic: str,
+    templates: tuple[bytes, bytes, bytes],
+    key: bytes,
+    key_columns: Sequence[int],
+    op: bytes,
+    moment: Moment,
+) -> AddRows:
+    """A function that adds rows of a snapshot of one keyed table to a batch."""
+    head, row, tail = templates
+    *firsts, before, between, behind = _cut(envelope(head, b"null", row, op, tail))
+    key_literals = _cut(key)
+    keys = np.array(key_columns, np.int64)
+    key_bytes = sum(map(len, key_literals))
+
+    def add(block: RowBlock, source: Fragment, batch: Batch) -> None:
+        count = len(block)
+        whole = [*firsts, before + source + between + moment.json + behind]
+        ends = list(accumulate(map(len, whole), initial=0))
+        at = np.zeros((_OPS + 1, len(ends)), np.int64)
+        at[kernels.CREATED] = ends
+        key_at = np.array(list(accumulate(map(len, key_literals), initial=ends[-1])), np.int64)
+        table = b"".join((*whole, *key_literals))
+        arrays = (block.places, np.full(count, kernels.CREATED, np.int64), np.zeros(0, np.int64))
+        room = ends[-1], key_bytes
+        made = _composed(block.fragments, arrays, 0, table, (at, key_at, keys), room)
+        batch.add_columns(topic, *made)
+
+    return add
+
+
+def _composed(
+    fragments: bytes,
+    arrays: tuple[Any, Any, Any],
+    mentions: int,
+    table: bytes,
+    literals: tuple[Any, Any, Any],
+    room: tuple[int, int],
+) -> tuple[pa.Array, pa.Array]:
+    """Columns of keys and values. `literals` say where those in `table` begin, of the operations
+    and of the key; `room` is what a value and a key take beside their fragments, at most."""
+    places, ops, numbers = arrays
+    count = len(ops)
+    size = int(places[-1, -1] - places[0, 0])
+    value_bytes, key_bytes = room
+    records = 2 * count
+    key_out = np.empty(2 * (size + count * key_bytes), np.uint8)
+    value_out = np.empty(size + count * value_bytes, np.uint8)
+    key_ends, value_ends = np.zeros(records + 1, np.int64), np.zeros(records + 1, np.int64)
+    valid = np.empty(records, np.uint8)
+    made = kernels.compose_rows(
+        _address(fragments),
+        places,
+        ops,
+        numbers,
+        mentions,
+        _address(table),
+        *literals,
+        key_out.ctypes.data,
+        value_out.ctypes.data,
+        key_ends,
+        value_ends,
+        valid,
+    )
+    return (
+        _column(key_out, key_ends[: made + 1], None),
+        _column(value_out, value_ends[: made + 1], valid[:made] if made > count else None),
+    )
 
 
 def _cut(template: bytes) -> list[bytes]:

@@ -17,9 +17,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from penstock.capture.blocks import Block
+from penstock.capture.blocks import Block, RowBlock
 from penstock.capture.events.batch import Batch, Run
-from penstock.capture.events.columns import AddBlock, quick_blocks
+from penstock.capture.events.columns import AddBlock, AddRows, quick_blocks, quick_row_blocks
 from penstock.capture.events.encoding import Encoder, Order
 from penstock.capture.events.json import JsonEncoder, picker
 from penstock.capture.events.quick import AddAll, Rows, quick_changes, quick_rows
@@ -92,6 +92,7 @@ class Composer:
         self._quick: AddAll | None = None
         self._quick_rows: Rows | None = None
         self._quick_block: AddBlock | None = None
+        self._quick_row_block: AddRows | None = None
         if self._plain and isinstance(encoder, JsonEncoder) and shape.passes is None:
             self._make_quick(encoder)
 
@@ -99,6 +100,15 @@ class Composer:
         head, row, tail = encoder.templates()
         if READ not in self._skip:
             self._quick_rows = quick_rows(head, row, tail, b"r", encoder.moment)
+            if self.is_keyed:
+                self._quick_row_block = quick_row_blocks(
+                    self.topic,
+                    (head, row, tail),
+                    encoder.key_template(),
+                    self.shape.key,
+                    b"r",
+                    encoder.moment,
+                )
         if self.is_keyed and not self.shape.own_key and not self._skip & {CREATE, UPDATE, DELETE}:
             self._quick = quick_changes(
                 self.topic,
@@ -152,8 +162,11 @@ class Composer:
 
     def rows(self, rows: Sequence[Row], source: Fragment, batch: Batch, op: str = READ) -> int:
         """Put rows of a snapshot into the batch; how many passed."""
-        if op in self._skip:
+        if op in self._skip or not rows:
             return 0
+        if self._quick_row_block is not None and isinstance(rows, RowBlock) and op == READ:
+            self._quick_row_block(rows, source, batch)
+            return len(rows)
         if self._passes is not None:
             passes = self._passes
             rows = [row for row in rows if passes(op, None, row)]

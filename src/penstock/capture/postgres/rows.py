@@ -1,4 +1,5 @@
-"""Many rows of the stream at once: frames of one relation to a block, by the compiled decoder.
+"""Many rows at once: frames of the stream or lines of COPY of one relation to a block, by the
+compiled decoder.
 
 A relation can be read so if every column is of a type that the decoder knows; most are. What is out
 of the ordinary in a single row (a large value that was not sent, NaN, a date before Christ, a NULL
@@ -13,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from penstock.capture import kernels
-from penstock.capture.blocks import Block
+from penstock.capture.blocks import Block, RowBlock
 from penstock.capture.postgres import values
 from penstock.capture.postgres.pgoutput import PAD
 from penstock.capture.postgres.types import Coding
@@ -99,6 +100,30 @@ class RowBlocks:
             pieces,
             ts_us,
         )
+
+    def lines(self, lines: Sequence[bytes]) -> RowBlock:
+        """A block of the first of these lines of COPY: as many as are ordinary, maybe none."""
+        sizes = np.fromiter(map(len, lines), np.int64, len(lines))
+        ends = np.cumsum(sizes)
+        ends = ends[: int(np.searchsorted(ends, BYTES_MAX))]
+        data = b"".join(lines[: len(ends)])
+        columns, most = len(self._codes), int(sizes[: len(ends)].max(initial=0))
+        needed = kernels.GROWTH * len(data) + kernels.VALUE_BYTES * columns * len(ends)
+        if len(self._room) < needed + most:
+            self._room = np.empty(needed + most, np.uint8)
+        out = self._room
+        places = np.empty((len(ends), 2 * columns + 1), np.int64)
+        made = kernels.decode_lines(
+            np.frombuffer(data, np.uint8).ctypes.data if data else 0,
+            ends,
+            self._codes,
+            self._needed,
+            out.ctypes.data + needed,
+            out.ctypes.data,
+            places,
+        )
+        used = int(places[made - 1, -1]) if made else 0
+        return RowBlock(columns, out[:used].tobytes(), places[:made])
 
 
 def row_blocks(table: Table, codings: Sequence[Coding], keys: Sequence[int]) -> RowBlocks | None:

@@ -37,6 +37,7 @@ from penstock.capture.postgres.connect import (
 )
 from penstock.capture.postgres.decoders import Relation, StaleError
 from penstock.capture.postgres.pgoutput import parse_lsn
+from penstock.capture.postgres.rows import ROWS_MIN
 from penstock.capture.postgres.setup import held_up, qualified
 from penstock.capture.source import (
     CaptureError,
@@ -178,7 +179,7 @@ class PostgresSnapshot(Snapshot):
             raise
         return connection
 
-    def rows(self, table: Table, *, where: str = "") -> Iterator[list[Row]]:
+    def rows(self, table: Table, *, where: str = "") -> Iterator[Sequence[Row]]:
         relation, info = self._relations[table]
         connection = self._readers.get()
         if connection is None:
@@ -190,7 +191,7 @@ class PostgresSnapshot(Snapshot):
                 clauses = [f"({clause})" for clause in (condition, where) if clause]
                 query = select(relation.table, info, " AND ".join(clauses))
                 for lines in copy_lines(connection, query, table.full_name):
-                    yield decode_lines(relation, lines, table.full_name)
+                    yield from decode_blocks(relation, lines, table.full_name)
         except BaseException:
             # In the middle of a COPY it is of no use any more.
             self._drop(connection)
@@ -303,6 +304,25 @@ def copy_lines(connection: Connection, query: sql.Composed, what: str) -> Iterat
             connection.execute("SET client_encoding TO 'UTF8'")
     if lines:
         yield lines
+
+
+def decode_blocks(relation: Relation, lines: Sequence[bytes], what: str) -> Iterator[Sequence[Row]]:
+    """Rows in blocks, where they are ordinary; the others in lists, in their place."""
+    blocks = relation.blocks
+    at, step, most = 0, ROWS_MIN, len(lines)
+    while blocks is not None and len(lines) - at >= ROWS_MIN:
+        block = blocks.lines(lines[at : at + most])
+        if block:
+            yield block
+            at += len(block)
+            step, most = ROWS_MIN, max(4 * len(block), 4 * ROWS_MIN)
+        else:
+            # Where many rows are odd, there is no use in looking at each.
+            yield decode_lines(relation, lines[at : at + step], what)
+            at += step
+            step *= 2
+    if at < len(lines):
+        yield decode_lines(relation, lines[at:], what)
 
 
 def decode_lines(relation: Relation, lines: Sequence[bytes], what: str) -> list[Row]:
