@@ -8,14 +8,16 @@ lists into one sequence, in order. A `RowBlock` is the same for rows of a snapsh
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any, overload
+from typing import Any, Final, overload
 
 from penstock.capture.kernels import DELETED, UPDATED_BOTH
 from penstock.capture.source import CREATE, DELETE, UPDATE, Change, Row, Table
 
 _OPS = (CREATE, UPDATE, UPDATE, DELETE)
+# Below that, setting up a block costs more than it saves.
+ROWS_MIN: Final = 12
 
 
 class Block(Sequence[Change]):
@@ -107,6 +109,29 @@ class RowBlock(Sequence[Row]):
     @property
     def weight(self) -> int:
         return len(self.fragments) + int(self.places.nbytes)
+
+
+def in_blocks(
+    raw: Sequence[bytes],
+    block_of: Callable[[Sequence[bytes]], RowBlock],
+    rows_of: Callable[[Sequence[bytes]], list[Row]],
+) -> Iterator[Sequence[Row]]:
+    """Rows in blocks where they are ordinary; the others in lists, in their place. `block_of` makes
+    a block of as many as are ordinary from the first on, which may be none."""
+    at, step, most = 0, ROWS_MIN, len(raw)
+    while len(raw) - at >= ROWS_MIN:
+        block = block_of(raw[at : at + most])
+        if block:
+            yield block
+            at += len(block)
+            step, most = ROWS_MIN, max(4 * len(block), 4 * ROWS_MIN)
+        else:
+            # Where many rows are odd, there is no use in looking at each.
+            yield rows_of(raw[at : at + step])
+            at += step
+            step *= 2
+    if at < len(raw):
+        yield rows_of(raw[at:])
 
 
 class Several(Sequence[Change]):

@@ -1,10 +1,9 @@
-"""The loops over rows, compiled: tuples of pgoutput and lines of COPY to fragments, and those to
+"""The loops over rows, compiled: rows of streams and of snapshots to fragments, and those to
 envelopes.
 
-They do the ordinary and nothing else. `decode_rows` and `decode_lines` stop before the first row
-that has anything out of the ordinary in it, and the interpreted decoder takes that one; so there is
-one place that knows the rare cases, and whatever is decoded here comes out byte for byte as it
-would there.
+They do the ordinary and nothing else. What decodes rows stops before the first that has anything
+out of the ordinary in it, and the interpreted decoder takes that one; so there is one place that
+knows the rare cases, and whatever is decoded here comes out byte for byte as it would there.
 """
 
 # Compiled, a comparison with each is quicker than looking into a collection.
@@ -18,6 +17,8 @@ from penstock.records.columns.compiled import copy_bytes, helper, kernel, load_b
 
 # How a column's text becomes JSON.
 COPY, TEXT, QUOTE, BOOLEAN, DECIMAL, TIMESTAMP_US, TIMESTAMPTZ, DATE, FLOAT = range(9)
+# Of MySQL: a local time in milliseconds, and one that is told in UTC.
+TIMESTAMP_MS, TIMESTAMP_UTC = 9, 10
 # What happened to a row, and which of its rows are there.
 CREATED, UPDATED, UPDATED_BOTH, DELETED = range(4)
 
@@ -257,13 +258,28 @@ def _time_us(at: int, end: int) -> Any:
 
 
 @helper
-def _put_timestamp(to: int, at: int, end: int) -> Any:
+def _put_timestamp(to: int, at: int, end: int, unit_us: int) -> Any:
     if end - at < 19 or load_byte(at + 10) != 32:
         return 0
     days, us = _day(at), _time_us(at + 11, end)
     if days < -(1 << 39) or us < 0:
         return 0
-    return _put_number(to, days * 86_400_000_000 + us)
+    return _put_number(to, days * (86_400_000_000 // unit_us) + us // unit_us)
+
+
+@helper
+def _put_timestamp_utc(to: int, at: int, end: int) -> Any:
+    size = end - at
+    if size < 19 or load_byte(at + 10) != 32:
+        return 0
+    if _day(at) < -(1 << 39) or _time_us(at + 11, end) < 0:
+        return 0
+    store_byte(to, 34)
+    copy_bytes(to + 1, at, size)
+    store_byte(to + 11, 84)
+    store_byte(to + 1 + size, 90)
+    store_byte(to + 2 + size, 34)
+    return to + 3 + size
 
 
 @helper
@@ -303,7 +319,11 @@ def _put_value(to: int, at: int, end: int, code: int) -> Any:
     if code == DECIMAL:
         return _put_decimal(to, at, end)
     if code == TIMESTAMP_US:
-        return _put_timestamp(to, at, end)
+        return _put_timestamp(to, at, end, 1)
+    if code == TIMESTAMP_MS:
+        return _put_timestamp(to, at, end, 1_000)
+    if code == TIMESTAMP_UTC:
+        return _put_timestamp_utc(to, at, end)
     if code == TIMESTAMPTZ:
         return _put_timestamptz(to, at, end)
     if code == BOOLEAN:
@@ -504,6 +524,50 @@ def decode_lines(
             to = behind
             places[row, columns + column + 1] = to - out
         at = end
+    return len(ends)
+
+
+@kernel("int64(int64, int64[::1], int64[::1], int64, int64[:, ::1])")
+def decode_texts(data: int, ends: Any, codes: Any, out: int, places: Any) -> int:
+    """As `decode_lines`, for rows of MySQL's text protocol: each value behind its length."""
+    columns = len(codes)
+    to = out
+    at = data
+    for row in range(len(ends)):
+        end = data + ends[row]
+        for slot in range(columns + 1):
+            places[row, slot] = to - out
+        for column in range(columns):
+            if at >= end:
+                return row
+            size = load_byte(at)
+            at += 1
+            if size == 251:
+                for byte in (110, 117, 108, 108):
+                    store_byte(to, byte)
+                    to += 1
+                places[row, columns + column + 1] = to - out
+                continue
+            if size == 252 or size == 253:
+                more = size - 250
+                if at + more > end:
+                    return row
+                size = 0
+                for place in range(more):
+                    size |= load_byte(at + place) << (8 * place)
+                at += more
+            elif size > 253:
+                return row
+            if at + size > end:
+                return row
+            behind = _put_value(to, at, at + size, codes[column])
+            if not behind:
+                return row
+            to = behind
+            at += size
+            places[row, columns + column + 1] = to - out
+        if at != end:
+            return row
     return len(ends)
 
 

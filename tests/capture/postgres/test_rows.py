@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.capture.blocks import Block, RowBlock, Several, segments_of
+from penstock.capture.blocks import ROWS_MIN, Block, RowBlock, Several, segments_of
 from penstock.capture.delivery.marks import Marks
 from penstock.capture.delivery.reading import rows_weight, weight_of
 from penstock.capture.events.batch import Batch
@@ -29,7 +29,7 @@ from penstock.capture.postgres.pgoutput import (
     RelationMessage,
     TypeMessage,
 )
-from penstock.capture.postgres.rows import BYTES_MAX, ROWS_MIN
+from penstock.capture.postgres.rows import BYTES_MAX
 from penstock.capture.postgres.snapshot import decode_blocks, decode_lines
 from penstock.capture.postgres.types import NativeType, TypeModes, coding
 from penstock.capture.source import Column, Part, Row, Table

@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple
 import orjson
 import pymysql
 
+from penstock.capture.blocks import in_blocks
 from penstock.capture.mysql import replication
 from penstock.capture.mysql.binlog import length_encoded
 from penstock.capture.mysql.blocks import Blocks
@@ -35,7 +36,14 @@ from penstock.capture.mysql.connection import (
 )
 from penstock.capture.mysql.replication import COM_QUERY, Packets, error_of, send_command
 from penstock.capture.mysql.schema import Chooser, KnownTable, known_tables
-from penstock.capture.mysql.textrows import DecodeText, row_decoder, selected, selected_mysql
+from penstock.capture.mysql.textrows import (
+    DecodeText,
+    TextBlocks,
+    row_decoder,
+    selected,
+    selected_mysql,
+    text_blocks,
+)
 from penstock.capture.mysql.types import DISGUISED, Modes
 from penstock.capture.source import (
     CaptureError,
@@ -123,10 +131,29 @@ def select_rows(
 ) -> Iterator[list[Row]]:
     """The rows of a query, some thousand at a time. A reader that stops in the middle leaves the
     connection unusable."""
+    for messages in _select(connection, where, sql):
+        yield [decode(message, 0) for message in messages]
+
+
+def select_blocks(
+    connection: Connection, where: object, sql: str, decode: DecodeText, blocks: TextBlocks | None
+) -> Iterator[Sequence[Row]]:
+    """The same, in blocks where that can be."""
+    if blocks is None:
+        yield from select_rows(connection, where, sql, decode)
+        return
+    for messages in _select(connection, where, sql):
+        yield from in_blocks(
+            messages, blocks.block, lambda some: [decode(message, 0) for message in some]
+        )
+
+
+def _select(connection: Connection, where: object, sql: str) -> Iterator[list[bytes]]:
+    """The rows of a query as the server sends them."""
     with explained(where):
         send_command(connection, COM_QUERY, sql.encode())
     packets = Packets(connection, where)
-    rows: list[Row] = []
+    rows: list[bytes] = []
     # The number of columns, their descriptions, and an EOF come before the rows.
     ahead = -1
     while True:
@@ -143,7 +170,7 @@ def select_rows(
                 if rows:
                     yield rows
                 return
-            rows.append(decode(message, 0))
+            rows.append(message)
         if len(rows) >= _BATCH_ROWS:
             yield rows
             rows = []
@@ -220,15 +247,16 @@ class MysqlSnapshot(Snapshot):
         for connection in self._connections:
             self._free.put(connection)
 
-    def rows(self, table: Table, *, where: str = "") -> Iterator[list[Row]]:
+    def rows(self, table: Table, *, where: str = "") -> Iterator[Sequence[Row]]:
         """One table at a time on each connection; a thread waits for a free one."""
         known = self._by_table[id(table)]
         decode = row_decoder(known.columns, self._modes)
+        blocks = text_blocks(known.columns, self._modes)
         connection = self._free.get()
         whole = False
         try:
             sql = select_of(known, self._server, where)
-            yield from select_rows(connection, self._address, sql, decode)
+            yield from select_blocks(connection, self._address, sql, decode, blocks)
             whole = True
         except CaptureError as error:
             # The server said no, and waits for the next question.

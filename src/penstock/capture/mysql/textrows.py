@@ -1,4 +1,5 @@
-"""Rows of a result set into fragments, by code that is made for each table.
+"""Rows of a result set into fragments, by code that is made for each table, or by compiled code for
+many rows at once, where every column is of a kind that it knows.
 
 A row of the text protocol is one value behind the other, each with its length before it, or the
 byte 251 for null. The SELECT asks for each column in the form whose text is exact.
@@ -7,13 +8,28 @@ byte 251 for null. The SELECT asks for each column in the form whose text is exa
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
+import numpy as np
+
+from penstock.capture import kernels
+from penstock.capture.blocks import RowBlock
 from penstock.capture.mysql import types
 from penstock.capture.mysql.binlog import length_encoded
 from penstock.capture.mysql.codegen import Names, text_recipe
 from penstock.capture.mysql.types import Modes, Native
 from penstock.capture.source import NULL, Row
+
+# What is decoded at once by compiled code, at most: memory for it is kept.
+_BYTES_MAX: Final = 256 << 10
+_CODES: Final = {
+    types.STRING: kernels.TEXT,
+    types.ENUM: kernels.TEXT,
+    types.SET: kernels.TEXT,
+    types.JSON: kernels.TEXT,
+    types.DATE: kernels.DATE,
+    types.TIMESTAMP: kernels.TIMESTAMP_UTC,
+}
 
 # data, where the row begins -> the row
 DecodeText = Callable[[bytes, int], Row]
@@ -63,3 +79,53 @@ def row_decoder(columns: Sequence[Native], modes: Modes) -> DecodeText:
     lines.append("    return (" + "".join(f"v{i}, " for i in range(len(columns))) + ")")
     made: Callable[..., Any] = names.compile("\n".join(lines), "decode")
     return made
+
+
+def code_of(native: Native, modes: Modes) -> int | None:
+    """How compiled code reads values of a column; None: not at all."""
+    kind = native.kind
+    if types.is_precise_bigint(native, modes):
+        return None
+    if kind in types.INTEGERS:
+        return kernels.COPY
+    if kind == types.DECIMAL:
+        return kernels.DECIMAL if modes.decimal == "precise" else None
+    if kind == types.DATETIME:
+        return kernels.TIMESTAMP_US if native.scale > 3 else kernels.TIMESTAMP_MS
+    return _CODES.get(kind)
+
+
+class TextBlocks:
+    """Decodes rows of one table, many at once."""
+
+    def __init__(self, codes: Sequence[int]) -> None:
+        self._codes = np.array(codes, np.int64)
+        self._room = np.empty(0, np.uint8)
+
+    def block(self, messages: Sequence[bytes]) -> RowBlock:
+        """A block of the first of these: as many as are ordinary, which may be none."""
+        ends = np.cumsum(np.fromiter(map(len, messages), np.int64, len(messages)))
+        ends = ends[: int(np.searchsorted(ends, _BYTES_MAX))]
+        data = b"".join(messages[: len(ends)])
+        columns = len(self._codes)
+        needed = kernels.GROWTH * len(data) + kernels.VALUE_BYTES * columns * len(ends)
+        if len(self._room) < needed:
+            self._room = np.empty(needed, np.uint8)
+        out = self._room
+        places = np.empty((len(ends), 2 * columns + 1), np.int64)
+        made = kernels.decode_texts(
+            np.frombuffer(data, np.uint8).ctypes.data if data else 0,
+            ends,
+            self._codes,
+            out.ctypes.data,
+            places,
+        )
+        used = int(places[made - 1, -1]) if made else 0
+        return RowBlock(columns, out[:used].tobytes(), places[:made])
+
+
+def text_blocks(columns: Sequence[Native], modes: Modes) -> TextBlocks | None:
+    """The decoder of a table; None if there is a column that it does not know."""
+    codes = [code_of(native, modes) for native in columns]
+    known = [code for code in codes if code is not None]
+    return TextBlocks(known) if known and len(known) == len(codes) else None

@@ -17,11 +17,11 @@ from typing import Final
 import orjson
 
 import penstock
-from penstock.capture.blocks import Block, Several
+from penstock.capture.blocks import ROWS_MIN, Block, Several
 from penstock.capture.postgres import pgoutput
 from penstock.capture.postgres.decoders import Relation, StaleError
 from penstock.capture.postgres.pgoutput import MalformedError, RelationMessage, TypeMessage
-from penstock.capture.postgres.rows import BYTES_MAX, ROW_BYTES_MAX, ROWS_MIN
+from penstock.capture.postgres.rows import BYTES_MAX, ROW_BYTES_MAX
 from penstock.capture.postgres.spool import Spool
 from penstock.capture.source import (
     CREATE,

@@ -20,8 +20,6 @@ from penstock.capture.postgres.pgoutput import PAD
 from penstock.capture.postgres.types import Coding
 from penstock.capture.source import Table
 
-# Below that, setting up costs more than it saves.
-ROWS_MIN: Final = 12
 # What is decoded at once, at most: memory for it is kept.
 BYTES_MAX: Final = 256 << 10
 # A row that is larger is a block by itself, and not worth it.

@@ -25,6 +25,7 @@ from uuid import uuid4
 import psycopg
 from psycopg import sql
 
+from penstock.capture.blocks import in_blocks
 from penstock.capture.postgres.assembly import SourceBlocks
 from penstock.capture.postgres.catalog import Catalog, TableInfo
 from penstock.capture.postgres.connect import (
@@ -37,7 +38,6 @@ from penstock.capture.postgres.connect import (
 )
 from penstock.capture.postgres.decoders import Relation, StaleError
 from penstock.capture.postgres.pgoutput import parse_lsn
-from penstock.capture.postgres.rows import ROWS_MIN
 from penstock.capture.postgres.setup import held_up, qualified
 from penstock.capture.source import (
     CaptureError,
@@ -309,20 +309,9 @@ def copy_lines(connection: Connection, query: sql.Composed, what: str) -> Iterat
 def decode_blocks(relation: Relation, lines: Sequence[bytes], what: str) -> Iterator[Sequence[Row]]:
     """Rows in blocks, where they are ordinary; the others in lists, in their place."""
     blocks = relation.blocks
-    at, step, most = 0, ROWS_MIN, len(lines)
-    while blocks is not None and len(lines) - at >= ROWS_MIN:
-        block = blocks.lines(lines[at : at + most])
-        if block:
-            yield block
-            at += len(block)
-            step, most = ROWS_MIN, max(4 * len(block), 4 * ROWS_MIN)
-        else:
-            # Where many rows are odd, there is no use in looking at each.
-            yield decode_lines(relation, lines[at : at + step], what)
-            at += step
-            step *= 2
-    if at < len(lines):
-        yield decode_lines(relation, lines[at:], what)
+    if blocks is None:
+        return iter((decode_lines(relation, lines, what),))
+    return in_blocks(lines, blocks.lines, lambda some: decode_lines(relation, some, what))
 
 
 def decode_lines(relation: Relation, lines: Sequence[bytes], what: str) -> list[Row]:
