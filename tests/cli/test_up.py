@@ -236,6 +236,23 @@ def test_an_open_address_brings_a_warning(tmp_path: Path) -> None:
     assert "there is no authentication" in err
 
 
+def test_a_project_that_names_another_broker_brings_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "penstock.toml"
+    monkeypatch.setenv("PENSTOCK_PROJECT", str(file))
+    file.write_text("[broker]\nbootstrap = '127.0.0.1:1'\n")
+    with up(tmp_path / "data") as running:
+        own = running.wait_for(r"ready at 127.0.0.1:(\d+)")[1]
+        _, err = running.stop()
+    assert "commands in this folder use the broker at 127.0.0.1:1," in err
+    file.write_text(f"[broker]\nbootstrap = 'localhost:{own}'\n")
+    with up(tmp_path / "data", "--advertise", f"127.0.0.1:{own}") as running:
+        running.wait_for("ready at")
+        _, err = running.stop()
+    assert err == "stopped cleanly; everything is on disk\n"
+
+
 def test_log_lines_can_be_json(tmp_path: Path) -> None:
     with up(tmp_path / "data", "-q", "--log-level", "info", "--log-json") as running:
         address = running.wait_for(r"(\S+)\n")[1]

@@ -237,6 +237,8 @@ def up(
         def ready(broker: Broker) -> None:
             made.clear()
             _greet(broker, data, durability, time.monotonic() - started, quiet=quiet)
+            if not quiet:
+                _warn_of_another(broker)
             if beside is not None:
                 if not quiet:
                     output.say(f"captures, see penstock capture status: {', '.join(beside.names)}")
@@ -336,6 +338,31 @@ def _beside() -> Beside | None:
 
     beside = Beside(project.load())
     return beside if beside.names else None
+
+
+def _warn_of_another(broker: Broker) -> None:
+    """Say so if commands of this folder would look for the broker elsewhere."""
+    from penstock.cli import kafka, project
+
+    try:
+        found = project.load_broker()
+        named = [
+            parse_address(each.strip(), default_port=kafka.DEFAULT_PORT)
+            for each in kafka.bootstrap_of(None, found).split(",")
+        ]
+    except (PenstockError, typer.BadParameter):
+        # Without its captures the file is none of our business.
+        return
+    if found.path is None or not found.bootstrap:
+        return
+    config = broker.config
+    here = {LOOPBACK, "localhost", "::1", config.host, config.advertised_host}
+    ports = {broker.port, config.advertised_port}
+    if not any(host in here and port in ports for host, port in named):
+        output.warn(
+            f"commands in this folder use the broker at {kafka.bootstrap_of(None, found)}, as "
+            f"{kafka.BOOTSTRAP_VARIABLE} or {found.path.name} says, and not this one"
+        )
 
 
 def _reached_at(broker: Broker) -> str:
