@@ -37,6 +37,8 @@ PARTITIONS: Final = 4
 TIMEOUT_S: Final = 600.0
 _STEP_S: Final = 0.02
 _MOST_TRIES: Final = 5
+# Micro-batches before the first that count: Java compiles, beside them, what it runs often.
+_WARMING: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,8 +224,7 @@ def measure(case: Case, asked: Asked, bench: Bench, *, fed: int = 0) -> tuple[Ce
     cells: Cells = {case.name: {}, f"{case.name}_cpu": {}}
     batches = 3 if asked.quick else case.batches
     for turn in range(asked.rounds + 1):
-        # Of the round for warming up less is needed.
-        wanted = 2 if turn == 0 else batches
+        wanted = _WARMING if turn == 0 else batches
         case.feed(bench, fed, wanted)
         bench.writer.flush()
         fed += wanted
