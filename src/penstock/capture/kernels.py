@@ -52,7 +52,7 @@ def _digits(at: int, count: int) -> Any:
 
 
 @helper
-def _put_number(to: int, value: int) -> Any:
+def put_number(to: int, value: int) -> Any:
     """A number in decimal; the address behind it."""
     if value < 0:
         store_byte(to, 45)
@@ -108,7 +108,7 @@ def _hex(value: int) -> Any:
 
 
 @helper
-def _put_text(to: int, at: int, end: int) -> Any:
+def put_text(to: int, at: int, end: int) -> Any:
     """A string of JSON; 0 if it is not UTF-8."""
     store_byte(to, 34)
     to += 1
@@ -181,13 +181,17 @@ def _put_decimal(to: int, at: int, end: int) -> Any:
         if byte < 48 or byte > 57:
             return 0
         value = value * 10 + byte - 48
+    return put_unscaled(to, -value if negative else value)
+
+
+@helper
+def put_unscaled(to: int, value: int) -> Any:
+    """A number in as few bytes as hold it with its sign, in base64; the address behind it."""
     bits = 0
-    rest = value
+    rest = value if value >= 0 else ~value
     while rest:
         bits += 1
         rest >>= 1
-    if negative:
-        value = -value
     size = bits // 8 + 1
     store_byte(to, 34)
     to += 1
@@ -215,11 +219,8 @@ def _is_leap(year: int) -> Any:
 
 
 @helper
-def _day(at: int) -> Any:
-    """YYYY-MM-DD as days since 1970; a very small number if it is not one."""
-    year, month, day = _digits(at, 4), _digits(at + 5, 2), _digits(at + 8, 2)
-    if load_byte(at + 4) != 45 or load_byte(at + 7) != 45:
-        return -(1 << 40)
+def days_of(year: int, month: int, day: int) -> Any:
+    """Days since 1970; a very small number if there is no such day, or before the year 1."""
     if year < 1 or month < 1 or month > 12 or day < 1:
         return -(1 << 40)
     longest = 31
@@ -234,6 +235,14 @@ def _day(at: int) -> Any:
         month += 12
     of_year = (153 * (month - 3) + 2) // 5 + day - 1
     return year * 365 + year // 4 - year // 100 + year // 400 + of_year - 719_468
+
+
+@helper
+def _day(at: int) -> Any:
+    """YYYY-MM-DD as days since 1970; a very small number if it is not one."""
+    if load_byte(at + 4) != 45 or load_byte(at + 7) != 45:
+        return -(1 << 40)
+    return days_of(_digits(at, 4), _digits(at + 5, 2), _digits(at + 8, 2))
 
 
 @helper
@@ -264,7 +273,7 @@ def _put_timestamp(to: int, at: int, end: int, unit_us: int) -> Any:
     days, us = _day(at), _time_us(at + 11, end)
     if days < -(1 << 39) or us < 0:
         return 0
-    return _put_number(to, days * (86_400_000_000 // unit_us) + us // unit_us)
+    return put_number(to, days * (86_400_000_000 // unit_us) + us // unit_us)
 
 
 @helper
@@ -304,7 +313,7 @@ def _put_value(to: int, at: int, end: int, code: int) -> Any:
     """A value that is not NULL as JSON; the address behind it, or 0 if it is not ordinary."""
     size = end - at
     if code == TEXT:
-        return _put_text(to, at, end)
+        return put_text(to, at, end)
     if size == 0:
         return 0
     is_number = code == FLOAT and load_byte(end - 1) < 58
@@ -337,7 +346,7 @@ def _put_value(to: int, at: int, end: int, code: int) -> Any:
         return to
     if code == DATE and size == 10:
         days = _day(at)
-        return 0 if days < -(1 << 39) else _put_number(to, days)
+        return 0 if days < -(1 << 39) else put_number(to, days)
     return 0
 
 
@@ -634,7 +643,7 @@ def compose_rows(
             to += size
             at += 1
             if mention < mentions:
-                to = _put_number(to, numbers[row])
+                to = put_number(to, numbers[row])
         first = 0 if op == DELETED else columns
         begun = key_to
         for place in range(len(keys)):

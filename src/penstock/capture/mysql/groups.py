@@ -20,12 +20,13 @@ last whole group.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import orjson
 
+from penstock.capture.blocks import Block, Several
 from penstock.capture.mysql import binlog as b
 from penstock.capture.mysql import ddl, tablemap
 from penstock.capture.mysql.blocks import Blocks
@@ -452,32 +453,41 @@ class Assembler:
         gtid = orjson.dumps(self._gtid) if self._gtid else NULL
         name = self._gtid or f"{self._group_at[0]}:{self._group_at[1]}"
         is_first = self._handed_on == 0
-        changes: list[Change] = []
+        segments: list[list[Change] | Block] = []
         most = self._context.part_changes
         for held in self._held:
-            if len(changes) >= most:
+            if sum(map(len, segments)) >= most:
                 us = commit_us or held.event.time_s * 1_000_000
-                yield Part(name, changes, {}, us, is_first, is_last=False)
+                yield Part(name, _joined(segments), {}, us, is_first, is_last=False)
                 is_first = False
-                changes = []
-            self._decode(held, gtid, changes)
-        if changes or is_last:
+                segments = []
+            self._decode(held, gtid, segments)
+        if segments or is_last:
             us = commit_us or self._held[-1].event.time_s * 1_000_000
             position = self.position if is_last else {}
-            yield Part(name, changes, position, us, is_first, is_last=is_last)
+            yield Part(name, _joined(segments), position, us, is_first, is_last=is_last)
 
-    def _decode(self, held: _Held, gtid: bytes, changes: list[Change]) -> None:
+    def _decode(self, held: _Held, gtid: bytes, segments: list[list[Change] | Block]) -> None:
         event, reader = held.event, held.reader
         assert reader is not None
         ts_us = self._commit_us or event.time_s * 1_000_000
         halves = reader.blocks.halves(
             *(ts_us, event.server_id, gtid, self._file_json, held.at, self._thread, held.query)
         )
-        if held.truncated is not None:
+        head = None if held.truncated is not None else b.rows_head(event)
+        block = None if head is None else reader.rows.block(event.kind, head, halves, ts_us)
+        if block is not None:
+            segments.append(block)
+            return
+        if not segments or not isinstance(segments[-1], list):
+            segments.append([])
+        changes = segments[-1]
+        assert isinstance(changes, list)
+        if head is not None:
+            reader.rows.read(event.kind, head, halves, ts_us, changes)
+        elif held.truncated is not None:
             source = halves[0] + b"0" + halves[1]
             changes.append(Change(held.truncated, TRUNCATE, None, None, source, ts_us))
-            return
-        reader.rows.read(event.kind, b.rows_head(event), halves, ts_us, changes)
 
     def _take_payload(self, event: b.Event, start: int) -> Iterator[Part] | None:
         """A transaction that MySQL compressed: its events have no places of their own."""
@@ -571,6 +581,13 @@ class Assembler:
         elif kind in (b.QUERY, b.QUERY_COMPRESSED):
             said = ddl.classify(b.query(event).sql, "")
             self._ended_xa = said.kind in (ddl.COMMIT, ddl.ROLLBACK)
+
+
+def _joined(segments: list[list[Change] | Block]) -> Sequence[Change]:
+    """The changes of a part."""
+    if len(segments) == 1 and isinstance(segments[0], list):
+        return segments[0]
+    return Several(segments) if segments else []
 
 
 _FRAMES: Final = frozenset({bytes([b.FORMAT]), bytes([b.ROTATE])})

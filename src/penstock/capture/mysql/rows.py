@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from struct import Struct
 from typing import Final
 
+from penstock.capture.blocks import Block
 from penstock.capture.mysql.binlog import (
     DELETES,
     INSERTS,
@@ -25,6 +26,7 @@ from penstock.capture.mysql.binlog import (
 )
 from penstock.capture.mysql.charsets import Charsets
 from penstock.capture.mysql.codegen import Names, Recipe, binary_recipe
+from penstock.capture.mysql.rowblocks import RowBlocks, row_blocks
 from penstock.capture.mysql.tablemap import TableMap
 from penstock.capture.mysql.types import Modes, column
 from penstock.capture.source import NULL, UNAVAILABLE, Change, Table
@@ -43,7 +45,15 @@ class RowReader:
     table: Table
     _charsets: Charsets
     _modes: Modes
+    # For many rows at once; None where a column does not allow that.
+    _blocks: RowBlocks | None = None
     _made: dict[tuple[str, bytes, bytes], Decode] = field(default_factory=dict)
+
+    def block(
+        self, kind: int, head: RowsHead, source: tuple[bytes, bytes], ts_us: int
+    ) -> Block | None:
+        """The changes of a row event in a block; None if they are for `read`."""
+        return None if self._blocks is None else self._blocks.block(kind, head, source, ts_us)
 
     def read(
         self,
@@ -169,4 +179,5 @@ def reader_of(found: TableMap, charsets: Charsets, modes: Modes) -> RowReader:
         columns=tuple(column(native, modes) for native in found.columns),
         key=tuple(found.columns[i].name for i in found.key),
     )
-    return RowReader(found, table, charsets, modes)
+    blocks = row_blocks(table, found.columns, found.key, modes)
+    return RowReader(found, table, charsets, modes, blocks)

@@ -63,8 +63,9 @@ def bytea(value: bytes) -> bytes:
 
 
 def unscaled(number: int) -> bytes:
-    """The bytes of an integer as Connect's Decimal has them, in base64."""
-    data = number.to_bytes(number.bit_length() // 8 + 1, "big", signed=True)
+    """The bytes of an integer as Connect's Decimal has them, as few as can be, in base64."""
+    size = (number if number >= 0 else ~number).bit_length() // 8 + 1
+    data = number.to_bytes(size, "big", signed=True)
     return b'"%b"' % b2a_base64(data, newline=False)
 
 
