@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.spark.state import Shard, State
-from penstock.spark.views import exact
+from penstock.spark.views import best, exact
 from penstock.spark.views.aggregating import Aggregate, Aggregated, AggregateError
 from penstock.spark.views.columns import SIGN
 from penstock.spark.views.lists import LONG_LIST
@@ -51,6 +53,62 @@ def test_the_ends_of_a_group_with_very_many_values() -> None:
         there += come
         want = {"g": "all", "low": min(there), "top": max(there), "_deleted": False}
         assert found == [want]
+
+
+FLOATS = st.sampled_from([float("nan"), float("-inf"), -1.5, 0.0, 2.0, float("inf")])
+
+
+def shown(value: float | None) -> str:
+    """NaN, too, is what it is."""
+    return repr(value)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(
+        st.lists(st.tuples(st.sampled_from("ab"), FLOATS | st.none(), st.booleans()), min_size=1),
+        min_size=1,
+        max_size=8,
+    ),
+    st.integers(1, 3),
+)
+def test_the_ends_of_groups_are_those_of_what_is_there(
+    batches: list[list[tuple[str, float | None, bool]]], short: int
+) -> None:
+    """Whatever comes and goes, against all values, with lists that are soon too long or empty."""
+    kind = pa.float64()
+    results = (Aggregated("low", "min", "v", kind), Aggregated("top", "max", "v", kind))
+    group = Aggregate(("g",), (pa.string(),), results, net=True)
+    shard = Shard(0, 1, 0, None, State())
+    there: dict[str, list[float | None]] = {"a": [], "b": []}
+    told: dict[str, tuple[str, str]] = {}
+    with patch.object(best, "SHORT", short):
+        for changes in batches:
+            rows: list[tuple[str, float | None, bool]] = []
+            for name, value, comes in changes:
+                if comes:
+                    there[name].append(value)
+                    rows.append((name, value, True))
+                elif there[name]:
+                    rows.append((name, there[name].pop(0), False))
+            if not rows:
+                continue
+            names, values, signs = (list(each) for each in zip(*rows, strict=True))
+            given_rows = {"g": names, "v": pa.array(values, kind), SIGN: signs}
+            for row in group.process(shard, {"rows": pa.table(given_rows)}).to_pylist():
+                told[row["g"]] = shown(row["low"]), shown(row["top"])
+                if row["_deleted"]:
+                    del told[row["g"]]
+            assert told == {
+                name: (shown(_end(known, least=True)), shown(_end(known, least=False)))
+                for name, known in there.items()
+                if known
+            }
+
+
+def _end(values: list[float | None], *, least: bool) -> float | None:
+    known = sorted((each for each in values if each is not None), key=lambda v: (math.isnan(v), v))
+    return None if not known else known[0 if least else -1]
 
 
 def test_sums_of_floats_leave_nothing_behind() -> None:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.spark.views import lists
+from penstock.spark.views import best, lists
 from penstock.spark.views.columns import PRESENT
 from penstock.spark.views.sql import Schema, plan
 from tests.spark.views.executing import Arrow, Maintained
@@ -135,8 +135,9 @@ def alike(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     batches=batches,
     shards=st.integers(1, 3),
     again=st.booleans(),
-    # So that lists are parted into buckets already where there are few rows.
+    # So that lists are parted into buckets, and cut, already where there are few rows.
     long=st.sampled_from([1, 256]),
+    short=st.sampled_from([1, 64]),
 )
 def test_a_view_is_what_the_query_says(
     sql: str,
@@ -144,8 +145,9 @@ def test_a_view_is_what_the_query_says(
     shards: int,
     again: bool,
     long: int,
+    short: int,
 ) -> None:
-    with patch.object(lists, "LONG_LIST", long):
+    with patch.object(lists, "LONG_LIST", long), patch.object(best, "SHORT", short):
         follow(sql, batches, shards, again=again)
 
 

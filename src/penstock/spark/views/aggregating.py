@@ -3,7 +3,8 @@
 A group is kept as one row of partial results, from which what the group says is made both before
 and after. Sums are exact: integers and decimals as they are, floats as in `exact`. What is taken
 away may have been the smallest: so min and max keep all values of a group with how often each is
-there, and count distinct does too.
+there, and count distinct does too. Which of them is next, min and max know from a short list
+(`best`).
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import PenstockError
-from penstock.spark.state import Shard
+from penstock.spark.state import KeyedTable, Shard
 from penstock.spark.views import exact
+from penstock.spark.views.best import VALUE, Best
 from penstock.spark.views.columns import (
     DELETED,
+    NULLS,
     SIGN,
     Indices,
-    distinct,
     kept,
     key_fields,
     key_names,
@@ -37,7 +39,7 @@ from penstock.spark.views.columns import (
     taken,
     whole,
 )
-from penstock.spark.views.lists import CODE, Lists
+from penstock.spark.views.lists import CODE
 from penstock.spark.views.netting import INPUT, emptied
 
 Function = Literal["count", "sum", "avg", "min", "max", "count distinct"]
@@ -48,7 +50,11 @@ _SAFE_DIGITS: Final = 27
 _HALF: Final = 32
 _LOW: Final = (1 << _HALF) - 1
 _COUNT: Final = "_count"
-_VALUE, _TIMES = "_value", "_times"
+_TIMES: Final = "_times"
+
+
+# How the state looks, where it was another once.
+_KEPT_AS: Final = {"min": " (2)", "max": " (2)"}
 
 
 class AggregateError(PenstockError):
@@ -117,7 +123,10 @@ class Aggregate:
     @property
     def describes(self) -> str:
         kinds = ", ".join(f"{n} {k}" for n, k in zip(self.key, self.key_types, strict=True))
-        told = ", ".join(f"{each.function} of {each.kind or 'rows'}" for each in self.results)
+        told = ", ".join(
+            f"{each.function} of {each.kind or 'rows'}{_KEPT_AS.get(each.function, '')}"
+            for each in self.results
+        )
         return f"by {kinds or 'nothing'}: {told or 'distinct'}"
 
     @property
@@ -278,20 +287,21 @@ class _Work:
     def _times(self, column: pa.Array, there: Any) -> tuple[pa.Table, Indices]:
         """How often each value of each group comes or goes: CODE, value and the difference."""
         some = pa.table([pa.array(self.numbers[there]), column.filter(pa.array(there))],
-                        names=[CODE, _VALUE])  # fmt: skip
-        numbers, first = numbered(some, (CODE, _VALUE))
+                        names=[CODE, VALUE])  # fmt: skip
+        numbers, first = numbered(some, (CODE, VALUE))
         change = _sums(numbers, self.weights[there], len(first))
         changed = change != 0
         return kept(taken(some, first), changed), change[changed]
 
-    def _distinct(self, at: int, column: pa.Array, there: Any) -> pa.Array:
+    def _occurring(self, at: int, column: pa.Array, there: Any) -> _Occurring:
+        """How often each value that comes or goes was there, and is now; the latter is kept."""
         values, change = self._times(column, there)
         code = values[CODE].to_numpy()
         kinds = [*self.key_types, column.type]
         names = key_names(len(self.key_types))
         schema = pa.schema([*key_fields(kinds), pa.field(_TIMES, pa.int64())])
         table = self.shard.state.table(f"values{at}", schema, key_names(len(kinds)))
-        own = keys_of(values, [_VALUE])
+        own = keys_of(values, [VALUE])
         groups = taken(self.keys, code)
         keys = pa.table([*(groups[name] for name in names[:-1]), own["_k0"], groups[names[-1]]],
                         names=key_names(len(kinds)))  # fmt: skip
@@ -301,67 +311,53 @@ class _Work:
             table.put(kept(keys.append_column(_TIMES, pa.array(after)), after > 0))
             if (after <= 0).any():
                 table.delete(kept(keys, after <= 0))
-        step = (after > 0).astype(np.int64) - (before > 0).astype(np.int64)
+        return _Occurring(table, values, (before > 0), (after > 0))
+
+    def _distinct(self, at: int, column: pa.Array, there: Any) -> pa.Array:
+        found = self._occurring(at, column, there)
+        step = found.is_there.astype(np.int64) - found.was_there.astype(np.int64)
+        code = found.values[CODE].to_numpy()
         return _plus(self.old, f"_some{at}", _sums(code, step, len(self.keys)))
 
     def _end(self, at: int, each: Aggregated, column: pa.Array, there: Any) -> pa.Array:
         """The smallest or largest value of each group."""
-        values, change = self._times(column, there)
-        old = whole(self.old[f"_end{at}"])
-        if not len(values):
-            return old
-        schema = pa.schema([pa.field(_VALUE, column.type), pa.field(_TIMES, pa.int64())])
-        lists = Lists.of(self.shard.state, f"values{at}", key=self.key_types, schema=schema,
-                         identity=(_VALUE,))  # fmt: skip
-        # Of a large group all values are needed only if the present end loses an occurrence.
-        code = values[CODE].to_numpy()
-        ends = pa.table([old.take(pa.array(code))], names=[_VALUE])
-        loses = same(ends, values.select([_VALUE]), (_VALUE,)) & (change < 0)
-        everything = np.zeros(len(self.keys), np.bool_)
-        everything[code[loses]] = True
-        some = lists.get(self.keys, values, everything)
-        new = self._counted(some.rows, values, change)
-        lists.put(self.keys, some, new, distinct(code))
-        # In a part of a group's values the end is missing, unless it is still the old one.
-        parts = [new.select([CODE, _VALUE])]
-        lasting = pa.table(
-            [pa.array(np.flatnonzero(~everything)), old.filter(pa.array(~everything))],
-            names=[CODE, _VALUE],
-        )
-        parts.append(lasting.filter(lasting[_VALUE].is_valid()))
-        return _ends(pa.concat_tables(parts), len(self.keys), largest=each.function == "max")
+        found = self._occurring(at, column, there)
+        come = kept(found.values, found.is_there & ~found.was_there)
+        gone = kept(found.values, found.was_there & ~found.is_there)
+        if not len(come) and not len(gone):
+            return whole(self.old[f"_end{at}"])
+        best = Best(self.shard.state, f"best{at}", self.key_types, column.type,
+                    largest=each.function == "max")  # fmt: skip
 
-    def _counted(self, rows: pa.Table, values: pa.Table, change: Indices) -> pa.Table:
-        """The values with how often each is there now."""
-        both = pa.concat_tables([rows.select([CODE, _VALUE]), values.select([CODE, _VALUE])])
-        times = np.concatenate([rows[_TIMES].to_numpy(), change])
-        numbers, first = numbered(both, (CODE, _VALUE))
-        now = _sums(numbers, times, len(first))
-        found = taken(both, first).append_column(_TIMES, pa.array(now))
-        return kept(found, now > 0)
+        def everything(codes: Indices) -> pa.Table:
+            return _values_of(found.table, taken(self.keys, codes), len(self.key_types), codes)
+
+        return best.changed(self.keys, come, gone, everything)
 
 
-def _ends(values: pa.Table, count: int, *, largest: bool) -> pa.Array:
-    order = "descending" if largest else "ascending"
-    if largest and pa.types.is_floating(values.schema.field(_VALUE).type):
-        return _largest_float(values, count)
-    by = pc.sort_indices(values, sort_keys=[(CODE, "ascending"), (_VALUE, order)])
-    ordered = values.take(by)
-    codes, first = np.unique(ordered[CODE].to_numpy(), return_index=True)
-    at = np.full(count, -1, np.int64)
-    at[codes] = first
-    return whole(ordered[_VALUE].take(pa.array(at, mask=at < 0)))
+@dataclass(frozen=True, slots=True)
+class _Occurring:
+    """Values of groups that come and go."""
+
+    # All values of all groups.
+    table: KeyedTable
+    # CODE and the value.
+    values: pa.Table
+    was_there: Any
+    is_there: Any
 
 
-def _largest_float(values: pa.Table, count: int) -> pa.Array:
-    """NaN is larger than anything, as in Spark; Arrow always sorts it last."""
-    kind = values.schema.field(_VALUE).type
-    floats, codes = values[_VALUE].to_numpy(), values[CODE].to_numpy()
-    found = np.full(count, -np.inf)
-    np.maximum.at(found, codes, np.where(np.isnan(floats), -np.inf, floats))
-    found[codes[np.isnan(floats)]] = np.nan
-    there = np.isin(np.arange(count), codes)
-    return pa.array(found, kind, mask=~there, from_pandas=False)
+def _values_of(table: KeyedTable, groups: pa.Table, width: int, codes: Indices) -> pa.Table:
+    """All values of some groups, with the codes given for them: the whole table is looked at."""
+    rows = table.scan()
+    names = [*(f"_k{at}" for at in range(width)), NULLS]
+    own = pa.concat_tables([groups.select(names), rows.select(names)])
+    numbers, _ = numbered(own, names)
+    of_group = np.full(int(numbers.max()) + 1, -1, np.int64)
+    of_group[numbers[: len(groups)]] = codes
+    code = of_group[numbers[len(groups) :]]
+    found = pa.table([pa.array(code), rows[f"_k{width}"]], names=[CODE, VALUE])
+    return kept(found, code >= 0)
 
 
 def _result(at: int, each: Aggregated, state: pa.Table) -> pa.Array:
