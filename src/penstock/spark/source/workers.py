@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections import Counter
 from pathlib import PurePath
 from typing import Final
 from zipimport import zipimporter
@@ -22,17 +23,17 @@ from zipimport import zipimporter
 _TASKS_THAT_LOAD: Final = 2
 
 
-class _Settling:
-    tasks = 0
+# By what the tasks do.
+_tasks: Final[Counter[str]] = Counter()
 
 
-def settle() -> None:
-    """To be called by every task; costs next to nothing from the third on."""
+def settle(kind: str = "source") -> None:
+    """To be called by every task; costs next to nothing from the third of a kind on."""
     for finder in list(sys.path_importer_cache.values()):
         if isinstance(finder, zipimporter) and _is_sparks(finder.archive):
             finder.invalidate_caches = _nothing  # type: ignore[method-assign]
-    if _Settling.tasks < _TASKS_THAT_LOAD:
-        _Settling.tasks += 1
+    if _tasks[kind] < _TASKS_THAT_LOAD:
+        _tasks[kind] += 1
         gc.collect()
         gc.freeze()
 

@@ -20,6 +20,7 @@ from pyspark.sql import types as T  # noqa: N812
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from penstock.spark import sql
+from penstock.spark.source.workers import settle
 from penstock.spark.state.context import DEFAULT_SHARDS, Batch, Planning, current
 from penstock.spark.state.files import StateError
 from penstock.spark.state.operator import Operator, Shard
@@ -157,6 +158,7 @@ class _Task:
     schema: pa.Schema
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        settle(self.operator.kind)
         whole = pa.Table.from_batches(list(batches))
         numbers = pa.compute.unique(whole[_SHARD]).to_pylist()
         assert len(numbers) == 1, f"shards {numbers} came to one task"
