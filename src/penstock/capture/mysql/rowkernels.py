@@ -1,4 +1,8 @@
-"""The loop over rows of a binlog event, compiled; see `penstock.capture.kernels` for its rules."""
+"""The loop over rows of a binlog event, compiled; see `penstock.capture.kernels` for its rules.
+
+numba keeps the machine code of this file until this file changes: who changes a helper there that
+is used here must change something here, too.
+"""
 
 # Compiled, a comparison with each is quicker than looking into a collection.
 # ruff: noqa: PLR1714, SIM109
