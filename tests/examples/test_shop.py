@@ -123,6 +123,7 @@ def test_whoever_is_killed_all_is_equal_in_the_end(demo: Demo) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(2400)
 def test_the_next_run_goes_on_with_what_is_there(tmp_path: Path) -> None:
     """Also after all was killed at once, the demo itself first."""
     first = Demo(tmp_path / "shop")
