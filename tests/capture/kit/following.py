@@ -6,7 +6,7 @@ The end of a stream is nowhere: a test writes a mark into a table of its own and
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic
 from typing import Any, Final
@@ -152,7 +152,7 @@ class Replica:
                 for rows in snapshot.rows(table):
                     self.upsert(table, rows)
 
-    def upsert(self, table: Table, rows: list[Row]) -> None:
+    def upsert(self, table: Table, rows: Sequence[Row]) -> None:
         known = self.tables.setdefault(table.name, {})
         for row in rows:
             found = values(table, row)

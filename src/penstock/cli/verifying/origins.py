@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from threading import Event
 from typing import Any, Final
@@ -202,7 +202,7 @@ class TableOrigin(Origin):
                     keys, values = run.whole()
                     yield parser.parse(as_records(keys, values, self.topic))
 
-    def _read(self, snapshot: Snapshot, table: Table) -> Iterator[list[Row]]:
+    def _read(self, snapshot: Snapshot, table: Table) -> Iterator[Sequence[Row]]:
         where = self._config.snapshot.where.get(table.full_name, "")
         yield from snapshot.rows(table, where=where)
 
