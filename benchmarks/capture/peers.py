@@ -85,9 +85,7 @@ class Peer:
         return self._log.read_bytes()[-2000:].decode(errors="replace")
 
 
-def penstock(
-    database: Database, bootstrap: str, folder: Path, *, only_read: bool = False
-) -> Peer:
+def penstock(database: Database, bootstrap: str, folder: Path, *, only_read: bool = False) -> Peer:
     """Ours: into the log at this address, or only as far as the events."""
     command = [sys.executable, "-m", "benchmarks.capture.ours"]
     words = [database.url, database.table, bootstrap, folder.name]
