@@ -85,7 +85,8 @@ CASES = [
     Case("MEDIUMINT", ("-8388608", "8388607", "NULL", "-1"), connect="int32"),
     Case("MEDIUMINT UNSIGNED", ("16777215",), connect="int32"),
     Case("INT", ("-2147483648", "2147483647"), connect="int32"),
-    Case("INT UNSIGNED ZEROFILL", ("4294967295",), connect="int64"),
+    Case("INT UNSIGNED ZEROFILL", ("4294967295", "42", "0"), "{c} + 0", connect="int64"),
+    Case("BIGINT UNSIGNED ZEROFILL", ("18446744073709551615", "7"), "{c} + 0", connect="int64"),
     Case("BIGINT", ("-9223372036854775808", "9223372036854775807"), connect="int64"),
     Case("BIGINT UNSIGNED", ("18446744073709551615", "0"), connect="int64"),
     Case(

@@ -45,13 +45,18 @@ def selected(native: Native) -> str:
     if native.kind == types.FLOAT:
         # The text of a FLOAT has six digits; as a double it has all.
         return f"CAST({name} AS DOUBLE)"
-    return name
+    return _unpadded(native, name)
+
+
+def _unpadded(native: Native, name: str) -> str:
+    """Texts of ZEROFILL columns, which are unsigned, begin with zeros; those of sums do not."""
+    return f"({name} + 0)" if native.unsigned and native.kind in types.INTEGERS else name
 
 
 def selected_mysql(native: Native) -> str:
     """As `selected`; CAST AS DOUBLE came to MySQL late."""
     name = quoted(native.name)
-    return f"({name} + 0e0)" if native.kind == types.FLOAT else name
+    return f"({name} + 0e0)" if native.kind == types.FLOAT else _unpadded(native, name)
 
 
 def row_decoder(columns: Sequence[Native], modes: Modes) -> DecodeText:

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
+from penstock.client import topics
 from penstock.client.metadata import Metadata
 from penstock.spark import reading, sql
 from penstock.spark.flows import inputs
@@ -48,15 +49,20 @@ if TYPE_CHECKING:
     from penstock.spark.flows.running import Running
 
 # Adaptive execution makes a job of each shuffle and each kept frame, and plans anew after it, to
-# choose what is fixed here: one task for each shard. What is kept is kept for a moment only. To
-# keep to a number of bytes Spark adds up all columns after each row that it sends to Python, which
-# took as long as all else that it does with the row; so few rows at a time are never too many.
+# choose what is fixed here: one task for each shard. What is kept is kept for a moment only.
 _SETTINGS: Final = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.inMemoryColumnarStorage.compressed": "false",
-    "spark.sql.execution.arrow.maxBytesPerBatch": str((1 << 31) - 1),
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "1000",
 }
+# To keep to a number of bytes Spark adds up all columns after each row that it sends to Python,
+# which took as long as all else that it does with the row. So the rows sent at once are few enough
+# that the largest records which the topics take are not too much.
+_ARROW_BYTES: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
+_ARROW_ROWS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
+_NO_LIMIT: Final = (1 << 31) - 1
+_AT_ONCE_BYTES: Final = 1 << 30
+_AT_ONCE_ROWS: Final = 1000
+_LARGEST: Final = "max.message.bytes"
 # In a plan as text.
 _ALIAS: Final = re.compile(r"SubqueryAlias (.*)")
 # The number of a record's stream.
@@ -160,10 +166,26 @@ class Operated:
 
     def _settle(self, session: SparkSession) -> None:
         """Set what suits micro-batches, in the session that Spark made for this query alone."""
-        if not self._is_settled:
-            for name, value in _SETTINGS.items():
-                session.conf.set(name, value)
-            self._is_settled = True
+        if self._is_settled:
+            return
+        settings = dict(_SETTINGS)
+        given = session.sparkContext.getConf()
+        if not given.contains(_ARROW_BYTES) and not given.contains(_ARROW_ROWS):
+            settings |= {_ARROW_BYTES: str(_NO_LIMIT), _ARROW_ROWS: str(self._rows_at_once())}
+        for name, value in settings.items():
+            session.conf.set(name, value)
+        self._is_settled = True
+
+    def _rows_at_once(self) -> int:
+        """Between Java and Python."""
+        place = self._running.place
+        with place.cluster() as cluster:
+            found = [
+                topics.configs(cluster, place.resolve(each.topic)).get(_LARGEST)
+                for each in self._running.flow.streams
+            ]
+        largest = max((int(each) for each in found if each), default=1)
+        return max(1, min(_AT_ONCE_ROWS, _AT_ONCE_BYTES // largest))
 
     # ---- time ----------------------------------------------------------------------------
 

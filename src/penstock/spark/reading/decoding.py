@@ -244,7 +244,9 @@ def _span(times: pa.Array, bad: int) -> pa.Array:
     said: dict[str, int | None] = {"least": None, "latest": None, "behind": None, "bad": bad}
     at = np.asarray(times.drop_null().cast(pa.int64()))
     if len(at):
-        behind = int((np.maximum.accumulate(at) - at).max())
+        # Between times of long ago and of long to come there are more than fit.
+        apart = (np.maximum.accumulate(at) - at).view(np.uint64)
+        behind = min(int(apart.max()), np.iinfo(np.int64).max)
         said |= {"least": int(at.min()), "latest": int(at.max()), "behind": behind}
     kind = pa.struct([(name, pa.int64()) for name in SPAN_FIELDS])
     first = pa.array([said] if len(times) else [], kind)

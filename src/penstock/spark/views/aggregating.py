@@ -53,8 +53,8 @@ _COUNT: Final = "_count"
 _TIMES: Final = "_times"
 
 
-# How the state looks, where it was another once.
-_KEPT_AS: Final = {"min": " (2)", "max": " (2)"}
+# Where the state was another once: part of what a flow is compared by when it starts again.
+_KEPT_AS: Final = {"min": " kept by value", "max": " kept by value"}
 
 
 class AggregateError(PenstockError):

@@ -108,7 +108,9 @@ def _from_key(table: Table, name: str, kind: T.DataType) -> str:
     """From a key as capture writes it, a JSON object that may be under `payload`; else as it is."""
     text = f"CAST({KEY} AS string)"
     field, own = sql.quoted(name), kind.simpleString()
-    schema = f"payload STRUCT<{field}: {own}>, {field} {own}".replace("'", "\\'")
+    schema = f"payload STRUCT<{field}: {own}>, {field} {own}".replace("\\", "\\\\").replace(
+        "'", "\\'"
+    )
     parsed = f"from_json({text}, '{schema}')"
     found = f"coalesce({parsed}.payload.{field}, {parsed}.{field})"
     if len(table.key) > 1:
