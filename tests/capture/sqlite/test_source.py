@@ -368,3 +368,8 @@ def test_a_writer_that_holds_the_lock_delays_confirming_only(tmp_path: Path) -> 
         db.execute("COMMIT")
         source.confirm(replica.position)
         assert source.status().details["changes kept"] == "0"
+
+
+def test_options_that_there_are_not(tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match="captures of SQLite have no option foo"):
+        SqliteSource(SourceSettings("c", url(tmp_path / "a.db"), options={"foo": "x"}))

@@ -7,10 +7,11 @@ from textwrap import dedent
 
 import pytest
 
+import penstock
 from penstock.errors import PenstockError
 from penstock.spark.flows.declare import Stream, Table, flow, physical, stream, table, topic
 from penstock.spark.flows.errors import DeclarationError, FlowFileError
-from penstock.spark.flows.load import load
+from penstock.spark.flows.load import _is_users, load
 
 HEAD = "from penstock.spark.flows.declare import flow, stream, table, topic\n"
 
@@ -152,3 +153,12 @@ def test_declarations_that_cannot_work() -> None:
 
 def test_generations_of_an_output_have_topics_of_their_own() -> None:
     assert [physical("t", n) for n in (1, 2, 3)] == ["t", "t.v2", "t.v3"]
+
+
+def test_what_is_sent_to_workers_whole(tmp_path: Path) -> None:
+    """What the user has beside the file; not Penstock, which lies below it in a checkout."""
+    root = Path(penstock.__file__).resolve().parents[2]
+    assert not _is_users(Path(load.__code__.co_filename).resolve(), root)
+    assert not _is_users(tmp_path / ".venv/lib/python3/site-packages/numpy/core.py", tmp_path)
+    assert not _is_users(tmp_path.parent / "other.py", tmp_path)
+    assert _is_users(tmp_path / "rules" / "prices.py", tmp_path)

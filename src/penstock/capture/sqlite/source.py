@@ -45,6 +45,11 @@ class SqliteSource(Source):
     kind = "sqlite"
 
     def __init__(self, settings: SourceSettings) -> None:
+        if settings.options:
+            raise CaptureError(
+                f"captures of SQLite have no option {min(settings.options)}",
+                advice="They have no options at all; leave it out.",
+            )
         self.settings = settings
         self.path = path_of(settings)
         self._catalog = Catalog(settings)

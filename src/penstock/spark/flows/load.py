@@ -12,10 +12,14 @@ import sys
 import traceback
 from pathlib import Path
 from types import ModuleType
+from typing import Final
 
+import penstock
 from penstock.errors import PenstockError
 from penstock.spark.flows.declare import Collected, Flow, collecting
 from penstock.spark.flows.errors import FlowFileError
+
+_OURS: Final = Path(penstock.__file__).resolve().parent
 
 
 class NeedsSparkError(FlowFileError):
@@ -94,7 +98,7 @@ def user_line(error: BaseException, path: Path) -> str:
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
-        if Path(frame.filename) == path or Path(frame.filename).is_relative_to(path.parent)
+        if Path(frame.filename) == path or _is_users(Path(frame.filename), path.parent)
     ]
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else str(path)
 
@@ -122,6 +126,13 @@ def _is_beside(module: ModuleType, folder: Path) -> bool:
     file = getattr(module, "__file__", None)
     if file is None or module.__name__ == "__main__":
         return False
-    inside = Path(file).is_relative_to(folder)
-    # A virtual environment may lie in the same folder.
-    return inside and "site-packages" not in Path(file).relative_to(folder).parts
+    return _is_users(Path(file), folder)
+
+
+def _is_users(file: Path, folder: Path) -> bool:
+    """Whether a file in a folder, or below it, is the user's own."""
+    if not file.is_relative_to(folder):
+        return False
+    # A virtual environment may lie in the same folder, and so may we, in a checkout.
+    installed = "site-packages" in file.relative_to(folder).parts
+    return not installed and not file.is_relative_to(_OURS)
