@@ -85,7 +85,8 @@ class Publisher:
                 self._writer.write(CAPTURE_TOPIC, [self._key], [status().encode()])
                 self._writer.flush()
             except ClientError as error:
-                _LOGGER.info("capture %s: nobody was told: %s", self._key.decode(), error)
+                told = "what `penstock capture status` shows of it is old, for the log took no news"
+                _LOGGER.info("capture %s: %s: %s", self._key.decode(), told, error)
                 self._drop()
 
     def close(self) -> None:
