@@ -65,7 +65,8 @@ both_ways = pytest.mark.parametrize("driver_bytes", [DRIVER_BYTES, 0])
 def test_rows_arrive_as_they_are_where_clients_expect_them(
     spark: SparkSession, bootstrap: str, driver_bytes: int
 ) -> None:
-    first, second = make_topic(bootstrap), make_topic(bootstrap, 1)
+    # The records are of long ago: retention would take them.
+    first, second = (make_topic(bootstrap, each, retention_ms="-1") for each in (PARTITIONS, 1))
     when = datetime(2026, 5, 6, 7, 8, 9, 123_000, tzinfo=UTC)
     rows: list[tuple[Any, ...]] = [
         (b"k%d" % number, None if number % 7 == 0 else b"v%d" % number, topic, None, [("h", b"1")])
