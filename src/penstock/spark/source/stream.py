@@ -16,8 +16,10 @@ of it, made before anything is connected, go to the tasks.
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Iterator, Mapping, Set
+from types import TracebackType
 from typing import Any, Final
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -55,10 +57,33 @@ _IDLE_AFTER: Final = 50
 _IDLE_PAUSE_S: Final = 0.02
 
 
+# The program that Spark runs us in.
+_RUNNER: Final = "pyspark.sql.streaming.python_streaming_source_runner"
+
+
+def _leave_quietly() -> None:
+    """Say nothing at the end of this process if it is Spark's for us, and Spark has gone first.
+
+    It tells Spark of any error, also of the end of the connection. If Spark has closed that by
+    then, a query being stopped, the error of telling came to the user's terminal.
+    """
+    main = getattr(sys.modules.get("__main__"), "__spec__", None)
+    if main is not None and main.name == _RUNNER:
+        sys.excepthook = _unless_spark_has_gone
+
+
+def _unless_spark_has_gone(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    if not isinstance(error, BrokenPipeError | ConnectionResetError):
+        sys.__excepthook__(kind, error, trace)
+
+
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Plans micro-batches; `read` runs in the tasks."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
+        _leave_quietly()
         self._options = options
         self._schema = schema
         self._opened: Log | None = None
