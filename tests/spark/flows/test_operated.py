@@ -14,11 +14,13 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 from pyspark import cloudpickle
 from pyspark.sql import DataFrame
 
+from penstock.client import topics
 from penstock.spark import windows, within
 from penstock.spark.flows.declare import Flow, flow, stream, topic
 from penstock.spark.flows.folder import Folder
 from penstock.spark.flows.heartbeats import Heartbeats, Idleness
 from penstock.spark.flows.inputs import Place
+from penstock.spark.flows.operated import rows_at_once
 from penstock.spark.state import Shard, apply, layout
 from penstock.testing.flows import FlowFailedError, FlowTester
 from tests.waiting import eventually
@@ -288,3 +290,15 @@ def test_idle_partitions_get_heartbeats(tester: FlowTester) -> None:
     assert {each.partition for each in found} == {0, 1}
     assert {(each.key, each.value) for each in found} == {(b"penstock.heartbeat", None)}
     assert found[0].timestamp.timestamp() == 1_234.567
+
+
+def test_rows_go_to_python_in_numbers_that_large_records_allow(tester: FlowTester) -> None:
+    place = Place(tester.broker.bootstrap, {}, str)
+    with place.cluster() as cluster:
+        topics.create(cluster, "small")
+        topics.create(cluster, "large", config={"max.message.bytes": str(8 << 20)})
+        topics.create(cluster, "huge", config={"max.message.bytes": str((1 << 31) - 1)})
+    small, large, huge = (stream(each, text=True) for each in ("small", "large", "huge"))
+    assert rows_at_once(place, [small]) == 1000
+    assert rows_at_once(place, [small, large]) == 128
+    assert rows_at_once(place, [huge]) == 1

@@ -31,7 +31,7 @@ TABLES = {
 
 
 def test_the_ends_of_a_group_with_very_many_values() -> None:
-    """Its values are in buckets, and what is taken away is found again."""
+    """What is taken away from either end is followed by the next, though lists are cut."""
     results = (Aggregated("low", "min", "v", pa.int64()), Aggregated("top", "max", "v", pa.int64()))
     group = Aggregate(("g",), (pa.string(),), results, net=True)
     shard = Shard(0, 1, 0, None, State())

@@ -46,6 +46,7 @@ from penstock.spark.state.inspecting import note_key
 
 if TYPE_CHECKING:
     from penstock.spark.flows.declare import Stream
+    from penstock.spark.flows.inputs import Place
     from penstock.spark.flows.running import Running
 
 # Adaptive execution makes a job of each shuffle and each kept frame, and plans anew after it, to
@@ -81,6 +82,16 @@ def united(records: list[DataFrame]) -> DataFrame:
         for at, rows in enumerate(records)
     ]
     return reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), numbered)
+
+
+def rows_at_once(place: Place, streams: Iterable[Stream]) -> int:
+    """How many rows go from Java to Python at once: by the largest records of the topics."""
+    with place.cluster() as cluster:
+        found = [
+            topics.configs(cluster, place.resolve(each.topic)).get(_LARGEST) for each in streams
+        ]
+    largest = max((int(each) for each in found if each), default=1)
+    return max(1, min(_AT_ONCE_ROWS, _AT_ONCE_BYTES // largest))
 
 
 def _parted(records: DataFrame, at: int, *, timed: bool) -> DataFrame:
@@ -171,21 +182,11 @@ class Operated:
         settings = dict(_SETTINGS)
         given = session.sparkContext.getConf()
         if not given.contains(_ARROW_BYTES) and not given.contains(_ARROW_ROWS):
-            settings |= {_ARROW_BYTES: str(_NO_LIMIT), _ARROW_ROWS: str(self._rows_at_once())}
+            most = rows_at_once(self._running.place, self._running.flow.streams)
+            settings |= {_ARROW_BYTES: str(_NO_LIMIT), _ARROW_ROWS: str(most)}
         for name, value in settings.items():
             session.conf.set(name, value)
         self._is_settled = True
-
-    def _rows_at_once(self) -> int:
-        """Between Java and Python."""
-        place = self._running.place
-        with place.cluster() as cluster:
-            found = [
-                topics.configs(cluster, place.resolve(each.topic)).get(_LARGEST)
-                for each in self._running.flow.streams
-            ]
-        largest = max((int(each) for each in found if each), default=1)
-        return max(1, min(_AT_ONCE_ROWS, _AT_ONCE_BYTES // largest))
 
     # ---- time ----------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Many rows under one key: the state of a join's side, and of all values of a group.
+"""Many rows under one key: the state of a join's side.
 
     key, bucket -> buckets, [rows]
 
