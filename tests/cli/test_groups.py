@@ -9,6 +9,7 @@ import pty
 import re
 import select
 import signal
+import socket
 import subprocess
 import sys
 from contextlib import suppress
@@ -26,7 +27,7 @@ from penstock.cli.group_reset import Goal, Place, Wanted, parse_topics, plan
 from penstock.cli.group_show import as_json, rendered
 from penstock.cli.group_view import Collector, GroupView, PartitionView
 from penstock.cli.groups import _Eye
-from penstock.cli.kafka import BrokerError, complete_groups, connect
+from penstock.cli.kafka import BrokerError, Connection, complete_groups, connect
 from penstock.cli.migration.groups import OWN_PREFIX
 from penstock.cli.protocol import peer, reachable
 from penstock.client.connection import ClientError
@@ -377,6 +378,31 @@ def test_a_restart_between_two_looks_is_got_over() -> None:
             # After an unclean stop leaders have a new epoch, of which a client does not know.
             broker.crash()
             broker.start()
+            (view,) = eye.look()
+        finally:
+            collector.close()
+        assert [part.committed for part in view.partitions] == [4, 6]
+
+
+def test_a_client_that_waits_in_vain_is_followed_by_a_new_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("penstock.cli.group_view.REQUEST_TIMEOUT_S", 0.5)
+    with Broker() as broker, socket.create_server(("127.0.0.1", 0)) as silent:
+        place = group_scenarios.Place(broker.bootstrap)
+        place.commit(4, 6)
+        made = []
+
+        def another() -> Connection:
+            made.append(connect(broker.bootstrap, []))
+            if len(made) > 1:
+                # From here on an answer may need its time.
+                monkeypatch.undo()
+            return made[-1]
+
+        collector = Collector(connect(f"127.0.0.1:{silent.getsockname()[1]}", []))
+        eye = _Eye(collector, [place.group], another)
+        try:
             (view,) = eye.look()
         finally:
             collector.close()

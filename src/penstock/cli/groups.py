@@ -46,8 +46,9 @@ app = typer.Typer(
 
 EMPTY_STATES: Final = ("empty", "dead")
 _MEMBERS_TOLD: Final = 5
-# What a client is told that knows only the broker of before a restart.
-OUTDATED: Final = ("FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH")
+# What a client is told that knows only the broker of before a restart; and what it says itself
+# if it goes on waiting for the connection of before.
+OUTDATED: Final = ("FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH", "_TIMED_OUT")
 
 Group = Annotated[
     str, typer.Argument(metavar="GROUP", help="The group.", autocompletion=complete_groups)
