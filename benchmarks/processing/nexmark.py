@@ -161,7 +161,7 @@ def _flows(per_batch: int, round_: int) -> dict[str, Flow]:
     winning = stream(won, changelog="id bigint, category bigint, final bigint", dead_letters=None)
     inputs: dict[str, list[Stream]] = {
         "q0": [bids], "q1": [bids], "q2": [bids], "q3": [auctions, people],
-        "q4": [winning], "q5": [timed_bids], "q7": [timed_bids],
+        "q4": [winning], "q5": [timed_bids], "q6": [timed_auctions, timed_bids], "q7": [timed_bids],
         "q8": [timed_people, timed_auctions], "q11": [timed_bids], "q12": [clocked_bids],
         "q13": [bids, auctions], "q14": [bids], "q15": [timed_bids], "q16": [timed_bids],
         "q17": [timed_bids], "q20": [bids, auctions], "q21": [bids], "q22": [bids],

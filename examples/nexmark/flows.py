@@ -31,6 +31,7 @@ winning = flow(
 )(q.winning)
 q4 = flow(inputs=WINNING, output=topic("q4", key="_key", compacted=True), name="q4")(q.q4)
 q5 = flow(inputs=TIMED_BIDS, output=topic("q5"), name="q5")(q.q5)
+q6 = flow(inputs=[TIMED_AUCTIONS, TIMED_BIDS], output=topic("q6", key="seller"), name="q6")(q.q6)
 q7 = flow(inputs=TIMED_BIDS, output=topic("q7"), name="q7")(q.q7)
 q8 = flow(inputs=[TIMED_PEOPLE, TIMED_AUCTIONS], output=topic("q8"), name="q8")(q.q8)
 q11 = flow(inputs=TIMED_BIDS, output=topic("q11"), name="q11")(q.q11)

@@ -9,6 +9,7 @@ are event times: `_time`, which `stream(..., time="date_time")` or `marked` give
 | q3 | who sells what in some states | a view over two tables |
 | q4 | the average winning price of a category | two views, one over the other |
 | q5 | the auctions with the most bids, every two seconds | hopping window, top_k |
+| q6 | the average price of a seller's last ten sales | operators of its own (`selling.py`) |
 | q7 | the highest bid of each ten seconds | tumbling window |
 | q8 | people who opened an auction as soon as they had come | join of streams, deduplication |
 | q11 | bids of a person in one go | session window |
@@ -23,6 +24,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import selling  # type: ignore[import-not-found]
 from pyspark.sql import functions as F  # noqa: N812
 
 from penstock.spark import enrich, views, within
@@ -198,6 +200,11 @@ def q4(winning: DataFrame) -> DataFrame:
         "SELECT category, avg(final) AS price, count(*) AS auctions FROM winning GROUP BY category",
         keys={"winning": ["id", "category"]}, winning=winning,
     ).changes()  # fmt: skip
+
+
+def q6(auctions: DataFrame, bids: DataFrame) -> DataFrame:
+    """The average price of the last ten auctions of a seller, each time that one has closed."""
+    return selling.last_prices(selling.closed(auctions, bids))
 
 
 def q8(people: DataFrame, auctions: DataFrame) -> DataFrame:
