@@ -204,7 +204,8 @@ def q4(winning: DataFrame) -> DataFrame:
 
 def q6(auctions: DataFrame, bids: DataFrame) -> DataFrame:
     """The average price of the last ten auctions of a seller, each time that one has closed."""
-    return selling.last_prices(selling.closed(auctions, bids))
+    prices: DataFrame = selling.last_prices(selling.closed(auctions, bids))
+    return prices
 
 
 def q8(people: DataFrame, auctions: DataFrame) -> DataFrame:
