@@ -46,6 +46,15 @@ class Keeper:
         finally:
             await committer.close()
 
+    def after_a_kill(self) -> dict[Key, Any]:
+        """What another process would find."""
+        self.store.abandon()
+        store = LogStore("/simulated/data", self.disk)
+        store.open()
+        found: dict[Key, Any] = {}
+        Journal(store, SyncWaiters(), "disk").open(found.__setitem__, found.clear, lambda: None)
+        return found
+
     async def fail_sync(self) -> None:
         """Lose an entry to a failed sync."""
         self.disk.fail("sync", path_part=JOURNAL)
@@ -112,6 +121,67 @@ def test_what_nobody_waits_for_is_synced_a_moment_later() -> None:
         keeper.journal.stop()
         await keeper.journal.durable()
         assert partition.visible == partition.log_end
+
+    play(story)
+
+
+def test_what_is_put_off_goes_with_the_next_entry_in_one_batch() -> None:
+    async def story(keeper: Keeper) -> None:
+        journal, partition = keeper.journal, keeper.journal.partition
+        journal.write([(("first",), 0)])
+        await journal.durable()
+        end = partition.log_end
+        journal.put_off([(("first",), 1), (("second",), 1)])
+        journal.put_off([(("first",), 2)])
+        assert keeper.state == {("first",): 2, ("second",): 1}
+        assert partition.log_end == end
+        journal.write([(("third",), 1)])
+        assert partition.log_end == end + 4
+        assert [header.record_count for header, _ in partition.batches()][1:] == [4]
+        await journal.durable()
+        assert keeper.after_a_kill() == {("first",): 2, ("second",): 1, ("third",): 1}
+
+    play(story)
+
+
+@pytest.mark.parametrize("how", ["waited for", "a moment later", "stopped", "killed"])
+def test_what_is_put_off_is_lost_with_the_process_and_only_then(how: str) -> None:
+    async def story(keeper: Keeper) -> None:
+        journal, partition = keeper.journal, keeper.journal.partition
+        journal.put_off([(("late",), 1)])
+        match how:
+            case "waited for":
+                await journal.durable()
+                assert partition.visible == partition.log_end == 1
+            case "a moment later":
+                synced: asyncio.Future[StorageError | None]
+                synced = asyncio.get_running_loop().create_future()
+                keeper.waiters.add(partition, 1, synced.set_result)
+                async with asyncio.timeout(60):
+                    assert await synced is None
+            case "stopped":
+                journal.stop()
+            case _:
+                journal.stop(keep=False)
+        assert keeper.after_a_kill() == ({} if how == "killed" else {("late",): 1})
+
+    play(story)
+
+
+def test_what_was_put_off_does_not_outlive_a_failed_append() -> None:
+    async def story(keeper: Keeper) -> None:
+        journal = keeper.journal
+        journal.put_off([(("late",), 1)])
+        keeper.disk.fail("write", path_part=JOURNAL)
+        with pytest.raises(StorageError):
+            journal.write([(("more",), 1)])
+        # The state was ahead of the journal: it is read again.
+        with pytest.raises(StorageError, match="read again"):
+            journal.write([(("more",), 1)])
+        assert keeper.state == {}
+        journal.write([(("more",), 1)])
+        await journal.durable()
+        assert keeper.after_a_kill() == keeper.state == {("more",): 1}
 
     play(story)
 

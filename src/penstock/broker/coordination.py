@@ -143,9 +143,10 @@ class Coordination:
         partition = self._broker.partition(queue.topic, queue.number)
         return None if partition is None or partition.damaged else partition.log_end
 
-    def stop(self) -> None:
+    def stop(self, *, keep: bool = True) -> None:
+        """Time stands still; without `keep` the journal is left as a killed process leaves it."""
         self._running = False
-        self.journal.stop()
+        self.journal.stop(keep=keep)
         if self._timer is not None:
             self._timer.cancel()
 
@@ -155,6 +156,12 @@ class Coordination:
         Without `hurry` the disk is not bothered at once: to be used where nobody waits for it.
         """
         self.journal.write(entries, hurry=hurry)
+        self._carry_out()
+        self.arm()
+
+    def put_off(self, entries: Iterable[Entry]) -> None:
+        """Apply entries now that would be made again if they were lost."""
+        self.journal.put_off(entries)
         self._carry_out()
         self.arm()
 

@@ -11,7 +11,8 @@ ever told of a state that a crash could take back. Entries of many requests shar
 `stage` is `write` for those who are going to wait anyway: it applies entries at once, and appends
 those of all requests that are handled in one turn of the loop together, as one batch. And what
 nobody will wait for can be written without `hurry`: it goes to the disk with whatever comes next,
-or a moment later.
+or a moment later. What would be done again if it were missing can even be `put off`: it is appended
+only then, and so is lost with the process as well.
 
 What is written together is in one batch, and so there wholly or not at all after a crash. Only what
 is larger than a batch can be is cut; whoever writes so much puts last what must not be alone.
@@ -89,6 +90,8 @@ class Journal:
         self._repairs_seen = 0
         # Applied and not appended yet: what belongs together, in order.
         self._staged: list[_Pairs] = []
+        # Whether it is appended at the end of this turn of the loop.
+        self._turning = False
         # Those who wait for what is staged.
         self._awaiting: list[WriteDone] = []
         # Whether the state is ahead of the journal for good: an append failed.
@@ -135,11 +138,13 @@ class Journal:
             return
         self._refuse_if_stale()
         pairs = _to_pairs(entries)
-        self._append_staged()
+        staged, self._staged = self._staged, []
         end = self.partition.log_end
         try:
-            self._append([pairs], hurry=hurry)
-        except StorageError:
+            self._append([*staged, pairs], hurry=hurry)
+        except StorageError as error:
+            if staged:
+                self._lose(error)
             # Then a part of it will be applied when it is replayed, but was not yet.
             self._ahead = self._ahead or self.partition.log_end > end
             raise
@@ -151,16 +156,28 @@ class Journal:
 
         RecordTooLargeError, and nothing has happened, if one of them is too large for any batch.
         """
+        if self._hold(entries) and not self._turning:
+            self._turning = True
+            asyncio.get_running_loop().call_soon(self._on_turn)
+
+    def put_off(self, entries: Iterable[Entry]) -> None:
+        """Apply entries, and append them with whatever comes next, or a moment later.
+
+        For what follows from the journal as it is: after a crash it must be done again.
+        """
+        if self._hold(entries):
+            self._arm_unhurried()
+
+    def _hold(self, entries: Iterable[Entry]) -> bool:
+        """Apply entries that are appended later; whether there are any."""
         entries = list(entries)
         if not entries:
-            return
+            return False
         self._refuse_if_stale()
-        pairs = _to_pairs(entries)
-        if not self._staged:
-            asyncio.get_running_loop().call_soon(self._on_turn)
-        self._staged.append(pairs)
+        self._staged.append(_to_pairs(entries))
         for key, value in entries:
             self._apply(key, value)
+        return True
 
     async def durable(self) -> None:
         """Wait until everything written so far is safe; StorageError if it is not."""
@@ -186,9 +203,10 @@ class Journal:
         StorageError, and nobody is called, if that is known already.
         """
         self._refuse_if_stale()
-        if self._staged:
+        if self._turning:
             self._awaiting.append(done)
         else:
+            self._append_staged()
             self._wait_for_sync(done)
 
     def _wait_for_sync(self, done: WriteDone) -> None:
@@ -201,6 +219,7 @@ class Journal:
 
     def _on_turn(self) -> None:
         """The end of a turn of the loop: append what its requests have staged."""
+        self._turning = False
         if self._is_stale:
             # What was staged rests on a state that is lost.
             self._lose(StorageError("the journal's disk has failed"))
@@ -227,19 +246,34 @@ class Journal:
             self.partition.append(_encode(pairs, now_ms))
         if hurry:
             self._waiters.request_sync(self.partition)
-        elif self._unhurried is None:
+        else:
+            self._arm_unhurried()
+
+    def _arm_unhurried(self) -> None:
+        if self._unhurried is None:
             loop = asyncio.get_running_loop()
             self._unhurried = loop.call_later(_UNHURRIED_S, self._sync_unhurried)
 
     def _sync_unhurried(self) -> None:
         self._unhurried = None
+        if self._is_stale:
+            # Whoever comes next reads it again.
+            return
+        with suppress(StorageError):
+            self._append_staged()
         self._waiters.request_sync(self.partition)
 
-    def stop(self) -> None:
-        """No sync is begun from here any more: whoever closes the log syncs everything."""
+    def stop(self, *, keep: bool = True) -> None:
+        """No sync is begun from here any more: whoever closes the log syncs everything.
+
+        Without `keep` what was put off is lost, as if the process were killed.
+        """
         if self._unhurried is not None:
             self._unhurried.cancel()
             self._unhurried = None
+        if keep and not self._is_stale:
+            with suppress(StorageError):
+                self._append_staged()
 
     def _lose(self, error: StorageError) -> None:
         """What was staged is not in the journal: say so to those who wait for it."""

@@ -169,7 +169,7 @@ class Broker:
                 advice="Choose another address with --listen, or stop what uses this one.",
             ) from error
         except BaseException:
-            self.coordination.stop()
+            self.coordination.stop(keep=False)
             self.store.abandon()
             raise
         self.port = self._server.sockets[0].getsockname()[1]
@@ -237,7 +237,7 @@ class Broker:
             self._sweeper.cancel()
         await self._stop_watching()
         self.queues.rounds.stop()
-        self.coordination.stop()
+        self.coordination.stop(keep=False)
         await self.housekeeping.stop()
         await self.committer.close()
         for connection in list(self.connections):

@@ -71,6 +71,21 @@ def test_what_the_one_before_left_open_is_aborted_first(machine: Machine) -> Non
     assert machine.init("t").ids.epoch == first.epoch + 2
 
 
+def test_what_one_request_names_becomes_part_of_the_transaction_together(machine: Machine) -> None:
+    ids = machine.init("t").ids
+    code, entries = machine.coordinator.admit_write(
+        "t", ids, A, 0, implicit=True, now_ms=1, elapsed_ms=1, others=[(A, 0), (A, 2), (B, 1)]
+    )
+    assert (code, len(entries)) == (ErrorCode.NONE, 1)
+    machine.write(entries)
+    for where, number in ((A, 0), (A, 2), (B, 1)):
+        assert machine.of("t").holds(where.id, number)
+    assert not machine.of("t").holds(B.id, 0)
+    before = len(machine.journal)
+    assert machine.write_to("t", ids, B, 1) == ErrorCode.NONE
+    assert len(machine.journal) == before
+
+
 @pytest.mark.parametrize("name", ["", "x" * (MAX_NAME_LENGTH + 1)])
 def test_names_have_bounds(machine: Machine, name: str) -> None:
     assert machine.init(name).code == ErrorCode.INVALID_REQUEST

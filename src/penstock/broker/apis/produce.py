@@ -15,6 +15,7 @@ from uuid import UUID
 from penstock.broker.apis.context import RequestContext
 from penstock.broker.apis.produce_single import SingleWrite, records_start
 from penstock.broker.apis.produce_transactional import admit, is_transactional
+from penstock.broker.catalog import Topic
 from penstock.errors import (
     CorruptBatchError,
     InvalidRecordError,
@@ -66,7 +67,7 @@ ERROR_CODES: Final[dict[type[LogError], ErrorCode]] = {
 class PendingProduce:
     """One request: its results, and how many of them are still waited for."""
 
-    __slots__ = ("acks", "context", "responses", "slot", "waiting")
+    __slots__ = ("acks", "context", "partitions", "responses", "slot", "waiting")
 
     def __init__(self, context: RequestContext, slot: Slot | None, acks: int) -> None:
         self.context = context
@@ -74,6 +75,8 @@ class PendingProduce:
         self.acks = acks
         self.responses: list[TopicProduceResponse] = []
         self.waiting = 0
+        # Of a transaction: all that the request names, so that they become part of it together.
+        self.partitions: list[tuple[Topic, int]] = []
 
     def done(self) -> None:
         """Something that was waited for has happened."""
@@ -182,6 +185,8 @@ def handle(broker: Broker, frame: memoryview, at: int, context: RequestContext) 
     slot = context.connection.open_slot() if request.acks else None
     pending = PendingProduce(context, slot, request.acks)
     by_id = version >= TOPIC_IDS_FROM_VERSION
+    if request.transactional_id is not None:
+        pending.partitions = _named(broker, request, by_id=by_id)
     for data in request.topic_data:
         results: list[PartitionProduceResponse] = []
         pending.responses.append(
@@ -224,6 +229,21 @@ def _refusal(request: ProduceRequest) -> tuple[ErrorCode, str] | None:
 def _topic_name(broker: Broker, topic_id: UUID) -> str | None:
     topic = broker.catalog.by_id.get(topic_id)
     return topic.name if topic is not None and topic_id != ZERO_UUID else None
+
+
+def _named(broker: Broker, request: ProduceRequest, *, by_id: bool) -> list[tuple[Topic, int]]:
+    """The partitions that a request names, as far as they are there."""
+    found: list[tuple[Topic, int]] = []
+    for data in request.topic_data:
+        name = _topic_name(broker, data.topic_id) if by_id else data.name
+        topic = broker.catalog.topics.get(name) if name is not None else None
+        if topic is not None:
+            found += [
+                (topic, item.index)
+                for item in data.partition_data
+                if 0 <= item.index < topic.partitions
+            ]
+    return found
 
 
 def _stage(

@@ -96,6 +96,7 @@ def _admit(
         implicit=version >= IMPLICIT_FROM_VERSION,
         now_ms=broker.now_ms,
         elapsed_ms=broker.clock.elapsed_ms(),
+        others=request.partitions,
     )
     if not code and coordination.markers.has_left_over(partition, ids):
         code = ErrorCode.CONCURRENT_TRANSACTIONS

@@ -303,10 +303,12 @@ class TransactionCoordinator:
         implicit: bool,
         now_ms: int,
         elapsed_ms: int,
+        others: Iterable[tuple[Topic, int]] = (),
     ) -> Admission:
         """Whether a batch of the transaction may go to this partition.
 
-        `implicit`: if the partition is not part of the transaction yet, it is now.
+        `implicit`: if the partition is not part of the transaction yet, it is now, and so are
+        `others`, which are about to be written to.
         """
         txn = self._of(name, ids)
         if isinstance(txn, ErrorCode):
@@ -315,8 +317,8 @@ class TransactionCoordinator:
             return ErrorCode.NONE, []
         if not implicit:
             return ErrorCode.TRANSACTION_ABORTABLE, []
-        changed = self._opened(txn, now_ms, elapsed_ms).with_partitions([(topic, number)])
-        return ErrorCode.NONE, [_entry(changed)]
+        opened = self._opened(txn, now_ms, elapsed_ms)
+        return ErrorCode.NONE, [_entry(opened.with_partitions([(topic, number), *others]))]
 
     def admit_offsets(
         self, name: str, ids: Ids, group: str, *, implicit: bool, now_ms: int, elapsed_ms: int

@@ -142,7 +142,7 @@ class Markers:
             )
         # Last: if all this is more than a batch holds, what is missing after a crash is done again.
         entries += coordination.transactions.complete(txn.name, now_ms)
-        coordination.write(entries, hurry=False)
+        coordination.put_off(entries)
 
     async def write(self, partitions: Iterable[Partition], ids: Ids, *, commit: bool) -> None:
         """Put a marker into each partition; all are synced on return."""
