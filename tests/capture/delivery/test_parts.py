@@ -15,6 +15,7 @@ from penstock.capture.delivery.handover import Handover, HandoverClosedError
 from penstock.capture.delivery.incremental import QUEUE_MAX, Done, Incremental
 from penstock.capture.delivery.marks import Marks, with_mark
 from penstock.capture.delivery.metering import CaptureStatus, Meter, Progress
+from penstock.capture.delivery.pace import Pace
 from penstock.capture.delivery.signals import (
     Signal,
     SignalError,
@@ -274,3 +275,31 @@ def test_signals_are_debeziums() -> None:
     for bad in (b"x", b"{}", b"[]", b'{"type":"nonsense"}', b'{"type":"log","data":5}'):
         with pytest.raises(SignalError):
             Signal.decode(bad)
+
+
+@pytest.mark.parametrize(
+    ("per_s", "is_worth"), [(10, False), (10_000, False), (25_000, False), (40_000, True)]
+)
+def test_waiting_for_more_is_for_those_who_get_much(per_s: int, is_worth: bool) -> None:
+    pace, now = Pace(0.005, 0.0), 0.0
+    # Nothing is known at first: nobody waits.
+    assert pace.wait_s(now, now) == 0
+    for _ in range(3):
+        now += 0.004
+        pace.added(per_s * 4 // 1_000)
+        pace.committed(now)
+        assert pace.wait_s(now, now) == (pytest.approx(0.005) if is_worth else 0)
+        assert pace.wait_s(now, now + 0.003) == (pytest.approx(0.002) if is_worth else 0)
+        assert pace.wait_s(now, now + 0.006) == 0
+    # After a quiet time the first one that comes does not wait, either.
+    now += 60
+    pace.added(1)
+    pace.committed(now)
+    assert pace.wait_s(now, now) == 0
+
+
+def test_without_a_linger_nobody_waits() -> None:
+    pace = Pace(0, 0.0)
+    pace.added(1_000_000)
+    pace.committed(0.001)
+    assert pace.wait_s(0.001, 0.001) == 0

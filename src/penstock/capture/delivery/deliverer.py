@@ -27,6 +27,7 @@ from penstock.capture.delivery.incremental import Incremental
 from penstock.capture.delivery.listening import Listener
 from penstock.capture.delivery.marks import INCREMENTAL, Marked, Marks, with_mark
 from penstock.capture.delivery.metering import Meter, Progress
+from penstock.capture.delivery.pace import Pace
 from penstock.capture.delivery.state import DONE, RUNNING, State
 from penstock.capture.delivery.writing import Log
 from penstock.capture.events.batch import Batch
@@ -121,6 +122,7 @@ class Deliverer:
         self._is_inside = False
         self._uncommitted_since: float | None = None
         self._recorded_at = time.monotonic()
+        self._pace = Pace(config.delivery.linger_ms / 1_000, self._recorded_at)
         self._recorded: Position | None = state.position
         self._next_tick = 0.0
         self._marks: Marks | None = None
@@ -135,12 +137,12 @@ class Deliverer:
 
     def run(self, handover: Handover[Work]) -> None:
         """Deliver until nothing comes any more; whole transactions that came are committed."""
-        linger_s = self._config.delivery.linger_ms / 1_000
         control_s = self._config.delivery.control_ms / 1_000
         try:
             while not handover.is_over:
-                is_waiting = self._uncommitted_since is not None and not self._is_inside
-                wait_s = linger_s if is_waiting else control_s
+                since, wait_s = self._uncommitted_since, control_s
+                if since is not None and not self._is_inside:
+                    wait_s = self._pace.wait_s(since, time.monotonic())
                 works = handover.take(wait_s)
                 self._events.moment.tick()
                 for work in works:
@@ -151,13 +153,13 @@ class Deliverer:
                 if self._batched:
                     # What came together is written together; nothing piles up here.
                     self._drain()
-                self._rest(linger_s, has_more=bool(works))
+                self._rest()
             self._finish()
         finally:
             if self._ghosts is not None:
                 self._ghosts.close()
 
-    def _rest(self, linger_s: float, *, has_more: bool) -> None:
+    def _rest(self) -> None:
         """What is done between items."""
         now = time.monotonic()
         if now >= self._next_tick:
@@ -166,7 +168,7 @@ class Deliverer:
         self._request_chunk()
         since = self._uncommitted_since
         if since is not None and not self._is_inside:
-            if not has_more or now - since >= linger_s:
+            if not self._pace.wait_s(since, now):
                 self.commit()
         elif since is None and self._is_due(now):
             self.commit()
@@ -192,6 +194,7 @@ class Deliverer:
         self.meter.committed()
         self._uncommitted_since = None
         self._recorded_at = time.monotonic()
+        self._pace.committed(self._recorded_at)
         self._recorded = self.confirmed = self.state.position
 
     def _drain(self) -> None:
@@ -200,6 +203,7 @@ class Deliverer:
 
     def _added(self, count: int) -> None:
         self._batched += count
+        self._pace.added(count)
         self.state.events += count
         if self._uncommitted_since is None:
             self._uncommitted_since = time.monotonic()
