@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
@@ -24,6 +24,7 @@ from time import monotonic, time_ns
 from typing import Any, Final
 from zlib import crc32
 
+from penstock.capture.blocks import Block, Several, segments_of
 from penstock.capture.source import (
     READ,
     TRUNCATE,
@@ -48,6 +49,7 @@ from penstock.capture.sqlite.catalog import (
 )
 from penstock.capture.sqlite.location import connect, is_busy, mapped
 from penstock.capture.sqlite.reading import Pages, fetch
+from penstock.capture.sqlite.rowblocks import RowBlocks
 from penstock.capture.sqlite.tables import quoted
 from penstock.capture.sqlite.values import Blocks, DecodeLog, log_decoder
 from penstock.capture.sqlite.watch import Watch
@@ -72,6 +74,7 @@ class Reader:
 
     version: Version
     decode: DecodeLog
+    row_blocks: RowBlocks
     pages: Pages
     blocks: Blocks
     query: str
@@ -81,7 +84,7 @@ class Reader:
 class Look:
     """What one read transaction found."""
 
-    changes: list[Change]
+    changes: Sequence[Change]
     upto: int
     # All that was visible when the transaction began has been told.
     is_end: bool
@@ -172,7 +175,8 @@ class Stream:
             is_last = look.is_end or self._told >= TRANSACTION_MAX
             if is_last:
                 self._first = None
-            ts_us = look.changes[-1].ts_us if look.changes else _now_us()
+            last = segments_of(look.changes)[-1] if look.changes else ()
+            ts_us = last[-1].ts_us if last else _now_us()
             if look.changes or not is_first:
                 yield Part(first, look.changes, self.position, ts_us, is_first, is_last)
         yield from look.chunks
@@ -267,7 +271,7 @@ class Stream:
         done = crc32(repr(self._reading).encode())
         return f"{self._seq}.{done:08x}"
 
-    def _changes(self, connection: sqlite3.Connection, upto: int) -> list[Change]:
+    def _changes(self, connection: sqlite3.Connection, upto: int) -> Sequence[Change]:
         """The changes up to a number, of all tables, in order."""
         if upto == self._seq:
             return []
@@ -282,6 +286,8 @@ class Stream:
                 continue
             reader = self._reader(number)
             rows = fetch(connection, reader.query, (self._seq, upto))
+            if rows and len(numbers) == 1 and reader.version.resync == NOTHING:
+                return Several(list(reader.row_blocks.changes(rows, reader.blocks)))
             if rows:
                 found.append(([row[0] for row in rows], reader.decode(rows, reader.blocks)))
             version = reader.version
@@ -305,9 +311,11 @@ class Stream:
             listed = ", ".join(
                 quoted(f"{side}_{name}") for side in ("old", "new") for name in names
             )
+            decode = log_decoder(version.definition, version.table)
             reader = self._readers[number] = Reader(
                 version,
-                log_decoder(version.definition, version.table),
+                decode,
+                RowBlocks(version.definition, version.table, decode),
                 Pages(version.definition),
                 blocks_of(version.table, self._path, self._catalog),
                 f"SELECT seq, op, at, {listed} FROM {quoted(self._catalog.names.log(number))} "
@@ -315,15 +323,12 @@ class Stream:
             )
         return reader
 
-    def _adapt(self, changes: list[Change]) -> None:
+    def _adapt(self, changes: Sequence[Change]) -> None:
         """Take fewer at a time where they are large."""
         if not changes:
             return
-        sample = changes[:: max(1, len(changes) // 50)]
-        size = sum(
-            len(part) for change in sample for row in change[2:4] if row is not None for part in row
-        )
-        fits = int(_PART_BYTES / max(1.0, size / len(sample)))
+        size = sum(map(_bytes_of, segments_of(changes)))
+        fits = int(_PART_BYTES / max(1.0, size / len(changes)))
         self._limit = max(10, min(fits, self._limit * 4, _CHANGES_MAX))
 
     # ---- rows of tables --------------------------------------------------------------------
@@ -417,3 +422,14 @@ def blocks_of(table: Table, path: Path, catalog: Catalog) -> Blocks:
 
 def _now_us() -> int:
     return time_ns() // 1000
+
+
+def _bytes_of(changes: Sequence[Change]) -> float:
+    """About what the values of changes take: those of a list by some of them."""
+    if isinstance(changes, Block):
+        return len(changes.fragments)
+    sample = changes[:: max(1, len(changes) // 50)]
+    size = sum(
+        len(part) for change in sample for row in change[2:4] if row is not None for part in row
+    )
+    return size / len(sample) * len(changes)

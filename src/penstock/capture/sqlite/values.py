@@ -20,17 +20,26 @@ import orjson
 
 import penstock
 from penstock.capture.source import CREATE, DELETE, NULL, UPDATE, Change, Fragment, Row, Table
-from penstock.capture.sqlite.tables import BLOB, NUMERIC, REAL, TEXT, Definition, affinity
+from penstock.capture.sqlite.tables import (
+    BLOB,
+    NUMERIC,
+    REAL,
+    TEXT,
+    Definition,
+    affinity,
+    column_type,
+)
 from penstock.capture.sqlite.triggers import OP_DELETE, OP_INSERT, OP_UPDATE
 
 # The julian day on which Unix time begins.
-_EPOCH_DAY: Final = 2440587.5
-_DAY_MS: Final = 86_400_000
+EPOCH_DAY: Final = 2440587.5
+DAY_MS: Final = 86_400_000
 
 # Text as a JSON string; in C, and letters beyond ASCII stay what they are.
 text_of: Final[Callable[[str], str]] = encode_basestring
 
 DecodeLog = Callable[[Iterable[tuple[Any, ...]], "Blocks"], list[Change]]
+FlattenLog = Callable[[Iterable[tuple[Any, ...]], Callable[[Iterable[str]], None]], None]
 DecodeRows = Callable[[Iterable[tuple[Any, ...]]], list[Row]]
 
 
@@ -63,7 +72,7 @@ def ts_us_of(day: Any) -> int:
     """The moment of a julian day, to the millisecond."""
     if not isinstance(day, float):
         return 0
-    return round((day - _EPOCH_DAY) * _DAY_MS) * 1000
+    return round((day - EPOCH_DAY) * DAY_MS) * 1000
 
 
 class Blocks:
@@ -74,6 +83,13 @@ class Blocks:
         self._begin = orjson.dumps(begin)[:-1]
         place = {"db": database, "sequence": None, "table": table.name}
         self._end = orjson.dumps(place)[1:]
+        # A block of a change is these, with its moment in milliseconds between each two.
+        self.pieces = (
+            self._begin + b',"ts_ms":',
+            b',"ts_us":',
+            b'000,"ts_ns":',
+            b'000000,"snapshot":"false",' + self._end,
+        )
 
     def at(self, ts_us: int, snapshot: str = "false") -> bytes:
         return b'%b,"ts_ms":%d,"ts_us":%d,"ts_ns":%d000,"snapshot":"%b",%b' % (
@@ -82,26 +98,36 @@ class Blocks:
         )
 
 
-def _expression(name: str, declared: str) -> str:
+# How values are written in generated code: as bytes, or as text that is made bytes later.
+_AS_BYTES: Final = ("s({v}).encode()", "p({v}).encode()", "b'%d' % {v}", "z", "g({v})")
+_AS_TEXT: Final = ("s({v})", "p({v})", "f'{{{v}}}'", "'null'", "g({v}).decode()")
+
+
+def _expression(name: str, declared: str, forms: tuple[str, ...]) -> str:
     """Code for one value: the kind that the column is made for first, then null, then any."""
     kind = affinity(declared)
-    as_text = f"s({name}).encode() if {name}.__class__ is str"
-    as_real = f"p({name}).encode() if {name}.__class__ is float and -m <= {name} <= m"
+    text, number, whole, null, other = (form.format(v=name) for form in forms)
+    as_text = f"{text} if {name}.__class__ is str"
+    as_real = f"{number} if {name}.__class__ is float and -m <= {name} <= m"
+    as_whole = f"{whole} if {name}.__class__ is int"
     if kind == TEXT:
         quick = as_text
     elif kind == REAL:
         quick = as_real
+    elif kind not in (NUMERIC, BLOB) or "BLOB" in declared.upper():
+        quick = as_whole
+    elif column_type(declared).name == "string":
+        # Times, which are texts as a rule.
+        quick = f"{as_text} else {as_whole} else {as_real}"
     else:
-        quick = f"b'%d' % {name} if {name}.__class__ is int"
-        if kind in (NUMERIC, BLOB) and "BLOB" not in declared.upper():
-            # Decimals are reals here unless they are whole, and times are texts.
-            quick += f" else {as_real} else {as_text}"
-    return f"({quick} else z if {name} is None else g({name}))"
+        # Decimals are reals here unless they are whole.
+        quick = f"{as_real} else {as_whole} else {as_text}"
+    return f"({quick} else {null} if {name} is None else {other})"
 
 
-def _tuple(names: list[str], definition: Definition) -> str:
+def _tuple(names: list[str], definition: Definition, forms: tuple[str, ...] = _AS_BYTES) -> str:
     parts = [
-        _expression(name, declared)
+        _expression(name, declared, forms)
         for name, (_, declared, _) in zip(names, definition.columns, strict=True)
     ]
     return f"({', '.join(parts)},)"
@@ -159,5 +185,27 @@ def decode(rows, blocks):
 """
     made: DecodeLog = _compiled(
         source, {"Change": Change, "build": tuple.__new__, "table": table, "moment": ts_us_of}
+    )
+    return made
+
+
+def log_flattener(definition: Definition) -> FlattenLog:
+    """Code that makes the fragments of rows of the changelog, as text, row by row: those of what
+    was and then those of what is, as far as the operation has them."""
+    count = len(definition.columns)
+    old, new = [f"o{at}" for at in range(count)], [f"n{at}" for at in range(count)]
+    before, after = _tuple(old, definition, _AS_TEXT), _tuple(new, definition, _AS_TEXT)
+    made: FlattenLog = _compiled(
+        f"""
+def decode(rows, add):
+    for _, op, _, {", ".join(old + new)} in rows:
+        if op == {OP_UPDATE}:
+            add({before[:-1]} {after[1:]})
+        elif op == {OP_DELETE}:
+            add({before})
+        else:
+            add({after})
+""",
+        {},
     )
     return made

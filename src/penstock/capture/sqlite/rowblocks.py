@@ -1,0 +1,105 @@
+"""Rows of a changelog to blocks: their fragments one after the other in one piece of memory.
+
+SQLite's values come as objects, so their fragments are still made one by one; but what follows,
+from putting rows together to envelopes, is done for all of them at once. What a block cannot hold
+(a change of the key, a moment that is none) ends it, and goes the other way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
+from typing import Any, Final
+
+import numpy as np
+
+from penstock.capture import kernels
+from penstock.capture.blocks import ROWS_MIN, Block
+from penstock.capture.source import Change, Table
+from penstock.capture.sqlite.tables import Definition
+from penstock.capture.sqlite.triggers import OP_DELETE, OP_INSERT, OP_REREAD, OP_UPDATE
+from penstock.capture.sqlite.values import DAY_MS, EPOCH_DAY, Blocks, DecodeLog, log_flattener
+
+# What goes into one block, at most.
+_ROWS_MAX: Final = 1_000
+_BYTES_MAX: Final = 4 << 20
+
+_KERNEL_OPS: Final = np.empty(4, np.int64)
+_KERNEL_OPS[[OP_INSERT, OP_UPDATE, OP_DELETE, OP_REREAD]] = (
+    kernels.CREATED,
+    kernels.UPDATED_BOTH,
+    kernels.DELETED,
+    kernels.UPDATED,
+)
+_op_of: Final[Callable[[Any], int]] = itemgetter(1)
+_at_of: Final[Callable[[Any], Any]] = itemgetter(2)
+
+Rows = Sequence[tuple[Any, ...]]
+
+
+class RowBlocks:
+    """Makes changes of rows of one table's changelog."""
+
+    def __init__(self, definition: Definition, table: Table, decode: DecodeLog) -> None:
+        self._table = table
+        self._decode = decode
+        self._flatten = log_flattener(definition)
+        names = [column.name for column in table.columns]
+        self._keys = np.array([names.index(name) for name in table.key], np.int64)
+        count = len(names)
+        none, one, both = [0] * count, list(range(count + 1)), list(range(2 * count + 1))
+        # By operation: which of a row's fragments begins at each of its places.
+        steps = np.zeros((4, 2 * count + 1), np.int64)
+        steps[OP_INSERT] = steps[OP_REREAD] = none + one
+        steps[OP_UPDATE] = both
+        steps[OP_DELETE] = one + [count] * count
+        self._steps = steps
+
+    def changes(self, rows: Rows, blocks: Blocks) -> Iterator[list[Change] | Block]:
+        """All of them, in order: blocks where they are ordinary, and lists."""
+        at, step, most = 0, ROWS_MIN, _ROWS_MAX
+        while len(rows) - at >= ROWS_MIN:
+            block = self._block(rows[at : at + most], blocks)
+            if block:
+                yield block
+                at += len(block)
+                step, most = ROWS_MIN, min(4 * max(len(block), ROWS_MIN), _ROWS_MAX)
+            else:
+                # Where many rows are odd, there is no use in looking at each.
+                yield self._decode(rows[at : at + step], blocks)
+                at += step
+                step *= 2
+        if at < len(rows):
+            yield self._decode(rows[at:], blocks)
+
+    def _block(self, rows: Rows, blocks: Blocks) -> Block | None:
+        """A block of the first of these rows; None: of none."""
+        moments = list(map(_at_of, rows))
+        if {*map(type, moments)} != {float}:
+            return None
+        # As `ts_us_of` has it, to the millisecond.
+        times = np.rint((np.array(moments) - EPOCH_DAY) * DAY_MS).astype(np.int64)
+        if times.min() <= 0:
+            return None
+        parts: list[str] = []
+        self._flatten(rows, parts.extend)
+        text = "".join(parts)
+        data = text.encode()
+        lengths = map(len, parts if text.isascii() else map(str.encode, parts))
+        ends = np.zeros(len(parts) + 1, np.int64)
+        np.cumsum(np.fromiter(lengths, np.int64, len(parts)), out=ends[1:])
+        logged = np.fromiter(map(_op_of, rows), np.int64, len(rows))
+        steps = self._steps[logged]
+        first = np.zeros(len(rows), np.int64)
+        np.cumsum(steps[:-1, -1], out=first[1:])
+        places, ops = ends[first[:, None] + steps], _KERNEL_OPS[logged]
+        if len(data) > _BYTES_MAX:
+            fits = int(np.searchsorted(places[:, -1], _BYTES_MAX, side="right"))
+            places, ops = places[:fits], ops[:fits]
+        address = int(np.frombuffer(data, np.uint8).ctypes.data)
+        made = kernels.same_keys(address, places, ops, self._keys)
+        if not made:
+            return None
+        used = data[: int(places[made - 1, -1])]
+        arrays = places[:made], ops[:made], times[:made]
+        return Block(self._table, used, *arrays, blocks.pieces, int(times[made - 1]) * 1000)
