@@ -281,16 +281,16 @@ def test_signals_are_debeziums() -> None:
     ("per_s", "is_worth"), [(10, False), (10_000, False), (25_000, False), (40_000, True)]
 )
 def test_waiting_for_more_is_for_those_who_get_much(per_s: int, is_worth: bool) -> None:
-    pace, now = Pace(0.005, 0.0), 0.0
+    pace, now = Pace(0.010, 0.0), 0.0
     # Nothing is known at first: nobody waits.
     assert pace.wait_s(now, now) == 0
     for _ in range(3):
         now += 0.004
         pace.added(per_s * 4 // 1_000)
         pace.committed(now)
-        assert pace.wait_s(now, now) == (pytest.approx(0.005) if is_worth else 0)
-        assert pace.wait_s(now, now + 0.003) == (pytest.approx(0.002) if is_worth else 0)
-        assert pace.wait_s(now, now + 0.006) == 0
+        assert pace.wait_s(now, now) == (pytest.approx(0.010) if is_worth else 0)
+        assert pace.wait_s(now, now + 0.003) == (pytest.approx(0.007) if is_worth else 0)
+        assert pace.wait_s(now, now + 0.011) == 0
     # After a quiet time the first one that comes does not wait, either.
     now += 60
     pace.added(1)

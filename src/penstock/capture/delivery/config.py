@@ -88,7 +88,7 @@ class DeliverySettings:
     # come so fast that waiting is worth it, when it has waited for so long.
     batch_changes: int = 20_000
     batch_bytes: int = 16 << 20
-    linger_ms: int = 5
+    linger_ms: int = 10
     # What may wait between the database and the log.
     buffer_bytes: int = 32 << 20
     codec: str = "lz4"
@@ -227,7 +227,7 @@ def _delivery(fields: Fields) -> DeliverySettings:
         transaction_timeout_ms=fields.number("transaction_timeout_ms", 900_000, 1_000, _HOUR_MS),
         batch_changes=fields.number("batch_changes", 20_000, 1, 1_000_000),
         batch_bytes=fields.number("batch_bytes", 16 << 20, 1, 1 << 30),
-        linger_ms=fields.number("linger_ms", 5, 0, 60_000),
+        linger_ms=fields.number("linger_ms", 10, 0, 60_000),
         buffer_bytes=fields.number("buffer_bytes", 32 << 20, 1 << 10, 1 << 32),
         codec=fields.choice("codec", "lz4", CODECS),
         position_ms=fields.number("position_ms", 1_000, 0, _HOUR_MS),

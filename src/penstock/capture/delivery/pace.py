@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Final
 
 # A log transaction costs about as much as so many events.
-WORTH_EVENTS: Final = 150
+WORTH_EVENTS: Final = 300
 
 
 class Pace:
