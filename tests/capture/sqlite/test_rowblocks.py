@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.capture.blocks import ROWS_MIN, Block
+from penstock.capture.blocks import Block
 from penstock.capture.events.batch import Batch
 from penstock.capture.events.changes import Events
 from penstock.capture.events.settings import EventSettings
@@ -33,6 +33,9 @@ COLUMNS = (
 DEFINITION = Definition("things", "", 1, 2, COLUMNS, ("id", "name"), "", False)
 TABLE = DEFINITION.table
 DECODE = log_decoder(DEFINITION, TABLE)
+# Few enough to make blocks of what is easily looked at.
+ROWS_MIN = 12
+READER = RowBlocks(DEFINITION, TABLE, DECODE, rows_min=ROWS_MIN)
 SOURCE = Blocks(TABLE, "shop", "shop.db")
 NOW_DAY = EPOCH_DAY + 1_790_000_000_123 / DAY_MS
 
@@ -85,7 +88,7 @@ def records(segments: list[list[Change] | Block]) -> list[Any]:
 
 @given(logged())
 def test_blocks_say_what_the_decoder_says(rows: list[tuple[Any, ...]]) -> None:
-    made = list(RowBlocks(DEFINITION, TABLE, DECODE).changes(rows, SOURCE))
+    made = list(READER.changes(rows, SOURCE))
     wanted = DECODE(rows, SOURCE)
     # The moment of a block is that of its last change; what each event says is its own.
     assert [change[:-1] for change in told(made)] == [change[:-1] for change in wanted]
@@ -107,7 +110,7 @@ def ordinary(count: int) -> list[tuple[Any, ...]]:
 @pytest.mark.parametrize("count", [ROWS_MIN, 999, 1_001, 2_500])
 def test_ordinary_rows_are_in_blocks(count: int) -> None:
     rows = ordinary(count)
-    made = list(RowBlocks(DEFINITION, TABLE, DECODE).changes(rows, SOURCE))
+    made = list(READER.changes(rows, SOURCE))
     in_blocks = sum(len(changes) for changes in made if isinstance(changes, Block))
     assert in_blocks > count - ROWS_MIN
     assert [change[:-1] for change in told(made)] == [
@@ -124,7 +127,7 @@ def test_a_change_of_the_key_is_alone_and_large_rows_go_the_other_way() -> None:
     rows.insert(40, odd)
     large = (6, OP_INSERT, NOW_DAY, *NOTHING, 1, "x" * (5 << 20), *NOTHING[2:])
     rows.append(large)
-    made = list(RowBlocks(DEFINITION, TABLE, DECODE).changes(rows, SOURCE))
+    made = list(READER.changes(rows, SOURCE))
     assert [change[:-1] for change in told(made)] == [
         change[:-1] for change in DECODE(rows, SOURCE)
     ]

@@ -14,12 +14,14 @@ from typing import Any, Final
 import numpy as np
 
 from penstock.capture import kernels
-from penstock.capture.blocks import ROWS_MIN, Block
+from penstock.capture.blocks import Block
 from penstock.capture.source import Change, Table
 from penstock.capture.sqlite.tables import Definition
 from penstock.capture.sqlite.triggers import OP_DELETE, OP_INSERT, OP_REREAD, OP_UPDATE
 from penstock.capture.sqlite.values import DAY_MS, EPOCH_DAY, Blocks, DecodeLog, log_flattener
 
+# Below that, setting up a block costs more than it saves: values are objects already.
+ROWS_MIN: Final = 300
 # What goes into one block, at most.
 _ROWS_MAX: Final = 1_000
 _BYTES_MAX: Final = 4 << 20
@@ -40,7 +42,10 @@ Rows = Sequence[tuple[Any, ...]]
 class RowBlocks:
     """Makes changes of rows of one table's changelog."""
 
-    def __init__(self, definition: Definition, table: Table, decode: DecodeLog) -> None:
+    def __init__(
+        self, definition: Definition, table: Table, decode: DecodeLog, *, rows_min: int = ROWS_MIN
+    ) -> None:
+        self._rows_min = rows_min
         self._table = table
         self._decode = decode
         self._flatten = log_flattener(definition)
@@ -57,13 +62,14 @@ class RowBlocks:
 
     def changes(self, rows: Rows, blocks: Blocks) -> Iterator[list[Change] | Block]:
         """All of them, in order: blocks where they are ordinary, and lists."""
-        at, step, most = 0, ROWS_MIN, _ROWS_MAX
-        while len(rows) - at >= ROWS_MIN:
+        least = self._rows_min
+        at, step, most = 0, least, _ROWS_MAX
+        while len(rows) - at >= least:
             block = self._block(rows[at : at + most], blocks)
             if block:
                 yield block
                 at += len(block)
-                step, most = ROWS_MIN, min(4 * max(len(block), ROWS_MIN), _ROWS_MAX)
+                step, most = least, min(4 * max(len(block), least), _ROWS_MAX)
             else:
                 # Where many rows are odd, there is no use in looking at each.
                 yield self._decode(rows[at : at + step], blocks)
