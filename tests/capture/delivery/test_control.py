@@ -269,6 +269,14 @@ def test_tables_that_appear_are_read_by_themselves(log: str) -> None:
 # ---- the capture itself ------------------------------------------------------------------
 
 
+def test_a_change_that_comes_alone_does_not_wait_for_others(log: str) -> None:
+    data, made = database(), config(new_name(), linger_ms=60_000)
+    run_to_end(log, made, data)
+    with running(log, made, data):
+        data.commit(Step("a", 1, "alone"))
+        eventually(lambda: topic(log, made) == {1: "alone"}, timeout_s=30)
+
+
 def test_it_is_paused_resumed_and_stopped_from_elsewhere(log: str) -> None:
     data, made = database(), config(new_name(), status_ms=10)
     run_to_end(log, made, data)
