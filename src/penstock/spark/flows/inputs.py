@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import orjson
@@ -48,6 +48,8 @@ STAMP: Final = decoding.STAMP
 HEARTBEAT: Final = decoding.HEARTBEAT
 # Records of a stream in a micro-batch of a flow with operators.
 MOST_AT_ONCE: Final = 2_000_000
+# By these options several tasks read a partition, each a piece of it.
+_CUTTING: Final = frozenset({"minpartitions", "maxrecordsperpartition"})
 POSITIONS: Final = {name: f"_{name}" for name in reading.POSITION}
 
 
@@ -149,12 +151,19 @@ def topic_ids(place: Place, declared: Sequence[Stream]) -> tuple[str, ...]:
 
 
 def open_stream(
-    spark: SparkSession, place: Place, declared: Stream, *, replay: bool, bounded: bool = False
+    spark: SparkSession,
+    place: Place,
+    declared: Stream,
+    *,
+    replay: bool,
+    bounded: bool = False,
+    watch: str | None = None,
 ) -> DataFrame:
     """The records of a stream, typed by the source if it can. A replay begins at the log's start.
 
     What is `bounded` gives so many at once that a task has room for its share, unless the stream
-    says how many: operators take the rows of a shard as a whole.
+    says how many: operators take the rows of a shard as a whole. With `watch`, a folder, the
+    source tells there how far event time has come: see `is_watchable`.
     """
     start = "earliest" if replay else declared.start
     options = place.source(declared.topic, {"startingOffsets": start, **declared.options})
@@ -163,8 +172,16 @@ def open_stream(
         options["maxOffsetsPerTrigger"] = str(MOST_AT_ONCE)
     typing = decoding.typing_of(declared.reading.format, declared.reading.schema, declared.time)
     if typing is not None:
-        options[TYPED] = typing.as_option()
+        options[TYPED] = replace(typing, watch=watch).as_option()
     return spark.readStream.format(FORMAT).options(**options).load()
+
+
+def is_watchable(declared: Stream) -> bool:
+    """Whether the tasks that read a stream can tell its time: each partition is read by one."""
+    how = declared.reading
+    if declared.time is None or {each.lower() for each in declared.options} & _CUTTING:
+        return False
+    return decoding.typing_of(how.format, how.schema, declared.time) is not None
 
 
 def typed(records: DataFrame, how: Reading, *, metrics: str, time: str | None = None) -> DataFrame:

@@ -12,10 +12,11 @@ recognises as written, and skips, has its state already. One case is left: Spark
 what it can show to be of no use, as an output that a filter makes empty. So after each micro-batch
 it is looked whether every shard of every operator has its state; if not, it is computed by itself.
 
-**Time.** Streams with an event time are looked at first, by themselves, to tell how far time has
-come (`penstock.spark.state.time`). Only where a micro-batch has rows that may be late are they put
-in the order of the log to tell which. Late records are read once more, as they are, and written
-with the dead letters.
+**Time.** Where one stream goes through one operator, the tasks that read it tell how far time has
+come, and one job does it all (`penstock.spark.state.watching`). Otherwise streams with an event
+time are looked at first, by themselves, to tell that (`penstock.spark.state.time`). Only where a
+micro-batch has rows that may be late are they put in the order of the log to tell which. Late
+records are read once more, as they are, and written with the dead letters.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ from penstock.client.metadata import Metadata
 from penstock.spark import reading, sql
 from penstock.spark.flows import inputs
 from penstock.spark.flows.writing import Counts, observed
-from penstock.spark.reading.decoding import SPAN, TIME, VALUE
+from penstock.spark.reading.decoding import ASIDE, SPAN, TIME, VALUE
 from penstock.spark.reading.frame import HEADERS_TYPE
-from penstock.spark.state import layout, store
+from penstock.spark.state import layout, store, watching
 from penstock.spark.state import time as clock
 from penstock.spark.state.applying import title_of
 from penstock.spark.state.context import Batch, Planning, entered
@@ -127,6 +128,8 @@ class _Part:
     late: int = 0
     # The first and last of them in each partition.
     late_at: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    # What goes aside needs a second reading.
+    is_read_again: bool = False
 
     @property
     def on_time(self) -> DataFrame:
@@ -138,8 +141,9 @@ class _Part:
 class Operated:
     """Runs the micro-batches of one generation of a flow."""
 
-    def __init__(self, running: Running, planned: Planning) -> None:
+    def __init__(self, running: Running, planned: Planning, watch: str | None = None) -> None:
         self._running = running
+        self._watch = None if watch is None else watching.Watch(watch)
         flow = running.flow
         # Each operator reads its inputs again, and so does each output.
         self._reads_often = (
@@ -157,6 +161,8 @@ class Operated:
     def __call__(self, records: DataFrame, batch_id: int) -> Counts:
         self._settle(records.sparkSession)
         with _keeping() as kept:
+            if self._watch is not None:
+                return self._in_one_job(self._watch, records, batch_id, kept)
             if self._reads_often:
                 kept.append(records := records.persist())
             parts = [
@@ -194,9 +200,7 @@ class Operated:
         self, parts: list[_Part], batch_id: int, kept: list[DataFrame]
     ) -> tuple[list[_Part], int]:
         """How far time has come, and which rows are late."""
-        times = self._times.before(batch_id)
-        if times is None:
-            times = clock.Times(self._partitions())
+        times = self._times_before(batch_id)
         for at in self._lateness_us:
             if not self._reads_often or not inputs.is_typed(parts[at].records):
                 parts[at] = replace(parts[at], rows=parts[at].rows.persist())
@@ -243,6 +247,64 @@ class Operated:
         self._times.write(batch_id, after)
         self._running.progress.note_time(sum(each.late for each in parts), after.watermark_us)
         return parts, after.watermark_us
+
+    def _in_one_job(
+        self, watch: watching.Watch, records: DataFrame, batch_id: int, kept: list[DataFrame]
+    ) -> Counts:
+        """A micro-batch of which the source tells how far time has come, and what is late."""
+        (lateness_us,) = self._lateness_us.values()
+        now = watching.Now(batch_id, lateness_us, self._times_before(batch_id))
+        watch.begin(now)
+        part = self._part(records, watching.INPUT, self._running.flow.streams[0])
+        batch = Batch(
+            folder=self._layout.folder,
+            batch_id=batch_id,
+            shards=self._layout.shards,
+            watermark_us=watching.Watermark(watch, batch_id),
+        )
+        counts = self._run([part], batch, kept)
+        heard = watch.heard(batch_id)
+        # After a replay nothing was computed; nor is what Spark can show to be of no use.
+        is_unread = heard.tasks < _tasks_of(records)
+        if is_unread:
+            kept.append(part.rows.persist())
+            part.rows.write.format("noop").mode("overwrite").save()
+            heard = watch.heard(batch_id)
+        after = heard.after(now)
+        self._times.write(batch_id, after)
+        watch.forget(batch_id)
+        part = self._with_told(part, heard, kept, is_kept=is_unread)
+        self._running.progress.note_time(part.late, after.watermark_us)
+        return self._with_letters([part], counts, batch_id)
+
+    def _with_told(
+        self, part: _Part, heard: watching.Heard, kept: list[DataFrame], *, is_kept: bool
+    ) -> _Part:
+        """With what the source has told of rows that go aside."""
+        bad = sum(each.bad for each in heard.parts)
+        late = sum(each.late for each in heard.parts)
+        is_told = part.declared.late is not None and late > 0
+        goes_aside = is_told or (part.declared.dead_letters is not None and bad > 0)
+        if goes_aside and not is_kept:
+            kept.append(part.rows.persist())
+        told = None
+        if is_told:
+            named = {clock.BEFORE: f"{ASIDE}.before", clock.BEHIND: f"{ASIDE}.behind"}
+            rows = part.rows.where(f"{ASIDE} IS NOT NULL")
+            told = sql.select(rows, named, *_PLACE, TIME)
+        late_at = {each.partition: each.late_at for each in heard.parts if each.late_at}
+        return replace(
+            part,
+            bad_count=bad,
+            told=told,
+            late=late,
+            late_at=late_at,
+            is_read_again=goes_aside and not is_kept,
+        )
+
+    def _times_before(self, batch_id: int) -> clock.Times:
+        times = self._times.before(batch_id)
+        return clock.Times(self._partitions()) if times is None else times
 
     def _partitions(self) -> dict[int, dict[clock.Part, int | None]]:
         """The partitions of the timed streams as they are when the flow first runs."""
@@ -320,12 +382,18 @@ class Operated:
             each.late_at and each.declared.late is not None and not inputs.is_typed(each.records)
             for each in parts
         )
-        if not self._reads_often and not counts.skipped and (untyped or not self._lateness_us):
+        again = untyped or not self._lateness_us or any(each.is_read_again for each in parts)
+        if again and not self._reads_often and not counts.skipped:
             self._running.note_second_reading(batch_id)
         whole = reduce(lambda a, b: a.unionByName(b), [*letters, *aside])
         written = self._running.write_letters(whole, batch_id)
         late = sum(each.late for each in parts if each.declared.late is not None)
         return counts.plus(0, max(0, written - late))
+
+
+def _tasks_of(records: DataFrame) -> int:
+    """In how many tasks the rows of a micro-batch are read."""
+    return int(records._jdf.logicalPlan().rdd().getNumPartitions())
 
 
 def _shared(results: Iterable[DataFrame], batch: Batch) -> list[DataFrame]:

@@ -8,7 +8,8 @@ the dead letters are written from one reading. Anything else is left to Spark as
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -22,6 +23,9 @@ _ROWWISE: Final = frozenset(
         "CTERelationRef", "RebalancePartitions",
     }
 )  # fmt: skip
+_READING: Final = frozenset({"StreamingRelation", "StreamingRelationV2"})
+# What looks at all rows, and as often as it is looked at itself.
+_WHOLE: Final = _ROWWISE - {"MapInPandas", "WithCTE", "CTERelationDef", "CTERelationRef"}
 # What keeps nothing although it is no function of single rows.
 _STATELESS: Final = frozenset({"Sort", "GlobalLimit", "LocalLimit", "Sample", "Expand", "Window"})
 _IDS: Final = re.compile(r"#\d+L?(-T\d+ms)?")
@@ -45,6 +49,16 @@ def streaming_nodes(rows: DataFrame) -> list[Any]:
 def is_rowwise(rows: DataFrame) -> bool:
     """Whether each row of a stream is treated by itself."""
     return all(_keeps_nothing(node) for node in streaming_nodes(rows))
+
+
+def reads_once(results: Iterable[DataFrame]) -> bool:
+    """Whether results need one reading of one stream, by one operator of ours and all of its rows.
+
+    Functions of users over batches of rows, and joins with tables, may stop before the last row.
+    """
+    names = Counter(str(node.nodeName()) for rows in results for node in streaming_nodes(rows))
+    readings = sum(count for name, count in names.items() if name in _READING)
+    return readings == 1 and names["MapInArrow"] == 1 and names.keys() <= _WHOLE
 
 
 def _keeps_nothing(node: Any) -> bool:

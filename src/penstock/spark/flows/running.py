@@ -42,6 +42,7 @@ from penstock.spark.flows.progress import Progress
 from penstock.spark.flows.supervisor import Failure
 from penstock.spark.flows.trouble import explain
 from penstock.spark.flows.writing import Counts, TopicWriter, observed
+from penstock.spark.state import watching
 from penstock.spark.state.context import Planning, entered
 
 if TYPE_CHECKING:
@@ -103,6 +104,8 @@ class Plan:
     operated: Planning | None
     # The one plan of a flow that Spark runs as a stream; the records for one that it does not.
     rows: DataFrame
+    # The folder where the source tells how far event time has come; None if it does not.
+    watch: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,18 +199,36 @@ class Running:
             ids=inputs.topic_ids(self.place, self.flow.streams),
             operators=(*timed, *planned.operators, *spark_operators),
         )  # fmt: skip
+        watch = None
         if is_operated:
+            watch = self._watch(planned, results)
             records = [
                 inputs.open_stream(
-                    self._spark, self.place, each, replay=self.generation > 1, bounded=True
+                    self._spark,
+                    self.place,
+                    each,
+                    replay=self.generation > 1,
+                    bounded=True,
+                    watch=watch,
                 )
                 for each in self.flow.streams
             ]
         if is_operated or (rowwise and len(records) == 1):
             # Only to see that they can be written.
             self.united(results, [])
-            return Plan(True, made_from, planned if is_operated else None, united(records))
+            operated = planned if is_operated else None
+            return Plan(True, made_from, operated, united(records), watch)
         return Plan(False, made_from, None, self.united(results, letters))
+
+    def _watch(self, planned: Planning, results: Mapping[str, DataFrame]) -> str | None:
+        """Where the source tells how far time has come, if one job is enough for a micro-batch."""
+        streams = self.flow.streams
+        is_one = len(streams) == 1 and len(planned.operators) == 1 and not self.shares
+        if not is_one or not inputs.is_watchable(streams[0]):
+            return None
+        if not planning.reads_once(results.values()):
+            return None
+        return f"{self.checkpoint.rstrip('/')}/{watching.FOLDER}"
 
     def _refuse_both(self, by_us: list[str], by_spark: list[str]) -> None:
         ours = ", ".join(each.split(":")[0] for each in by_us)
@@ -287,7 +308,7 @@ class Running:
             writer = writer.trigger(processingTime=self.flow.every)
         on_batch: Callable[[DataFrame, int], Counts]
         if plan.operated is not None:
-            on_batch = Operated(self, plan.operated)
+            on_batch = Operated(self, plan.operated, plan.watch)
         else:
             on_batch = self._on_records if plan.rowwise else self._on_rows
         self._query = writer.foreachBatch(self._guarded(on_batch)).start()

@@ -12,7 +12,9 @@ row of it: one that says nothing, or only that time has passed, has neither valu
 
 Records come in spans, each of one partition and in the order of the log. Where there is an event
 time, the first row of a span says in `_span` what the times in it are, so that nobody has to look
-at all of them to tell how far time has come and whether any may be late.
+at all of them to tell how far time has come and whether any may be late. Where the tasks tell
+that themselves (`penstock.spark.state.watching`) there is `_aside` in its place: a row that is late
+has no value there, but what it came too late for.
 """
 
 from __future__ import annotations
@@ -20,13 +22,13 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal, Protocol, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as T  # noqa: N812
-from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
 
 from penstock.spark.reading.frame import ERROR, RAW, RAW_TYPE
 from penstock.spark.reading.json_columns import JsonColumns, is_supported
@@ -42,6 +44,10 @@ STAMP: Final = "_timestamp"
 # behind another that stands before it; and how many records of the span cannot be read.
 SPAN: Final = "_span"
 SPAN_FIELDS: Final = ("least", "latest", "behind", "bad")
+# Of a late row: the time that it may not be before, microseconds, and whether that is the watermark
+# of all partitions, because its own had not come so far.
+ASIDE: Final = "_aside"
+ASIDE_TYPE: Final = pa.struct([("before", pa.int64()), ("behind", pa.bool_())])
 # The key of a record without a value that only says that time has passed.
 HEARTBEAT: Final = b"penstock.heartbeat"
 _SHAPES: Final = frozenset({"json", "debezium", "changelog"})
@@ -77,6 +83,21 @@ def envelope(row: T.StructType) -> T.StructType:
     return T.StructType([*inside, T.StructField("payload", T.StructType(list(inside)))])
 
 
+class Watching(Protocol):
+    """Whoever tells which rows are late, while a task reads them."""
+
+    def aside(
+        self,
+        part: tuple[str, int],
+        offsets: pa.Array,
+        times: pa.Array,
+        has_value: pa.BooleanArray,
+        bad: int,
+    ) -> pa.Array:
+        """For each of the next rows of a partition: null, or what it came too late for."""
+        ...
+
+
 @dataclass(frozen=True)
 class Typing:
     """How the records of a stream become columns; goes to the tasks."""
@@ -86,6 +107,8 @@ class Typing:
     schema: str
     # The path of the field that is the event time.
     time: str | None = None
+    # The folder by which tasks tell how far it has come; None if that is told from the rows.
+    watch: str | None = None
 
     def as_option(self) -> str:
         return json.dumps(asdict(self))
@@ -128,8 +151,12 @@ class Typing:
             (RAW, RAW_TYPE),
         ]
         if self.time is not None:
+            columns.append((TIME, T.TimestampType()))
+        if self.time is not None and self.watch is None:
             span = [T.StructField(name, T.LongType()) for name in SPAN_FIELDS]
-            columns += [(TIME, T.TimestampType()), (SPAN, T.StructType(span))]
+            columns.append((SPAN, T.StructType(span)))
+        elif self.time is not None:
+            columns.append((ASIDE, cast("T.StructType", from_arrow_type(ASIDE_TYPE))))
         return T.StructType([T.StructField(name, kind) for name, kind in columns])
 
     @cached_property
@@ -140,8 +167,8 @@ class Typing:
     def _arrow(self) -> pa.Schema:
         return to_arrow_schema(self.frame, timezone="UTC")
 
-    def decode(self, records: pa.RecordBatch) -> pa.RecordBatch:
-        """The typed frame of records as the source gives them."""
+    def decode(self, records: pa.RecordBatch, watching: Watching | None = None) -> pa.RecordBatch:
+        """The typed frame of records as the source gives them: of one partition, in its order."""
         values = records.column("value")
         parsed, reasons = self._columns.parse(values)
         is_there = values.is_valid()
@@ -159,7 +186,14 @@ class Typing:
         }
         if self.time is not None:
             columns[TIME] = self._times(value, records)
-            columns[SPAN] = _span(columns[TIME], is_bad.true_count)
+            if watching is None:
+                columns[SPAN] = _span(columns[TIME], is_bad.true_count)
+            else:
+                bad, has_value = is_bad.true_count, value.is_valid()
+                aside = watching.aside(
+                    _part_of(records), records.column("offset"), columns[TIME], has_value, bad
+                )
+                columns |= {ASIDE: aside, VALUE: _where(aside.is_null(), value)}
         arrays = [_as(columns[field.name], field.type) for field in self._arrow]
         return pa.RecordBatch.from_arrays(arrays, schema=self._arrow)
 
@@ -237,6 +271,12 @@ class Typing:
             return at
         beats = pc.and_(records.column("value").is_null(), _is_heartbeat(records))
         return pc.if_else(beats, stamp, at)
+
+
+def _part_of(records: pa.RecordBatch) -> tuple[str, int]:
+    if not len(records):
+        return "", -1
+    return records.column("topic")[0].as_py(), records.column("partition")[0].as_py()
 
 
 def _span(times: pa.Array, bad: int) -> pa.Array:

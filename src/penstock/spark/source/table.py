@@ -84,4 +84,9 @@ def read_task(options: Options, partition: InputPartition, schema: StructType) -
     from penstock.spark.reading.decoding import Typing
 
     typing = Typing.of_option(options.typed)
-    return map(typing.decode, read(manner, partition, record_schema(options.headers)))
+    records = read(manner, partition, record_schema(options.headers))
+    if typing.watch is None:
+        return map(typing.decode, records)
+    from penstock.spark.state.watching import typed
+
+    return typed(typing, partition.ranges, records)

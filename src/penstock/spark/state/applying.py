@@ -154,7 +154,7 @@ class _Task:
     # None in batch: nothing is kept.
     place: Place | None
     version: int
-    watermark_us: int | None
+    watermark_us: int | Callable[[], int] | None
     schema: pa.Schema
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -164,8 +164,10 @@ class _Task:
         assert len(numbers) == 1, f"shards {numbers} came to one task"
         number = numbers[0]
         inputs = self._parted(whole)
+        told = self.watermark_us
+        watermark_us = told() if callable(told) else told
         with opened(self.place, number, self.version) as state:
-            shard = Shard(number, self.shards, self.version, self.watermark_us, state)
+            shard = Shard(number, self.shards, self.version, watermark_us, state)
             rows = self.operator.process(shard, inputs)
         yield from rows.cast(self.schema).to_batches(max_chunksize=65_536)
 

@@ -8,7 +8,7 @@ neither, and operators work over all rows at once.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -48,7 +48,8 @@ class Batch(_Numbered):
     batch_id: int = 0
     shards: int = DEFAULT_SHARDS
     # Before this event time nothing more is expected, microseconds; None if no input has a time.
-    watermark_us: int | None = None
+    # What is known only while the micro-batch runs is asked for by its tasks.
+    watermark_us: int | Callable[[], int] | None = None
     # What was applied, by the name of its state.
     made: dict[str, DataFrame] = field(default_factory=dict)
     # By which columns, of which types, their rows are spread.

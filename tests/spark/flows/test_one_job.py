@@ -1,0 +1,143 @@
+"""Micro-batches of which the source tells the time: as those that look at the rows first."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Iterable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import DataFrame
+
+from penstock.spark import windows
+from penstock.spark.flows.declare import Flow, flow, stream, topic
+from penstock.spark.flows.folder import Folder
+from penstock.spark.state import layout, watching
+from penstock.spark.state.time import Times, TimesFolder
+from penstock.testing.flows import FlowTester
+
+pytestmark = pytest.mark.timeout(600)
+SCHEMA = "id bigint, at timestamp"
+
+
+def counting(name: str, *, many: bool = False, twice: bool = False, mapped: bool = False) -> Flow:
+    """Counts by id in windows; by one job, unless something is against it."""
+    options = {"maxOffsetsPerTrigger": "40"}
+    # Several tasks for a partition cannot tell.
+    options |= {"minPartitions": "6"} if many else {}
+    read = stream(
+        "events", json=SCHEMA, time="at", lateness="10 seconds", options=options,
+        late=f"{name}.late", dead_letters=f"{name}.dead",
+    )  # fmt: skip
+
+    def same(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield from batches
+
+    def body(rows: DataFrame) -> DataFrame:
+        if mapped:
+            rows = rows.mapInArrow(same, rows.schema)
+        if twice:
+            rows = rows.where("id % 2 = 0").union(rows.where("id % 2 != 0"))
+        return windows.tumbling(rows, "5 s", by=["id"], values={"n": windows.count()})
+
+    return flow(inputs=read, output=topic(name), shards=2, name=name)(body)
+
+
+def feed(tester: FlowTester, seed: int) -> None:
+    rng = random.Random(seed)
+    for number in range(2):
+        rows: list[Any] = []
+        for second in range(60):
+            at = tester.now + timedelta(seconds=second - rng.choice([0, 0, 0, 5, 11, 30]))
+            rows.append({"id": rng.randint(0, 3), "at": at if rng.random() < 0.95 else None})
+        tester.feed("events", rows, partition=number)
+
+
+def watched(tester: FlowTester, name: str) -> Path:
+    return Path(Folder(tester.data).checkpoint(name, 1)) / watching.FOLDER
+
+
+def shown(tester: FlowTester, name: str) -> list[Any]:
+    return sorted((row["window_start"], row["id"], row["n"]) for row in tester.rows(name))
+
+
+def aside(tester: FlowTester, name: str) -> list[Any]:
+    return sorted((each.value, sorted(each.headers.items())) for each in tester.records(name))
+
+
+def test_one_job_and_two_give_the_same(tester: FlowTester) -> None:
+    flows = {
+        "one": counting("one"),
+        "many": counting("many", many=True),
+        "twice": counting("twice", twice=True),
+        "mapped": counting("mapped", mapped=True),
+    }
+    tester.use(*flows.values())
+    tester.make_topic("events", partitions=2)
+    statuses = {}
+    for seed in range(2):
+        feed(tester, seed)
+        statuses = tester.run()
+        tester.advance(70)
+    assert [name for name in flows if watched(tester, name).exists()] == ["one"]
+    wanted = shown(tester, "many")
+    assert len(wanted) > 50
+    for name in flows:
+        assert shown(tester, name) == wanted, name
+        for kind in ("late", "dead"):
+            assert aside(tester, f"{name}.{kind}") == aside(tester, f"many.{kind}"), (name, kind)
+        told, other = statuses[name].progress, statuses["many"].progress
+        assert told.late_rows == other.late_rows > 10
+        assert told.dead_letters == other.dead_letters > 0
+        assert told.watermark == other.watermark
+        assert told.rows_out == other.rows_out
+    assert statuses["one"].progress.rows_in == statuses["many"].progress.rows_in
+
+
+def test_a_micro_batch_that_was_written_is_told_again(tester: FlowTester) -> None:
+    """It came to its end but for its time and the note that it is done."""
+    tester.use(counting("again"))
+    tester.make_topic("events", partitions=2)
+    feed(tester, 3)
+    tester.run()
+    checkpoint = Folder(tester.data).checkpoint("again", 1)
+    rows, late, dead = (tester.records(each) for each in ("again", "again.late", "again.dead"))
+    found = layout.find(checkpoint)
+    assert found is not None
+    last = max(int(each.name) for each in Path(checkpoint, "commits").glob("[0-9]*"))
+    times = TimesFolder(f"{found.folder}/{layout.TIME}")
+    wanted = times.before(last + 1)
+    assert isinstance(wanted, Times)
+    before = times.before(last)
+    for each in (f"{found.folder}/{layout.TIME}/{last}.json", f"{checkpoint}/commits/{last}"):
+        Path(each).unlink()
+    shutil.rmtree(watched(tester, "again"))
+    tester.run()
+    assert times.before(last + 1) == wanted != before
+    assert len(tester.records("again")) == len(rows)
+    assert len(tester.records("again.late")) == len(late) > 0
+    assert len(tester.records("again.dead")) == len(dead)
+
+
+def test_time_passes_where_the_rows_are_of_no_use(tester: FlowTester) -> None:
+    @flow(
+        inputs=stream("events", json=SCHEMA, time="at", lateness="10 seconds"),
+        output=topic("nothing"),
+        shards=2,
+    )
+    def nothing(rows: DataFrame) -> DataFrame:
+        counts = windows.tumbling(rows.where("1 = 0"), "5 s", values={"n": windows.count()})
+        return counts.where("n < 0")
+
+    tester.use(nothing)
+    tester.make_topic("events", partitions=2)
+    feed(tester, 4)
+    status = tester.run()["nothing"]
+    assert watched(tester, "nothing").exists()
+    assert status.progress.watermark > "2026-01-01T00:00:30"
+    assert status.progress.late_rows > 0
+    assert len(tester.records("events.dead")) == status.progress.dead_letters > 0
