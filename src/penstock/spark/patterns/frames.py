@@ -6,12 +6,13 @@ import hashlib
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 
+from penstock.spark import sql
 from penstock.spark.patterns import operator as O  # noqa: N812
 from penstock.spark.patterns import tree
 from penstock.spark.patterns.errors import PatternError, UnboundedStateWarning
@@ -92,13 +93,13 @@ class _Types:
     rows: DataFrame
     schema: str
 
-    def of(self, sql: str) -> T.DataType:
-        found = _types.get((self.schema, sql))
+    def of(self, text: str) -> T.DataType:
+        found = _types.get((self.schema, text))
         if found is None:
-            found = self.rows.select(F.expr(sql)).schema[0].dataType
+            found = self.rows.select(F.expr(text)).schema[0].dataType
             if len(_types) >= _MOST_TYPES:
                 _types.clear()
-            _types[self.schema, sql] = found
+            _types[self.schema, text] = found
         return found
 
 
@@ -184,36 +185,40 @@ def _prepared(
     rows: DataFrame, plan: Plan, wanted: Wanted, shown: Sequence[str]
 ) -> tuple[DataFrame, dict[str, str]]:
     """The rows with all that Spark computes for the tasks, and nothing else."""
-    columns: list[Any] = [
-        F.col(f"`{each}`").alias(O.key_column(number)) for number, each in enumerate(wanted.by)
-    ]
-    columns.append(_order_of(rows, wanted.order).alias(O.TIME))
-    columns.append(F.expr(plan.bits_sql()).alias(O.BITS))
+    columns = {O.key_column(number): sql.quoted(each) for number, each in enumerate(wanted.by)}
+    columns[O.TIME] = _order_of(rows, wanted.order)
+    columns[O.BITS] = _whole(plan.bits_sql())
     for number, each in enumerate(plan.columns):
-        columns.append(F.expr(each.sql).alias(O.value_column(number)))
+        columns[O.value_column(number)] = _whole(each.sql)
     measures: dict[str, str] = {}
-    for sql in plan.measured_sql():
-        measures[sql] = O.measure_column(len(measures))
-        columns.append(F.expr(sql).alias(measures[sql]))
+    for text in plan.measured_sql():
+        measures[text] = O.measure_column(len(measures))
+        columns[measures[text]] = _whole(text)
     if shown:
-        columns.append(F.struct(*(F.col(f"`{each}`") for each in shown)).alias(O.ROW))
-    columns += [F.col(each) for each in O.PLACE if each in rows.columns]
-    if _WATERMARK in rows.columns:
-        columns.append(F.unix_micros(_WATERMARK).alias(O.WATERMARK))
-    if wanted.order not in {None, _EVENT_TIME} and _EVENT_TIME in rows.columns:
-        columns.append(F.unix_micros(_EVENT_TIME).alias(O.EVENT_TIME))
-    prepared = rows.select(*columns)
+        columns[O.ROW] = sql.struct(shown)
+    there = set(rows.columns)
+    columns |= {each: each for each in O.PLACE if each in there}
+    if _WATERMARK in there:
+        columns[O.WATERMARK] = f"unix_micros({_WATERMARK})"
+    if wanted.order not in {None, _EVENT_TIME} and _EVENT_TIME in there:
+        columns[O.EVENT_TIME] = f"unix_micros({_EVENT_TIME})"
+    prepared = sql.select(rows, columns)
     return (prepared.where(f"{O.BITS} != 0") if plan.drops_unused else prepared), measures
 
 
-def _order_of(rows: DataFrame, order: str | None) -> Any:
+def _whole(text: str) -> str:
+    """An expression that others can stand around, even if it ends with a comment."""
+    return f"({text}\n)"
+
+
+def _order_of(rows: DataFrame, order: str | None) -> str:
     if order is None:
-        return F.lit(0).cast("bigint")
+        return "CAST(0 AS bigint)"
     kind = rows.schema[order].dataType
-    column = F.col(f"`{order}`")
+    column = sql.quoted(order)
     if isinstance(kind, T.IntegralType):
-        return column.cast("bigint")
-    return F.unix_micros(column.cast("timestamp"))
+        return f"CAST({column} AS bigint)"
+    return f"unix_micros(CAST({column} AS timestamp))"
 
 
 def _schema(prepared: DataFrame, plan: Plan, wanted: Wanted) -> T.StructType:
@@ -241,31 +246,29 @@ def _finished(
     out: DataFrame, plan: Plan, wanted: Wanted, shown: Sequence[str], order_type: T.DataType | None
 ) -> DataFrame:
     """The columns by their names, and the measures computed from what was measured."""
-    columns: list[Any] = []
+    columns: list[tuple[str, str]] = []
     if wanted.all_rows:
         named = {each.lower() for each in wanted.measures}
         columns += [
-            F.col(f"{O.ROW}.`{each}`").alias(each) for each in shown if each.lower() not in named
+            (f"{O.ROW}.{sql.quoted(each)}", each) for each in shown if each.lower() not in named
         ]
     else:
-        columns += [
-            F.col(O.key_column(number)).alias(each) for number, each in enumerate(wanted.by)
-        ]
+        columns += [(O.key_column(number), each) for number, each in enumerate(wanted.by)]
     if wanted.order is not None and not wanted.all_rows:
         moment = isinstance(order_type, T.IntegralType)
         columns += [
-            (F.col(each) if moment else F.timestamp_micros(each)).alias(each)
-            for each in (START, END)
+            (each if moment else f"timestamp_micros({each})", each) for each in (START, END)
         ]
-    for name, sql in plan.measures.items():
+    types = _Types(out, out.schema.json())
+    for name, text in plan.measures.items():
         try:
-            _Types(out, out.schema.json()).of(sql)
+            types.of(text)
         except PySparkException as error:
             raise wanted.measures[name].error(told(error)) from None
-        columns.append(F.expr(sql).alias(name))
+        columns.append((_whole(text), name))
     if EVENTS in out.columns:
-        columns.append(F.col(EVENTS))
-    return out.select(*columns)
+        columns.append((EVENTS, EVENTS))
+    return out.selectExpr(*(f"{text} AS {sql.quoted(name)}" for text, name in columns))
 
 
 def _describes(plan: Plan, prepared: DataFrame, wanted: Wanted) -> str:
