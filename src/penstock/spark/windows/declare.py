@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
+from weakref import WeakKeyDictionary
 
 import pyarrow as pa
+from pyspark import SparkContext
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
@@ -252,7 +255,10 @@ def checked_values(
                 f"There are: {', '.join(rows.columns)}.",
             )
         if each.column is not None:
-            kind = rows.select(value_of(each)).schema[0].dataType
+            if isinstance(each.column, str):
+                kind = rows.schema[each.column].dataType
+            else:
+                kind = rows.select(each.column).schema[0].dataType
             label = each.column if isinstance(each.column, str) else name
             bound = each.bound(label, to_arrow_type(kind, timezone="UTC"))
             if bound.refusal:
@@ -277,6 +283,59 @@ def _partials(
     time: str, place: Sequence[str],
 ) -> DataFrame:  # fmt: skip
     """What Spark computes of a micro-batch: one row for each key and pane, and counts of values."""
+    sets = list(operator.sets.values())
+    made = _columns(rows, operator, values, by, time, place)
+    flat = rows.select(*made.flat).where(f"{PANE} IS NOT NULL")
+    if not sets:
+        return flat.groupBy(*made.base).agg(*made.wanted).withColumns(made.more)
+    text = {KEY: made.more[KEY]}
+    counted = [F.col(SET), *(F.col(f"_set_{at}") for at in range(1, len(sets) + 1))]
+    count = F.count(F.lit(1)).alias("_count")
+    turned = _turned(flat, len(values), len(sets))
+    if not any(isinstance(each, Sketch) for _, each in operator.values):
+        return turned.groupBy(*made.base, *counted).agg(*made.wanted, count).withColumns(text)
+    # A sketch for each value that is counted would be far too much: two ways over the rows.
+    main = flat.groupBy(*made.base).agg(*made.wanted).withColumn(SET, F.lit(0))
+    of_sets = turned.where(F.col(SET) > 0).groupBy(*made.base, *counted).agg(count)
+    return main.unionByName(of_sets, allowMissingColumns=True).withColumns(text)
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """What Spark is told to compute; names only, so that it holds for any rows of a schema."""
+
+    flat: list[Column]
+    base: list[Column]
+    wanted: list[Column]
+    more: dict[str, Column]
+
+
+# To make them takes some hundred calls to Java, and a flow needs the same in each micro-batch.
+_kept: Final[WeakKeyDictionary[SparkContext, dict[Any, _Columns]]] = WeakKeyDictionary()
+_MOST_KEPT: Final = 100
+
+
+def _columns(
+    rows: DataFrame, operator: Windows, values: Mapping[str, Aggregate], by: Sequence[str],
+    time: str, place: Sequence[str],
+) -> _Columns:  # fmt: skip
+    given = tuple(values.items())
+    if any(isinstance(each.column, Column) for each in values.values()):
+        return _made(rows, operator, values, by, time, place)
+    known = _kept.setdefault(rows.sparkSession.sparkContext, {})
+    key = (rows.schema.json(), given, operator.values, operator.shape, tuple(by), time)
+    found = known.get(key)
+    if found is None:
+        if len(known) >= _MOST_KEPT:
+            known.clear()
+        found = known[key] = _made(rows, operator, values, by, time, place)
+    return found
+
+
+def _made(
+    rows: DataFrame, operator: Windows, values: Mapping[str, Aggregate], by: Sequence[str],
+    time: str, place: Sequence[str],
+) -> _Columns:  # fmt: skip
     at = micros(rows, time)
     pane = at - F.pmod(at, F.lit(operator.shape.pane_us))
     sets = list(operator.sets.values())
@@ -284,7 +343,7 @@ def _partials(
     by_shared = {each.shared: given[name] for name, each in operator.values
                  if isinstance(each, Multiset)}  # fmt: skip
     watermark = [F.col(WATERMARK)] if WATERMARK in rows.columns else []
-    flat = rows.select(
+    flat = [
         *(F.col(f"`{each}`") for each in by),
         pane.alias(PANE),
         at.alias("_at"),
@@ -293,7 +352,7 @@ def _partials(
         *(each.value(by_shared[each.shared]).alias(f"_set_{number}")
           for number, each in enumerate(sets, start=1)),
         *watermark,
-    ).where(F.col(PANE).isNotNull())  # fmt: skip
+    ]  # fmt: skip
     order = [F.col("_at"), *(F.col(f"_place_{number}") for number in range(len(place)))]
     wanted = [F.min("_at").alias(FIRST), F.max("_at").alias(LAST)]
     wanted += [F.max(WATERMARK).alias(WATERMARK)] if watermark else []
@@ -301,18 +360,7 @@ def _partials(
         partials = each.partials(F.col(f"_{number}"), order)
         wanted += [column.alias(prefix(number) + end) for end, column in partials.items()]
     base = [F.col(f"`{each}`") for each in (*by, PANE)]
-    counted = [F.col(SET), *(F.col(f"_set_{at}") for at in range(1, len(sets) + 1))]
-    count = F.count(F.lit(1)).alias("_count")
-    text = {KEY: key_text(rows, by)}
-    if not sets:
-        return flat.groupBy(*base).agg(*wanted).withColumns({**text, SET: F.lit(0)})
-    turned = _turned(flat, len(values), len(sets))
-    if not any(isinstance(each, Sketch) for _, each in operator.values):
-        return turned.groupBy(*base, *counted).agg(*wanted, count).withColumns(text)
-    # A sketch for each value that is counted would be far too much: two ways over the rows.
-    main = flat.groupBy(*base).agg(*wanted).withColumn(SET, F.lit(0))
-    of_sets = turned.where(F.col(SET) > 0).groupBy(*base, *counted).agg(count)
-    return main.unionByName(of_sets, allowMissingColumns=True).withColumns(text)
+    return _Columns(flat, base, wanted, {KEY: key_text(rows, by), SET: F.lit(0)})
 
 
 def _turned(flat: DataFrame, values: int, sets: int) -> DataFrame:
