@@ -319,7 +319,7 @@ def has_value() -> Column:
 def visible(rows: DataFrame) -> DataFrame:
     """The good rows of a typed frame, as the user's function sees them."""
     taken = {hidden: name for name, hidden in POSITIONS.items()}
-    good = reading.good(rows)
+    good = rows.where(f"{reading.ERROR} IS NULL")
     if TIME in rows.columns:
         # What has a time but no value is a heartbeat.
         good, taken = good.where(f"{_VALUE} IS NOT NULL"), {**taken, TIME: TIME}
