@@ -119,7 +119,9 @@ def by_duckdb(
 
 
 def close(value: Any) -> Any:
-    """Floats as nearly as engines agree on them, decimals as numbers."""
+    """Floats as nearly as engines agree on them, decimals as numbers, NaN as what equals itself."""
+    if isinstance(value, float) and math.isnan(value):
+        return "NaN"
     if isinstance(value, float | Decimal):
         return round(float(value), 4) + 0.0
     return value
