@@ -44,6 +44,10 @@ STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("put"), st.dictionaries(KEYS, VALUES, max_size=9)),
         st.tuples(st.just("delete"), st.lists(KEYS, max_size=9)),
+        st.tuples(
+            st.just("change"),
+            st.tuples(st.dictionaries(KEYS, VALUES, max_size=9), st.lists(KEYS, max_size=9)),
+        ),
         st.tuples(st.just("version"), st.booleans()),
     ),
     max_size=25,
@@ -105,6 +109,14 @@ def follow(folder: Path, steps: list[tuple[str, Any]]) -> None:
                         for key in given_:
                             model.pop(key, None)
                         kept.delete(key_table(given_))
+                    elif doing == "change":
+                        rows, others = given_
+                        gone = [key for key in others if key not in rows]
+                        for key in gone:
+                            model.pop(key, None)
+                        model |= rows
+                        made = table([row(*each) for each in rows.items()])
+                        kept.change(made, key_table(gone))
                     check(kept, model)
                 state.keep("count", pa.table({"n": [len(model)]}))
                 if fails:
@@ -265,3 +277,22 @@ def test_of_several_tries_of_a_version_the_last_counts(tmp_path: Path) -> None:
             kept = state.value("tries")
             assert kept is not None
             assert kept["number"].to_pylist() == [number]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 9) | st.integers(2**64 - 9, 2**64 - 1)),
+    st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 9)),
+    st.integers(1, 40),
+)
+def test_hashes_are_sorted_and_found_as_numpy_does(
+    there: list[int], asked: list[int], times: int
+) -> None:
+    """Evenly spread or not, and with many that are the same."""
+    unsorted = np.array(there * times, np.uint64)
+    order = runs.order_of(unsorted)
+    assert order.tolist() == np.argsort(unsorted, kind="stable").tolist()
+    numbers = np.array(asked + there, np.uint64)
+    if there:
+        found = runs.first_at_least(unsorted[order], numbers)
+        assert found.tolist() == np.searchsorted(unsorted[order], numbers).tolist()

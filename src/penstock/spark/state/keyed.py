@@ -72,14 +72,31 @@ class KeyedTable:
 
     def put(self, rows: pa.Table) -> None:
         """Keep rows, of which no two have the same key, in the place of those with their keys."""
-        if len(rows):
-            chosen = rows.select(self.schema.names).cast(self.schema)
-            self._add(made(one_batch(chosen), self.key))
+        self.change(rows, None)
 
     def delete(self, keys: pa.Table) -> None:
         """Forget the rows with these keys, as far as they are there."""
-        if not len(keys) or not self.runs:
+        self.change(None, keys)
+
+    def change(self, rows: pa.Table | None, gone: pa.Table | None) -> None:
+        """Keep rows and forget others, with keys that are not among theirs.
+
+        At once this is one run; one after the other it would be two, to be merged.
+        """
+        parts: list[pa.RecordBatch] = []
+        if rows is not None and len(rows):
+            parts.append(one_batch(rows.select(self.schema.names).cast(self.schema)))
+        kept = sum(map(len, parts))
+        if gone is not None and len(gone) and self.runs:
+            parts.append(self._nothing(gone))
+        if not parts:
             return
+        both = parts[0] if len(parts) == 1 else _joined(parts)
+        dead = np.arange(both.num_rows) >= kept if both.num_rows > kept else None
+        self._add(made(both, self.key, dead))
+
+    def _nothing(self, keys: pa.Table) -> pa.RecordBatch:
+        """Rows that have only keys."""
         asked = self._keys(keys)
         columns = [
             asked.column(field.name)
@@ -87,8 +104,7 @@ class KeyedTable:
             else pa.nulls(asked.num_rows, field.type)
             for field in self.schema
         ]
-        kept = pa.schema([field.with_nullable(True) for field in self.schema])
-        self._add(made(pa.RecordBatch.from_arrays(columns, schema=kept), self.key, dead=True))
+        return pa.RecordBatch.from_arrays(columns, schema=_loose(self.schema))
 
     def scan(self) -> pa.Table:
         """All rows, in no order that means anything, but always in the same."""
@@ -127,17 +143,16 @@ class KeyedTable:
         where = np.zeros(count, np.int64)
         if not count or not self.runs:
             return which, where
-        numbers = hashes([asked.column(name) for name in self.key])
-        order = np.argsort(numbers)
-        numbers = numbers[order]
-        keys = [asked.column(name).take(pa.array(order)) for name in self.key]
+        keys = [asked.column(name) for name in self.key]
+        numbers = hashes(keys)
+        rows = np.arange(count)
         for at in range(len(self.runs) - 1, -1, -1):
             run = self.runs[at]
             places = find(run, numbers, keys, self.key)
             hit = places >= 0
             if not hit.any():
                 continue
-            mine = order[hit]
+            mine = rows[hit]
             where[mine] = places[hit]
             which[mine] = at
             if run.dead is not None:
@@ -145,9 +160,19 @@ class KeyedTable:
             left = ~hit
             if not left.any():
                 break
-            order, numbers = order[left], numbers[left]
+            rows, numbers = rows[left], numbers[left]
             keys = [each.filter(pa.array(left)) for each in keys]
         return which, where
+
+
+def _joined(parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    schema = _loose(parts[0].schema)
+    tables = [pa.Table.from_arrays(each.columns, schema=schema) for each in parts]
+    return one_batch(pa.concat_tables(tables))
+
+
+def _loose(schema: pa.Schema) -> pa.Schema:
+    return pa.schema([field.with_nullable(True) for field in schema])
 
 
 def _settled(runs: Sequence[Run], key: Sequence[str]) -> list[Run]:

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.records.columns.compiled import kernel
 from penstock.spark.state.files import StateError
 from penstock.spark.state.hashing import Flags, Numbers, hashes, same
 
@@ -57,6 +58,87 @@ class Run:
         return cls(np.asarray(batch.column(HASH)), batch.select(shown), dead)
 
 
+_HASHES: Final = "Array(uint64, 1, 'C', readonly=True)"
+# A group of hashes that begin alike and is larger is sorted as NumPy does.
+_FEW: Final = 32
+
+
+@kernel(f"int64[::1]({_HASHES})")
+def order_of(numbers: Any) -> Any:
+    """How to sort hashes, stable: first by as many bits as there are hashes, then what is left."""
+    count = len(numbers)
+    bits = 1
+    while (1 << bits) < count and bits < 24:
+        bits += 1
+    shift = np.uint64(64 - bits)
+    starts = np.zeros((1 << bits) + 1, np.int64)
+    for row in range(count):
+        starts[np.int64(numbers[row] >> shift) + 1] += 1
+    for at in range(1 << bits):
+        starts[at + 1] += starts[at]
+    order = np.empty(count, np.int64)
+    for row in range(count):
+        group = np.int64(numbers[row] >> shift)
+        order[starts[group]] = row
+        starts[group] += 1
+    # Each start has become the start of the next group.
+    begin = np.int64(0)
+    for at in range(1 << bits):
+        end = starts[at]
+        if end - begin > _FEW:
+            some = order[begin:end].copy()
+            order[begin:end] = some[np.argsort(numbers[some], kind="mergesort")]
+        else:
+            for next_ in range(begin + 1, end):
+                row = order[next_]
+                place = next_
+                while place > begin and numbers[order[place - 1]] > numbers[row]:
+                    order[place] = order[place - 1]
+                    place -= 1
+                order[place] = row
+        begin = end
+    return order
+
+
+@kernel(f"int64[::1]({_HASHES}, {_HASHES})")
+def first_at_least(there: Any, numbers: Any) -> Any:
+    """Where in sorted hashes the first is that is not before each number.
+
+    Hashes are spread evenly, so a number tells about where it is: two guesses, and steps that
+    double from there until it is found between two of them.
+    """
+    count, none = np.int64(len(there)), np.int64(0)
+    found = np.empty(len(numbers), np.int64)
+    width = float(count) / 18446744073709551616.0
+    for row in range(len(numbers)):
+        number = numbers[row]
+        at = min(np.int64(float(number) * width), count - 1)
+        off = (float(number) - float(there[at])) * width
+        at = min(max(at + np.int64(off), none), count - 1)
+        step = np.int64(1)
+        if there[at] < number:
+            low, high = at + 1, at + 1
+            while high < count and there[high] < number:
+                low = high + 1
+                high += step
+                step *= 2
+            high = min(high, count)
+        else:
+            low, high = at, at
+            while low > 0 and there[low - 1] >= number:
+                high = low - 1
+                low = max(low - step, none)
+                step *= 2
+        while low < high:
+            middle = (low + high) >> 1
+            if there[middle] < number:
+                low = middle + 1
+            else:
+                high = middle
+        found[row] = low
+    return found
+
+
 def one_batch(rows: pa.Table) -> pa.RecordBatch:
     """A table in one piece."""
     batches = rows.combine_chunks().to_batches()
@@ -72,37 +154,42 @@ def one_batch(rows: pa.Table) -> pa.RecordBatch:
     )
 
 
-def made(rows: pa.RecordBatch, key: Sequence[str], *, dead: bool = False) -> Run:
-    """A run of rows that no two have the same key of; StateError if two have."""
+def made(rows: pa.RecordBatch, key: Sequence[str], dead: Flags | None = None) -> Run:
+    """A run of rows that no two have the same key of; StateError if two have.
+
+    Those that are `dead` say that their keys are deleted.
+    """
     unsorted = hashes([rows.column(name) for name in key])
-    order = np.argsort(unsorted, kind="stable")
+    order = order_of(unsorted)
     numbers = unsorted[order]
     rows = rows.take(pa.array(order))
+    dead = None if dead is None else dead[order]
     twins = np.flatnonzero(numbers[1:] == numbers[:-1])
     if len(twins):
         keys = [rows.column(name) for name in key]
         alike = same([each.take(pa.array(twins)) for each in keys],
                      [each.take(pa.array(twins + 1)) for each in keys])  # fmt: skip
-        if dead and alike.any():
-            # To delete twice is no mistake.
-            left = np.ones(len(numbers), np.bool_)
-            left[twins[alike] + 1] = False
-            numbers, rows = numbers[left], rows.filter(pa.array(left))
-        elif alike.any():
-            names = {name: rows.column(name)[int(twins[alike][0])].as_py() for name in key}
+        twins = twins[alike]
+    if len(twins):
+        if dead is None or not (dead[twins] & dead[twins + 1]).all():
+            names = {name: rows.column(name)[int(twins[0])].as_py() for name in key}
             raise StateError(
                 f"two rows with the key {names} were put into one table at once",
                 advice="An operator puts each key once; this is a mistake in it.",
             )
-    return Run(numbers, rows, np.ones(len(numbers), np.bool_) if dead else None)
+        # To delete twice is no mistake.
+        left = np.ones(len(numbers), np.bool_)
+        left[twins + 1] = False
+        numbers, rows, dead = numbers[left], rows.filter(pa.array(left)), dead[left]
+    return Run(numbers, rows, dead)
 
 
 def find(run: Run, numbers: Numbers, keys: Sequence[pa.Array], key: Sequence[str]) -> Places:
-    """Where each key is in a run; -1 where it is not. Quickest if the numbers are sorted."""
+    """Where each key is in a run; -1 where it is not."""
     found = np.full(len(numbers), -1, np.int64)
     if not len(run):
         return found
-    at = np.searchsorted(run.hashes, numbers, side="left")
+    at = first_at_least(run.hashes, numbers)
     asked = np.arange(len(numbers))
     columns = [run.rows.column(name) for name in key]
     while len(asked):
