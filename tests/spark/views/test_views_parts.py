@@ -63,20 +63,23 @@ def shown(value: float | None) -> str:
     return repr(value)
 
 
-@settings(max_examples=150, deadline=None)
+def of_kind(kind: pa.DataType, values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """A type, and batches of what comes and goes."""
+    change = st.tuples(st.sampled_from("ab"), values | st.none(), st.booleans())
+    batches = st.lists(st.lists(change, min_size=1), min_size=1, max_size=8)
+    return st.tuples(st.just(kind), batches)
+
+
+@settings(max_examples=200, deadline=None)
 @given(
-    st.lists(
-        st.lists(st.tuples(st.sampled_from("ab"), FLOATS | st.none(), st.booleans()), min_size=1),
-        min_size=1,
-        max_size=8,
-    ),
+    of_kind(pa.float64(), FLOATS) | of_kind(pa.int64(), st.integers(-9, 9)),
     st.integers(1, 3),
 )
 def test_the_ends_of_groups_are_those_of_what_is_there(
-    batches: list[list[tuple[str, float | None, bool]]], short: int
+    given_: tuple[pa.DataType, list[list[tuple[str, float | None, bool]]]], short: int
 ) -> None:
     """Whatever comes and goes, against all values, with lists that are soon too long or empty."""
-    kind = pa.float64()
+    kind, batches = given_
     results = (Aggregated("low", "min", "v", kind), Aggregated("top", "max", "v", kind))
     group = Aggregate(("g",), (pa.string(),), results, net=True)
     shard = Shard(0, 1, 0, None, State())

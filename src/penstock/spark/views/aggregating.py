@@ -169,9 +169,7 @@ class Aggregate:
         new = pa.table(columns).select(self._kept().names)
         there = new[_COUNT].to_numpy() > 0
         stays = there if self.key else np.ones(1, np.bool_)
-        table.put(kept(new, stays))
-        if not stays.all():
-            table.delete(kept(keys, ~stays))
+        table.change(kept(new, stays), kept(keys, ~stays))
         was = mask(old["_found"])
         return self._told(groups, old, new, was, stays)
 
@@ -307,10 +305,8 @@ class _Work:
                         names=key_names(len(kinds)))  # fmt: skip
         before = whole(table.get(keys)[_TIMES]).fill_null(0).to_numpy()
         after = before + change
-        if len(keys):
-            table.put(kept(keys.append_column(_TIMES, pa.array(after)), after > 0))
-            if (after <= 0).any():
-                table.delete(kept(keys, after <= 0))
+        stays = after > 0
+        table.change(kept(keys.append_column(_TIMES, pa.array(after)), stays), kept(keys, ~stays))
         return _Occurring(table, values, (before > 0), (after > 0))
 
     def _distinct(self, at: int, column: pa.Array, there: Any) -> pa.Array:

@@ -102,9 +102,10 @@ class Best:
         return _Lists(rows, is_whole.astype(np.bool_))
 
     def _with(self, lists: _Lists, come: pa.Table) -> _Lists:
+        come = self._near(lists, come.select([CODE, VALUE]).cast(lists.rows.schema))
         if not len(come):
             return lists
-        both = pa.concat_tables([lists.rows, come.select([CODE, VALUE]).cast(lists.rows.schema)])
+        both = pa.concat_tables([lists.rows, come])
         order = self._order(both)
         code = both[CODE].to_numpy()[order]
         # Where each list ended: behind that nothing is known, unless it was whole.
@@ -113,6 +114,19 @@ class Best:
         np.maximum.at(end, code[was], was)
         known = lists.is_whole[code] | (np.arange(len(order)) <= end[code])
         return _Lists(taken(both, order[known]), lists.is_whole)
+
+    def _near(self, lists: _Lists, come: pa.Table) -> pa.Table:
+        """Without most of what comes after the end of its list: to sort it would be for nothing."""
+        if not len(come) or not len(lists.rows) or not _is_plain(self._kind):
+            return come
+        last = np.full(len(lists.is_whole), -1, np.int64)
+        # Groups stand together: of each the last assignment stays.
+        last[lists.rows[CODE].to_numpy()] = np.arange(len(lists.rows))
+        code = come[CODE].to_numpy()
+        end = np.where(lists.is_whole[code], -1, last[code])
+        ends = whole(lists.rows[VALUE]).take(pa.array(end, mask=end < 0))
+        before = pc.greater if self._largest else pc.less
+        return come.filter(pc.fill_null(before(whole(come[VALUE]), ends), True))
 
     def _without(self, lists: _Lists, gone: pa.Table) -> _Lists:
         if not len(gone):
@@ -164,3 +178,10 @@ class Best:
             by.insert(1, (_NAN, way))
         found: Indices = pc.sort_indices(rows, sort_keys=by).to_numpy().astype(np.int64)
         return found
+
+
+def _is_plain(kind: pa.DataType) -> bool:
+    """Whether Arrow compares such values as they are ordered here."""
+    return bool(
+        pa.types.is_integer(kind) or pa.types.is_decimal(kind) or pa.types.is_temporal(kind)
+    )

@@ -57,18 +57,27 @@ def numbered(rows: pa.Table, key: Sequence[str]) -> tuple[Indices, Indices]:
     count = len(rows)
     if count == 0:
         return np.empty(0, np.int64), np.empty(0, np.int64)
-    numbers = np.zeros(count, np.int64)
+    numbers, different = np.zeros(count, np.int64), 1
     for name in key:
         column = whole(rows[name])
         if pa.types.is_floating(column.type):
             column = pc.add(column, pa.scalar(0.0, column.type))  # there is one zero
-        found = pc.dictionary_encode(column, null_encoding="encode")
-        codes = found.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-        numbers = numbers * np.int64(len(found.dictionary) + 1) + codes
-        if len(key) > 1:
-            _, numbers = np.unique(numbers, return_inverse=True)
-    _, first, numbers = np.unique(numbers, return_index=True, return_inverse=True)
-    return numbers.astype(np.int64).reshape(count), first.astype(np.int64)
+        codes, size = _encoded(column)
+        if different == 1:
+            numbers, different = codes, size
+        elif size > 1:
+            numbers, different = _encoded(pa.array(numbers * np.int64(size) + codes))
+    first = np.empty(different, np.int64)
+    # Of several the last assignment stays.
+    first[numbers[::-1]] = np.arange(count - 1, -1, -1, dtype=np.int64)
+    return numbers, first
+
+
+def _encoded(column: pa.Array) -> tuple[Indices, int]:
+    """Numbers from 0 on in the order in which values first occur, and how many there are."""
+    found = pc.dictionary_encode(column, null_encoding="encode")
+    codes = found.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    return codes, len(found.dictionary)
 
 
 def distinct(values: Indices) -> Indices:

@@ -178,13 +178,10 @@ class Lists:
         named = taken(keys, code).append_column(
             _BUCKET, pa.array((units % MOST_BUCKETS).astype(np.int32))
         )
-        if stay.any():
-            kept = named.filter(pa.array(stay))
-            many = pa.array(buckets[code[stay]].astype(np.int32))
-            lists = pa.ListArray.from_arrays(pa.array(offsets), inner)
-            self.table.put(kept.append_column(_BUCKETS, many).append_column(_ROWS, lists))
-        if not stay.all():
-            self.table.delete(named.filter(pa.array(~stay)))
+        many = pa.array(buckets[code[stay]].astype(np.int32))
+        lists = pa.ListArray.from_arrays(pa.array(offsets), inner)
+        rows = named.filter(pa.array(stay)).append_column(_BUCKETS, many)
+        self.table.change(rows.append_column(_ROWS, lists), named.filter(pa.array(~stay)))
 
     def _part_long(self, keys: pa.Table, have: Indices, buckets: Indices) -> None:
         """Part the lists that have become long into more buckets."""

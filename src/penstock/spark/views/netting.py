@@ -63,12 +63,9 @@ def take_in(
     found, present = mask(old["_found"]), mask(rows[PRESENT])
     unchanged = found & present & same(old, rows, values)
     minus, plus = found & ~unchanged, present & ~unchanged
-    if plus.any():
-        columns = [*keys.columns, *(rows[name] for name in values)]
-        fresh = pa.table(columns, names=[*keys.column_names, *values])
-        table.put(kept(fresh, plus))
-    if (gone := found & ~present).any():
-        table.delete(kept(keys, gone))
+    columns = [*keys.columns, *(rows[name] for name in values)]
+    fresh = pa.table(columns, names=[*keys.column_names, *values])
+    table.change(kept(fresh, plus), kept(keys, found & ~present))
     return Changes(rows, old, found, minus, plus)
 
 
