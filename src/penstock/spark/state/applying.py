@@ -15,7 +15,6 @@ from functools import reduce
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
-from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -78,14 +77,10 @@ def apply(
         for number, (each, rows) in enumerate(inputs.items())
     ]
     if not isinstance(context, Planning):
-        spark = frames[0].sparkSession
-        frames.append(
-            sql.select(
-                spark.range(0, shards, 1, 1), {_SHARD: "CAST(id AS int)", _INPUT: str(_HERALD)}
-            )
-        )
+        numbers = frames[0].sparkSession.range(0, shards, 1, 1)
+        frames.append(sql.select(numbers, {_SHARD: "CAST(id AS int)", _INPUT: str(_HERALD)}))
     united = reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), frames)
-    spread = united.repartitionById(shards, F.col(_SHARD))
+    spread = united.repartitionById(shards, _SHARD)
     place = Place(f"{context.folder}/{title}") if isinstance(context, Batch) else None
     task = _Task(
         operator,

@@ -106,6 +106,8 @@ class Compiler(Generic[Frame]):
                 rows = self._group(top.input, net=True)
                 renamed = [*((name, below) for name, below in carried(top)),
                            *((name, each.name) for name, each in top.outputs)]  # fmt: skip
+                if all(name == below for name, below in renamed):
+                    return rows
                 picked = [(name, column(below)) for name, below in dict(renamed).items()]
                 return self._engine.select(rows, [*picked, (DELETED, column(DELETED))])
         if isinstance(top, Group):
@@ -134,6 +136,8 @@ class Compiler(Generic[Frame]):
             conditions.append(node.condition)
             node = node.input
         assert isinstance(node, Table)
+        if not conditions:
+            return self._engine.source(node, sorted(needed & set(columns(node))))
         asked = needed.union(*(columns_in(each) for each in conditions))
         rows = self._engine.source(node, [name for name in columns(node) if name in asked])
         present: Expression = column(PRESENT)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from sqlglot import exp
@@ -226,8 +227,14 @@ def sql(text: str, keys: Mapping[str, str | Sequence[str]], **frames: DataFrame)
             )
         key = keys[name]
         tables[name] = Schema(columns_of(rows), (key,) if isinstance(key, str) else tuple(key))
-    node = plan(text, tables)
+    node = _planned(text, tuple(tables.items()))
     return View(node, frames, {"": columns(node)})
+
+
+@lru_cache(maxsize=64)
+def _planned(text: str, tables: tuple[tuple[str, Schema], ...]) -> Node:
+    """Micro-batches ask for the same view again and again."""
+    return plan(text, dict(tables))
 
 
 __all__ = ["Grouped", "View", "as_column", "of", "sql"]

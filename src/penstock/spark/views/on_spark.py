@@ -15,7 +15,7 @@ from penstock.spark.state import Operator, apply
 from penstock.spark.state.schemas import arrow_schema
 from penstock.spark.views.columns import DELETED, PRESENT, loose
 from penstock.spark.views.compiling import ORDER, Columns
-from penstock.spark.views.plan import Table, flat
+from penstock.spark.views.plan import Table, as_column, flat
 from penstock.spark.views.refusing import DIALECT, ViewError
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class SparkEngine:
 
     def select(self, rows: DataFrame, wanted: Columns) -> DataFrame:
         try:
-            return sql.select(rows, {name: each.sql(dialect=DIALECT) for name, each in wanted})
+            return sql.select(rows, {name: _text(each) for name, each in wanted})
         except AnalysisException as error:
             raise _explained(error) from error
 
@@ -102,6 +102,12 @@ class SparkEngine:
         out: pa.Schema,
     ) -> DataFrame:
         return apply(inputs, operator, key=list(key), schema=from_arrow_schema(out))
+
+
+def _text(expression: Expression) -> str:
+    """In Spark's SQL. Most are columns, for which the generator of text is slow."""
+    name = as_column(expression)
+    return expression.sql(dialect=DIALECT) if name is None else sql.quoted(name)
 
 
 def _from_key(table: Table, name: str, kind: T.DataType) -> str:
