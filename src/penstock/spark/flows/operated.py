@@ -153,6 +153,8 @@ class Operated:
         self._is_settled = False
         # The operators whose keys are written down.
         self._noted: set[str] = set()
+        # The operators that several read.
+        self._shared: list[str] | None = None
         self._times = clock.TimesFolder(f"{self._layout.folder}/{layout.TIME}")
         self._lateness_us = {
             at: each.lateness_us for at, each in enumerate(flow.streams) if each.time is not None
@@ -338,7 +340,10 @@ class Operated:
         seen = [running.seen_of(each.on_time, each.declared) for each in parts]
         with entered(batch):
             results = running.call(running.frames(seen))
-        kept += _shared(results.values(), batch)
+        # The same in each micro-batch, and it takes as long as several steps of planning.
+        if self._shared is None:
+            self._shared = _shared(results.values(), batch)
+        kept += [batch.made[name].persist() for name in self._shared if name in batch.made]
         counts = running.write(running.united(results, []), batch.batch_id, with_letters=False)
         for name, rows in batch.made.items():
             if name not in self._noted:
@@ -396,12 +401,11 @@ def _tasks_of(records: DataFrame) -> int:
     return int(records._jdf.logicalPlan().rdd().getNumPartitions())
 
 
-def _shared(results: Iterable[DataFrame], batch: Batch) -> list[DataFrame]:
-    """What operators give to several readers: kept, so that they work once."""
+def _shared(results: Iterable[DataFrame], batch: Batch) -> list[str]:
+    """The operators with several readers: what they give is kept, so that they work once."""
     plans = [str(rows._jdf.queryExecution().analyzed().toString()) for rows in results]
     read = Counter(name.strip("`") for plan in plans for name in _ALIAS.findall(plan))
-    often = [name for name in batch.made if read[title_of(name)] > 1]
-    return [batch.made[name].persist() for name in often]
+    return [name for name in batch.made if read[title_of(name)] > 1]
 
 
 def _late_letters(records: DataFrame, told: DataFrame, topic: str) -> DataFrame:
