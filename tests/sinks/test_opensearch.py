@@ -137,6 +137,37 @@ def test_what_the_server_refuses_is_put_aside(server: OpenSearch) -> None:
         assert read(sink) == [product("a")]
 
 
+def test_requests_at_the_same_time_keep_every_row_and_tell_which_were_refused(
+    server: OpenSearch,
+) -> None:
+    aside: list[Refused] = []
+    with products(server, bulk_rows=3, concurrency=4) as sink:
+        sink.open(PRODUCTS)
+        old = [product(f"old-{at:02}") for at in range(20)]
+        sink.apply(changes(PRODUCTS, old, [], since=0, until=20), never)
+        bad = {5, 17, 40}
+        rows = [product(("x" * 40_000 if at in bad else "new") + f"-{at:02}") for at in range(50)]
+        gone = [("x" * 40_000,), *((row["sku"],) for row in old[:10])]
+        done = sink.apply(changes(PRODUCTS, rows, gone, since=20, until=81), aside.extend)
+        assert {each.offset - 20 for each in aside} == bad
+        assert {each.key[0] for each in aside} == {rows[at]["sku"] for at in bad}
+        assert done.rows == 61 - len(bad)
+        kept = [row for at, row in enumerate(rows) if at not in bad]
+        assert sorted(read(sink), key=lambda row: str(row["sku"])) == [*kept, *old[10:]]
+
+
+def test_the_rows_of_a_batch_are_found_only_when_all_of_it_is_there(server: OpenSearch) -> None:
+    with products(server, "whole") as sink:
+        sink.open(PRODUCTS)
+        batch = changes(PRODUCTS, [product("a"), product("b")], [], since=0, until=2)
+        # As of a writer that is killed before the position is kept.
+        sink._version = 2
+        assert sink._write(batch, PRODUCTS) == []
+        assert sink.search({"match_all": {}}) == []
+        sink.apply(batch, never)
+        assert len(sink.search({"match_all": {}})) == 2
+
+
 def test_nothing_is_left_of_what_was_replaced(server: OpenSearch) -> None:
     with products(server, "replaced") as sink:
         sink.open(PRODUCTS)
@@ -151,7 +182,8 @@ def test_nothing_is_left_of_what_was_replaced(server: OpenSearch) -> None:
 
 
 def test_wrong_names_options_and_servers_are_told(server: OpenSearch) -> None:
-    for name, wrong in (("Upper", {}), ("_x", {}), ("x", {"colour": 1}), ("x", {"bulk_rows": 0})):
+    for name, wrong in (("Upper", {}), ("_x", {}), ("x", {"colour": 1}), ("x", {"bulk_rows": 0}),
+                        ("x", {"concurrency": 0})):  # fmt: skip
         with pytest.raises(ConfigError):
             products(server, name, **wrong)
     with products(server, keyword="nothing") as sink, pytest.raises(ConfigError):

@@ -1,4 +1,4 @@
-"""One HTTP connection that is kept open: the little that sinks need of it, with limits.
+"""HTTP connections that are kept open: the little that sinks need of them, with limits.
 
 Requests that fail before an answer came may have been carried out; whoever sends them must be
 able to send them twice.
@@ -12,6 +12,7 @@ import random
 import socket
 import ssl
 import threading
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -122,6 +123,33 @@ class Connection:
         if self._open is not None:
             self._open.close()
             self._open = None
+
+
+class Connections:
+    """As many connections to one server as there are threads that send at the same time."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        # Threads may take and give back without a lock.
+        self._idle: deque[Connection] = deque()
+
+    def send(
+        self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] = {}
+    ) -> Answer:
+        """As a connection does it."""
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            connection = Connection(self._server)
+        try:
+            return connection.send(method, path, body, headers)
+        finally:
+            self._idle.append(connection)
+
+    def close(self) -> None:
+        """Close all that nobody sends on; the next request makes another."""
+        while self._idle:
+            self._idle.pop().close()
 
 
 class Backoff:

@@ -6,12 +6,13 @@ A row is a document, its fields the columns, `products` an alias of the index th
 searched word by word, and as a whole under `title.keyword`; columns named in `keyword`, and those
 of the key, only as a whole. Search it as you like: the alias hides what we add.
 
-There are no transactions here. Each document is written with the number of its batch as version,
-deletes too, so that writing it again, or an old writer's late request, changes nothing: a new
-writer counts on from a number that the old one never had. When all are written and searchable, the
-document `_penstock` gets the position, on condition that nobody has changed it since it was read:
-that is how an older writer is fenced. Deletes are remembered for
-`gc_deletes` (1h); a request on its way for longer than that could bring a row back.
+There are no transactions here. The rows of a batch go in requests of `bulk_rows` (5000) or
+`bulk_bytes` (8 MiB), `concurrency` (2) at a time. Each document is written with the number of its
+batch as version, deletes too, so that writing it again, or an old writer's late request, changes
+nothing: a new writer counts on from a number that the old one never had. When all are written and
+searchable, the document `_penstock` gets the position, on condition that nobody has changed it
+since it was read: that is how an older writer is fenced. Deletes are remembered for `gc_deletes`
+(1h); a request on its way for longer than that could bring a row back.
 
 What a server refuses for what it contains (text of more than 32766 bytes as a key) is put aside;
 when it is busy, the same is tried again, with pauses.
@@ -24,6 +25,8 @@ import re
 import secrets
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -45,7 +48,7 @@ from penstock.sinks.contract import (
     refusing,
 )
 from penstock.sinks.errors import FencedError, StoreError, StoreUnreachableError
-from penstock.sinks.http import BUSY, Answer, Backoff, Connection, Server
+from penstock.sinks.http import BUSY, Answer, Backoff, Connections, Server
 from penstock.sinks.schema import Schema, is_json
 from penstock.sinks.stores import Address
 
@@ -61,7 +64,7 @@ _JSON: Final = {"Content-Type": "application/json"}
 _NDJSON: Final = {"Content-Type": "application/x-ndjson"}
 _OPTIONS: Final = (
     "index", "keyword", "shards", "replicas", "gc_deletes", "ca_file", "verify", "timeout_s",
-    "bulk_rows", "bulk_bytes",
+    "bulk_rows", "bulk_bytes", "concurrency",
 )  # fmt: skip
 
 
@@ -81,7 +84,8 @@ class OpenSearchSink(Sink):
         self._keywords = frozenset(filter(None, address.option("keyword").split(",")))
         self._rows = address.number("bulk_rows", 5000, least=1)
         self._bytes = address.number("bulk_bytes", 8 << 20, least=1024)
-        self._connection = Connection(
+        self._concurrency = address.number("concurrency", 2, least=1)
+        self._connections = Connections(
             Server(
                 address.host or "127.0.0.1",
                 address.port or 9200,
@@ -134,6 +138,8 @@ class OpenSearchSink(Sink):
             "number_of_shards": self._address.number("shards", 1, least=1),
             "number_of_replicas": self._address.number("replicas", 0),
             "gc_deletes": self._address.option("gc_deletes", "1h"),
+            # Each batch is made searchable once, when all of it is there: see `apply`.
+            "refresh_interval": "-1",
             "mapping.total_fields.limit": 3000,
         }
         mappings = {"dynamic": False, "properties": self._properties(schema)}
@@ -236,16 +242,17 @@ class OpenSearchSink(Sink):
             orjson.dumps({"delete": _versioned(key, self._version)}) + b"\n"
             for key in coding.sortable_keys(changes.deletes, schema)
         ]
-        refused: list[Refused] = []
-        for begin, end in _pieces(lines, self._rows, self._bytes):
-            for at, reason in self._bulk(lines, begin, end):
-                made = (
-                    coding.refused_upsert(changes, schema, at, reason)
-                    if at < puts
-                    else coding.refused_delete(changes, schema, at - puts, reason)
-                )
-                refused.append(made)
-        return refused
+        pieces = _pieces(lines, self._rows, self._bytes)
+        # No key is there twice, so their order does not matter. If one fails, those on their way
+        # are waited for: what is tried again must not meet them.
+        with ThreadPoolExecutor(self._concurrency, "penstock-bulk") as pool:
+            found = chain.from_iterable(pool.map(lambda piece: self._bulk(lines, *piece), pieces))
+            return [
+                coding.refused_upsert(changes, schema, at, reason)
+                if at < puts
+                else coding.refused_delete(changes, schema, at - puts, reason)
+                for at, reason in found
+            ]
 
     def _bulk(self, lines: Sequence[bytes], begin: int, end: int) -> list[tuple[int, str]]:
         """Send some lines; those that the server does not take, and why."""
@@ -360,7 +367,7 @@ class OpenSearchSink(Sink):
         self._token = None
 
     def close(self) -> None:
-        self._connection.close()
+        self._connections.close()
 
     # ---- talking to it
 
@@ -412,7 +419,7 @@ class OpenSearchSink(Sink):
     ) -> Answer:
         backoff = Backoff(0.1, 5.0)
         for attempt in range(ATTEMPTS):
-            answer = self._connection.send(method, path, body, headers)
+            answer = self._connections.send(method, path, body, headers)
             if answer.status < 300 or answer.status in allowed:
                 return answer
             if not _passes(answer) or attempt == ATTEMPTS - 1:
