@@ -17,6 +17,7 @@ ARGS ?=
 WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((n > 3 ? 4 : n + 1)))
 
 SETUP_STAMP := $(VENV)/.setup
+WARM_STAMP := $(VENV)/.warm
 JARS_STAMP := $(KAFKA)/.jars
 CLASSES_STAMP := $(KAFKA)/.classes
 SPARK_JARS_STAMP := $(KAFKA)/.spark-jars
@@ -45,9 +46,15 @@ $(SETUP_STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 .PHONY: run
-run: $(SETUP_STAMP) ## Run the sample shop, live (options: make run ARGS='--seconds 60')
-	@scripts/system-packages.sh java
+run: $(WARM_STAMP) ## Run the sample shop, live (options: make run ARGS='--seconds 60')
 	@exec $(BIN)/penstock demo $(ARGS)
+
+# What the first start of Spark, and of compiled code, would do while somebody waits for results.
+$(WARM_STAMP): $(SETUP_STAMP)
+	@scripts/system-packages.sh java
+	@echo "setup: compiling, and making the class archive of Spark, once: about a minute"
+	@$(BIN)/python -m tools.warm
+	@touch $@
 
 .PHONY: test
 test: setup kafka-jars opensearch-jars databases ## Run the tests (some of them: make test ARGS='tests/log -k recovery')

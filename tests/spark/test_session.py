@@ -18,6 +18,7 @@ from penstock.spark.archive import archive_path, cache_folder, java_options
 from penstock.spark.java import Java, JavaError, find_java, major_of
 from penstock.spark.python import worker_python
 from penstock.spark.session import SessionError, settings_of
+from tools.warm import SOURCE, compiled_modules
 
 JAVA = Java(Path("/opt/java/bin/java"), "17.0.1", 17)
 
@@ -97,6 +98,7 @@ def test_an_archive_is_used_where_there_is_one(
     monkeypatch.setenv(archives.MODE_VARIABLE, "use")
     assert cache_folder() == tmp_path / "penstock"
     assert java_options(JAVA) == ""
+    assert not archives.is_made(JAVA)
     path = archive_path(JAVA)
     path.parent.mkdir()
     path.write_bytes(b"a stump")
@@ -104,8 +106,18 @@ def test_an_archive_is_used_where_there_is_one(
     with path.open("wb") as file:
         file.truncate(20 << 20)
     assert f"-XX:SharedArchiveFile={path}" in java_options(JAVA)
+    assert archives.is_made(JAVA)
     monkeypatch.setenv(archives.MODE_VARIABLE, "off")
     assert java_options(JAVA) == ""
+
+
+def test_what_is_compiled_beforehand_is_all_that_has_kernels() -> None:
+    named = compiled_modules()
+    assert {"penstock.records.columns.kernels", "penstock.capture.kernels"} < set(named)
+    for path in SOURCE.rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        module = ".".join(path.relative_to(SOURCE).with_suffix("").parts)
+        assert ("kernel(" in text and "compiled import" in text) == (module in named), module
 
 
 def test_java_starts_with_a_broken_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,6 +87,13 @@ def make(java: Java | None = None) -> Path:
     return path
 
 
+def is_made(java: Java | None = None) -> bool:
+    """Whether Spark starts with an archive here, or is told to do without."""
+    if os.environ.get(MODE_VARIABLE, "on").lower() == "off":
+        return True
+    return _is_whole(archive_path(java or find_java()))
+
+
 def _is_whole(path: Path) -> bool:
     with suppress(OSError):
         return " " not in str(path) and path.stat().st_size >= _LEAST_BYTES
