@@ -144,7 +144,13 @@ def test_commands_need_somebody_who_runs(known: Folder, data: str) -> None:
 
 
 def test_a_reset_can_be_left_for_the_next_run(known: Folder, data: str) -> None:
-    assert "nothing was changed" in run("flows", "reset", "counts", "--data", data).ok().err
+    # A script that has not said --yes must not go on as if it were done.
+    asked = run("flows", "reset", "counts", "--data", data)
+    assert (asked.status, "nothing was changed" in asked.err, "--yes" in asked.err) == (
+        1,
+        True,
+        True,
+    )
     assert known.record("counts").rebuilding == 0
     ran = run("flows", "reset", "counts", "--yes", "--data", data).ok()
     assert "the next `penstock run` rebuilds counts, as generation 2" in ran.err

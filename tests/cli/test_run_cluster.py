@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from penstock.cli.run_cluster import NO_EXECUTORS, PATIENCE_S, Executors
+from penstock.cli.run_cluster import NO_EXECUTORS, PATIENCE_S, Executors, check_master
+from penstock.errors import PenstockError
 from penstock.testing.spark_cluster import SparkCluster
 from tests.cli.runner import run
 from tests.waiting import eventually
@@ -54,6 +56,22 @@ def test_nothing_is_told_of_a_cluster_that_is_quick() -> None:
         now[0] += 1
         executors.look()
     assert told == []
+
+
+def test_a_master_that_does_not_answer_is_told_before_anything_is_started(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        there, not_there = (f"127.0.0.1:{each.getsockname()[1]}" for each in (server, deaf))
+        for master in ("local[2]", "yarn", f"spark://{there}", f"spark://{not_there},{there}"):
+            check_master(master)
+        for master in (f"spark://{not_there}", "spark://nowhere"):
+            with pytest.raises(PenstockError, match="no Spark answers at"):
+                check_master(master)
+        data = tmp_path / "demo"
+        ran = run("demo", "--master", f"spark://{not_there}", "--data", str(data))
+        assert ran.status == 1
+        assert f"no Spark answers at spark://{not_there}" in ran.err
+        assert not (data / "log").exists()
 
 
 @pytest.mark.timeout(600)

@@ -94,6 +94,9 @@ def test_at_rest(folder: Path, at: str, topic: str, seed: int) -> None:
     declare(folder, GOOD.format(topic=topic))
     (status,) = run("sinks", "list", "--json").ok().json
     assert (status["name"], status["state"], status["lag"]) == ("orders", "new", None)
+    # What nobody has counted is not told as nothing.
+    assert (status["put"], status["deleted"]) == (None, None)
+    assert run("sinks", "list").ok().out.split("─\n")[1].split()[-6:-1] == ["-"] * 5
     assert status["store"] == f"sqlite:///{folder}/shop.db"
     run("sinks", "pause", "orders").ok()
     assert SinkFolder(folder / ".penstock/sinks").sink("orders").paused

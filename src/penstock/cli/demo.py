@@ -320,11 +320,15 @@ class _Demo:
 
     def _check(self, view: Dashboard) -> None:
         """What is not here is asked now, before anything is started."""
+        from penstock.cli.demo_servers import check_kafka, check_postgres
+        from penstock.cli.run_cluster import check_master
+
         view.stage(f"the shop is in {self._plan.data}")
+        check_master(self._plan.master)
         if self._plan.kafka is not None:
-            _check_kafka(self._plan.kafka, keep=self._plan.keep)
+            check_kafka(self._plan.kafka, keep=self._plan.keep)
         if self._plan.postgres is not None:
-            _check_postgres(self._plan.postgres)
+            check_postgres(self._plan.postgres)
             if not self._plan.keep:
                 self._clear_postgres(self._plan.postgres)
         for spec in self._specs:
@@ -407,8 +411,10 @@ class _Demo:
 
     def _start_shop(self, view: Dashboard) -> None:
         from penstock.cli.demo_parts import penstock
+        from penstock.spark.archive import is_made
 
-        view.stage(f"starting Spark on {self._plan.master}; the shop opens")
+        first = "" if is_made() else ", for the first time here: it takes a minute longer"
+        view.stage(f"starting Spark on {self._plan.master}{first}; the shop opens")
         settings = {**parse_pairs(SMALL), **parse_pairs(self._plan.conf)}
         small = [part for pair in settings.items() for part in ("--conf", "=".join(pair))]
         self._crew.start("flows", penstock(
@@ -581,32 +587,3 @@ _WITH_SECRET: Final = (
     f"sys.argv = [*sys.argv[1:], '--database', os.environ['{DATABASE}']]; "
     "runpy.run_path(sys.argv[0], run_name='__main__')"
 )
-
-
-def _check_kafka(bootstrap: str, *, keep: bool) -> None:
-    """BrokerError if it does not answer; ConfigError if it has topics that would be mixed up."""
-    topics = connect(bootstrap, []).admin().list_topics(timeout=15).topics
-    there = sorted(name for name in topics if name.startswith("shop."))
-    if there and not keep:
-        raise ConfigError(
-            f"{bootstrap} has topics of an earlier shop: {', '.join(there)}",
-            advice="Go on with them, with --keep, or delete them: penstock topics delete "
-            f"--bootstrap {bootstrap} {there[0]} ...",
-        )
-
-
-def _check_postgres(url: str) -> None:
-    from importlib.util import find_spec
-
-    if find_spec("psycopg") is None:
-        raise ConfigError("PostgreSQL needs psycopg, which is not installed",
-                          advice="Install it with `pip install 'penstock[postgres]'`.")  # fmt: skip
-    import psycopg
-
-    try:
-        psycopg.connect(url, connect_timeout=10).close()
-    except psycopg.Error as error:
-        raise PenstockError(
-            f"the database does not let us in: {str(error).strip()}",
-            advice="Look at the host, the user and the password of --postgres.",
-        ) from None

@@ -20,7 +20,7 @@ class Example(StrEnum):
 
 def init(
     folder: Annotated[
-        Path, typer.Argument(metavar="[DIR]", help="Where; made if it is not there.")
+        Path, typer.Argument(metavar="DIR", help="Where; made if it is not there.")
     ] = Path(),
     example: Annotated[
         Example, typer.Option("--example", "-e", help="What to begin with.")
@@ -40,7 +40,7 @@ def init(
     inside = "" if folder.resolve() == Path.cwd() else f"cd {folder} && "
     if example is Example.SHOP:
         steps = [
-            ("penstock up", "the log, and the capture of the shop's database"),
+            ("penstock up", "the log, and the capture of the shop's database, once it is there"),
             ("python shop.py", "the shop: its tables, its topics, its customers"),
             ("penstock run flows.py", "the flows, and what is derived"),
             ("penstock sinks list", "how far the derived systems have come"),

@@ -49,15 +49,20 @@ def _paint(text: str, code: str) -> str:
 
 
 def confirm(question: str) -> bool:
-    """Ask at the terminal. Ctrl-C there is what it is everywhere, the end of input is a no."""
+    """Ask at the terminal. Ctrl-C there is what it is everywhere; where nobody can answer, a script
+    must not believe that it was done."""
     import typer
+
+    from penstock.errors import ConfigError
 
     try:
         return typer.confirm(question, err=True)
     except typer.Abort as ended:
         say("")
         if isinstance(ended.__context__, EOFError):
-            return False
+            raise ConfigError(
+                "nobody has answered, so nothing was changed", advice="--yes answers beforehand."
+            ) from None
         raise KeyboardInterrupt from None
 
 

@@ -197,7 +197,8 @@ def _read(path: Path | None) -> Project:
 
 def _advice(name: str, known: Collection[str]) -> str:
     near = get_close_matches(name, known, 1)
-    return f"{f'Did you mean {near[0]}? ' if near else ''}There are {', '.join(known)}."
+    there = "There is" if len(known) == 1 else "There are"
+    return f"{f'Did you mean {near[0]}? ' if near else ''}{there} {', '.join(known)}."
 
 
 def filled(data: Mapping[str, Any], path: str) -> dict[str, Any]:

@@ -354,8 +354,10 @@ def chosen(flows: Collected, only: list[str]) -> Collected:
 
 
 def _session(file: Path | None, master: str, conf: dict[str, str]) -> SparkSession:
+    from penstock.cli.run_cluster import check_master
     from penstock.spark import session
 
+    check_master(master)
     # Spark's workers import what stands beside the file too.
     beside = str(file.resolve().parent if file is not None else Path.cwd())
     paths = [beside, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]

@@ -1,23 +1,49 @@
-"""A cluster of Spark that gives no executors: said, instead of waiting for ever in silence.
+"""A cluster of Spark that does not answer or gives no executors: said, not waited for in silence.
 
-Flows are started and wait for their first task, and so does everybody who waits for the flows. It
-may still pass, when others there have finished; so it is said once, and waited on.
+Where no master answers, nothing is started. Where no executor comes, flows are started and wait for
+their first task, and so does everybody who waits for the flows. It may still pass, when others
+there have finished; so it is said once, and waited on.
 """
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from penstock.cli import output
+from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PATIENCE_S: Final = 15.0
 ASK_S: Final = 1.0
+CONNECT_S: Final = 5.0
+_STANDALONE: Final = "spark://"
 NO_EXECUTORS: Final = "the cluster has not given any executor yet"
+
+
+def check_master(master: str) -> None:
+    """PenstockError if none of a standalone cluster's masters answers: Spark itself would say so
+    after a minute, in the words of Java."""
+    if not master.startswith(_STANDALONE):
+        return
+    reasons = []
+    for place in master.removeprefix(_STANDALONE).split(","):
+        host, _, port = place.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
+            return
+        except ValueError:
+            reasons.append(f"{place} is no HOST:PORT")
+        except OSError as error:
+            reasons.append(f"{place}: {(error.strerror or str(error)).lower()}")
+    raise PenstockError(
+        f"no Spark answers at {master}: {'; '.join(reasons)}",
+        advice="Start its master, or name another with --master; local[*] needs none.",
+    )
 
 
 class Executors:

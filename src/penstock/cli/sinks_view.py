@@ -38,13 +38,17 @@ def row(status: Mapping[str, Any]) -> tuple[str, ...]:
         str(status["topic"]),
         str(status["store"]),
         rate(numbers["in_per_s"]),
-        f"{status['put']:,}",
-        f"{status['deleted']:,}",
-        "-" if status["lag"] is None else f"{status['lag']:,}",
+        _counted(status["put"]),
+        _counted(status["deleted"]),
+        _counted(status["lag"]),
         behind(status["lag_s"]),
-        f"{numbers['dead_letters']:,}",
+        _counted(None if status["put"] is None else numbers["dead_letters"]),
         f"{status['restarts']:,}",
     )
+
+
+def _counted(number: int | None) -> str:
+    return "-" if number is None else f"{number:,}"
 
 
 def behind(lag_s: float | None) -> str:

@@ -54,6 +54,10 @@ def connect(path: Path, *, read_only: bool = False, busy_ms: int = BUSY_MS) -> s
             timeout=busy_ms / 1000,
         )
     except sqlite3.OperationalError as error:
+        if not path.exists():
+            raise DatabaseUnreachableError(
+                f"there is no {path} yet", advice="Make it, or name another file."
+            ) from error
         raise DatabaseUnreachableError(
             f"{path} cannot be opened: {error}", advice="Is it there, and may we write to it?"
         ) from error
