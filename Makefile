@@ -49,7 +49,8 @@ $(SETUP_STAMP): pyproject.toml constraints.txt
 run: $(WARM_STAMP) ## Run the sample shop, live (options: make run ARGS='--seconds 60')
 	@exec $(BIN)/penstock demo $(ARGS)
 
-# What the first start of Spark, and of compiled code, would do while somebody waits for results.
+# What the first start of Spark, and of compiled code, would do while somebody waits for results;
+# and what each worker of the tests would do for itself.
 $(WARM_STAMP): $(SETUP_STAMP)
 	@scripts/system-packages.sh java
 	@echo "setup: compiling, and making the class archive of Spark, once: about a minute"
@@ -57,8 +58,8 @@ $(WARM_STAMP): $(SETUP_STAMP)
 	@touch $@
 
 .PHONY: test
-test: setup kafka-jars opensearch-jars databases ## Run the tests (some of them: make test ARGS='tests/log -k recovery')
-	@$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m 'not soak' $(ARGS)
+test: setup $(WARM_STAMP) kafka-jars opensearch-jars databases ## Run the tests (some of them: make test ARGS='tests/log -k recovery')
+	@$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m 'not soak' --durations 30 $(ARGS)
 
 .PHONY: conformance
 conformance: setup kafka-jars ## Run the same scenarios on the embedded broker and on Apache Kafka

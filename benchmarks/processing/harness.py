@@ -37,8 +37,9 @@ PARTITIONS: Final = 4
 TIMEOUT_S: Final = 600.0
 _STEP_S: Final = 0.02
 _MOST_TRIES: Final = 5
-# Micro-batches before the first that count: Java compiles, beside them, what it runs often.
-_WARMING: Final = 6
+# Micro-batches before the first that count: Java compiles, beside them, what it runs often, and
+# takes half of the processor time of the first twenty for it.
+_WARMING: Final = 24
 
 
 @dataclass(frozen=True, slots=True)
