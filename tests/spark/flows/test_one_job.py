@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812
 
 from penstock.spark import windows
 from penstock.spark.flows.declare import Flow, flow, stream, topic
 from penstock.spark.flows.folder import Folder
+from penstock.spark.source.planning import Range
 from penstock.spark.state import layout, watching
 from penstock.spark.state.time import Times, TimesFolder
 from penstock.testing.flows import FlowTester
@@ -24,7 +27,14 @@ pytestmark = pytest.mark.timeout(600)
 SCHEMA = "id bigint, at timestamp"
 
 
-def counting(name: str, *, many: bool = False, twice: bool = False, mapped: bool = False) -> Flow:
+def counting(
+    name: str,
+    *,
+    many: bool = False,
+    twice: bool = False,
+    mapped: bool = False,
+    wanted: list[int] | None = None,
+) -> Flow:
     """Counts by id in windows; by one job, unless something is against it."""
     options = {"maxOffsetsPerTrigger": "40"}
     # Several tasks for a partition cannot tell.
@@ -38,6 +48,8 @@ def counting(name: str, *, many: bool = False, twice: bool = False, mapped: bool
         yield from batches
 
     def body(rows: DataFrame) -> DataFrame:
+        if wanted is not None:
+            rows = rows.where(F.col("id").isin(wanted))
         if mapped:
             rows = rows.mapInArrow(same, rows.schema)
         if twice:
@@ -121,6 +133,66 @@ def test_a_micro_batch_that_was_written_is_told_again(tester: FlowTester) -> Non
     assert len(tester.records("again")) == len(rows)
     assert len(tester.records("again.late")) == len(late) > 0
     assert len(tester.records("again.dead")) == len(dead)
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["from the start", "later"])
+def test_windows_close_where_no_row_is_of_use(tester: FlowTester, *, first: bool) -> None:
+    """Spark does not read what a list that is empty by now lets through; yet time passes."""
+    wanted = [] if first else [0, 1, 2, 3]
+    made = {
+        name: counting(name, many=name == "many", wanted=wanted) for name in ("one", "many")
+    }  # fmt: skip
+    tester.use(*made.values())
+    tester.make_topic("events", partitions=2)
+    feed(tester, 5)
+    tester.run()
+    before = shown(tester, "one")
+    assert bool(before) is not first
+    wanted.clear()
+    tester.advance(70)
+    feed(tester, 6)
+    told = tester.run()
+    assert watched(tester, "one").exists()
+    assert shown(tester, "one") == shown(tester, "many")
+    assert len(shown(tester, "one")) > len(before) or first
+    for what in ("watermark", "late_rows", "rows_in", "dead_letters"):
+        one, many = (getattr(told[name].progress, what) for name in made)
+        assert one == many, what
+    for kind in ("late", "dead"):
+        assert aside(tester, f"one.{kind}") == aside(tester, f"many.{kind}")
+
+
+def test_what_was_told_of_other_records_is_forgotten(tester: FlowTester) -> None:
+    """A micro-batch that was planned, given up, and planned anew with other records."""
+    tester.use(counting("one"))
+    tester.make_topic("events", partitions=2)
+    at = tester.now
+    tester.feed("events", [{"id": 1, "at": at}], partition=0)
+    tester.feed("events", [{"id": 1, "at": at}], partition=1)
+    tester.run()
+    watch = watching.Watch(str(watched(tester, "one")))
+    # A task of the same number, of records that are far ahead.
+    ahead = watching.Told("events", 1, 1, round((at.timestamp() + 3600) * 1e6), read=1)
+    stray = replace(watch.now(), batch_id=1)
+    watch.tell(stray, [Range("events", 1, 1, 2)], [ahead])
+    tester.feed("events", [{"id": 1, "at": at + timedelta(seconds=1)}], partition=0)
+    tester.run()
+    tester.feed("events", [{"id": 1, "at": at + timedelta(seconds=1)}] * 5, partition=1)
+    told = tester.run()["one"]
+    assert told.progress.late_rows == 0
+
+
+def test_a_sketch_beside_a_set_reads_twice_and_says_so(tester: FlowTester) -> None:
+    @flow(inputs=stream("events", json=SCHEMA, time="at", lateness="1 hour"), output=topic("two"))
+    def two(rows: DataFrame) -> DataFrame:
+        values = {"near": windows.approx_distinct("id"), "exact": windows.distinct("id")}
+        return windows.tumbling(rows, "5 s", values=values)
+
+    tester.use(two)
+    tester.make_topic("events", partitions=1)
+    tester.feed("events", [{"id": number, "at": tester.now} for number in range(40)])
+    assert tester.run()["two"].progress.rows_in == 40
+    assert not watched(tester, "two").exists()
 
 
 def test_time_passes_where_the_rows_are_of_no_use(tester: FlowTester) -> None:

@@ -19,7 +19,15 @@ from penstock.spark.source.planning import Range
 from penstock.spark.state import time as clock
 from penstock.spark.state.files import StateError
 from penstock.spark.state.time import BEGINNING, Times
-from penstock.spark.state.watching import Now, Told, Watch, Watching, Watermark
+from penstock.spark.state.watching import (
+    Now,
+    Told,
+    UnreadError,
+    Watch,
+    Watching,
+    Watermark,
+    is_unread,
+)
 
 pytestmark = pytest.mark.timeout(300)
 LATENESS_US = 10
@@ -66,8 +74,8 @@ def watched(
         watch.begin(now)
         assert watch.now() == now
         late: dict[Any, Any] = {}
-        for part, size in enumerate(sizes):
-            rows = log[part][at[part] : at[part] + size]
+        pieces = [log[part][at[part] : at[part] + size] for part, size in enumerate(sizes)]
+        for part, (size, rows) in enumerate(zip(sizes, pieces, strict=True)):
             for _ in range(rng.choice([1, 2])):
                 late |= read(watch, part, at[part], rows, rng)
             at[part] += size
@@ -78,11 +86,13 @@ def watched(
             offsets = [offset for number, offset in late if number == each.partition]
             assert each.late_at == ((min(offsets), max(offsets)) if offsets else None)
         times = heard.after(now)
-        assert Watermark(watch, batch_id)() == times.watermark_us
+        assert sum(each.read for each in heard.parts) == sum(map(len, pieces))
+        assert Watermark(watch, batch_id, PARTS)() == times.watermark_us
         with pytest.raises(StateError, match="runs by now"):
-            Watermark(watch, batch_id + 1)()
-        watch.forget(batch_id)
-        assert watch.heard(batch_id) == heard
+            Watermark(watch, batch_id + 1, PARTS)()
+        with pytest.raises(UnreadError) as untold:
+            Watermark(watch, batch_id, PARTS + 1)()
+        assert is_unread(RuntimeError(f"{untold.typename}: {untold.value}"))
         found.append({"late": late, "watermark_us": times.watermark_us})
     return found
 

@@ -176,10 +176,11 @@ def open_stream(
     return spark.readStream.format(FORMAT).options(**options).load()
 
 
-def is_watchable(declared: Stream) -> bool:
+def is_watchable(place: Place, declared: Stream) -> bool:
     """Whether the tasks that read a stream can tell its time: each partition is read by one."""
     how = declared.reading
-    if declared.time is None or {each.lower() for each in declared.options} & _CUTTING:
+    options = place.source(declared.topic, declared.options)
+    if declared.time is None or {each.lower() for each in options} & _CUTTING:
         return False
     return decoding.typing_of(how.format, how.schema, declared.time) is not None
 

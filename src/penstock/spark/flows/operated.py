@@ -128,8 +128,6 @@ class _Part:
     late: int = 0
     # The first and last of them in each partition.
     late_at: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-    # What goes aside needs a second reading.
-    is_read_again: bool = False
 
     @property
     def on_time(self) -> DataFrame:
@@ -155,6 +153,8 @@ class Operated:
         self._noted: set[str] = set()
         # The operators that several read.
         self._shared: list[str] | None = None
+        # Whether a stream that tells its time is read before it is known what is needed of it.
+        self._reads_first = False
         self._times = clock.TimesFolder(f"{self._layout.folder}/{layout.TIME}")
         self._lateness_us = {
             at: each.lateness_us for at, each in enumerate(flow.streams) if each.time is not None
@@ -256,28 +256,48 @@ class Operated:
         """A micro-batch of which the source tells how far time has come, and what is late."""
         (lateness_us,) = self._lateness_us.values()
         now = watching.Now(batch_id, lateness_us, self._times_before(batch_id))
-        watch.begin(now)
+        tasks = _tasks_of(records)
         part = self._part(records, watching.INPUT, self._running.flow.streams[0])
-        batch = Batch(
-            folder=self._layout.folder,
-            batch_id=batch_id,
-            shards=self._layout.shards,
-            watermark_us=watching.Watermark(watch, batch_id),
-        )
-        counts = self._run([part], batch, kept)
+        watch.begin(now)
+        is_kept = self._reads_first
+        if is_kept:
+            self._read(part, kept)
+        try:
+            counts = self._run([part], self._watched(watch, batch_id, tasks), kept)
+        except Exception as error:
+            if is_kept or not watching.is_unread(error):
+                raise
+            # Spark has left rows out that are of no use to the function: that may be so again.
+            self._reads_first = is_kept = True
+            watch.begin(now)
+            self._read(part, kept)
+            counts = self._run([part], self._watched(watch, batch_id, tasks), kept)
         heard = watch.heard(batch_id)
-        # After a replay nothing was computed; nor is what Spark can show to be of no use.
-        is_unread = heard.tasks < _tasks_of(records)
-        if is_unread:
-            kept.append(part.rows.persist())
-            part.rows.write.format("noop").mode("overwrite").save()
+        if heard.tasks != tasks:
+            # After a replay nothing was computed.
+            is_kept = True
+            watch.begin(now)
+            self._read(part, kept)
             heard = watch.heard(batch_id)
         after = heard.after(now)
         self._times.write(batch_id, after)
-        watch.forget(batch_id)
-        part = self._with_told(part, heard, kept, is_kept=is_unread)
+        part = self._with_told(part, heard, kept, is_kept=is_kept)
+        self._running.note_read(batch_id, sum(each.read for each in heard.parts))
         self._running.progress.note_time(part.late, after.watermark_us)
         return self._with_letters([part], counts, batch_id)
+
+    def _watched(self, watch: watching.Watch, batch_id: int, tasks: int) -> Batch:
+        return Batch(
+            folder=self._layout.folder,
+            batch_id=batch_id,
+            shards=self._layout.shards,
+            watermark_us=watching.Watermark(watch, batch_id, tasks),
+        )
+
+    def _read(self, part: _Part, kept: list[DataFrame]) -> None:
+        """Read a stream, whatever is needed of it."""
+        kept.append(part.rows.persist())
+        part.rows.write.format("noop").mode("overwrite").save()
 
     def _with_told(
         self, part: _Part, heard: watching.Heard, kept: list[DataFrame], *, is_kept: bool
@@ -295,14 +315,7 @@ class Operated:
             rows = part.rows.where(f"{ASIDE} IS NOT NULL")
             told = sql.select(rows, named, *_PLACE, TIME)
         late_at = {each.partition: each.late_at for each in heard.parts if each.late_at}
-        return replace(
-            part,
-            bad_count=bad,
-            told=told,
-            late=late,
-            late_at=late_at,
-            is_read_again=goes_aside and not is_kept,
-        )
+        return replace(part, bad_count=bad, told=told, late=late, late_at=late_at)
 
     def _times_before(self, batch_id: int) -> clock.Times:
         times = self._times.before(batch_id)
@@ -387,8 +400,7 @@ class Operated:
             each.late_at and each.declared.late is not None and not inputs.is_typed(each.records)
             for each in parts
         )
-        again = untyped or not self._lateness_us or any(each.is_read_again for each in parts)
-        if again and not self._reads_often and not counts.skipped:
+        if not self._reads_often and not counts.skipped and (untyped or not self._lateness_us):
             self._running.note_second_reading(batch_id)
         whole = reduce(lambda a, b: a.unionByName(b), [*letters, *aside])
         written = self._running.write_letters(whole, batch_id)

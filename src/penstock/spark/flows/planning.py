@@ -54,9 +54,13 @@ def is_rowwise(rows: DataFrame) -> bool:
 def reads_once(results: Iterable[DataFrame]) -> bool:
     """Whether results need one reading of one stream, by one operator of ours and all of its rows.
 
-    Functions of users over batches of rows, and joins with tables, may stop before the last row.
+    Functions of users over batches of rows, and joins with tables, may stop before the last row;
+    so may what stands in for a join, a query inside of a condition.
     """
-    names = Counter(str(node.nodeName()) for rows in results for node in streaming_nodes(rows))
+    nodes = [node for rows in results for node in streaming_nodes(rows)]
+    if not all(node.subqueries().isEmpty() for node in nodes):
+        return False
+    names = Counter(str(node.nodeName()) for node in nodes)
     readings = sum(count for name, count in names.items() if name in _READING)
     return readings == 1 and names["MapInArrow"] == 1 and names.keys() <= _WHOLE
 

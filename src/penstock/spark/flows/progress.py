@@ -59,11 +59,13 @@ class Progress:
         report: Mapping[str, Any],
         written: Mapping[int, int],
         readings: Sequence[int] = (),
+        read: int | None = None,
     ) -> bool:
         """Add a report of Spark's; False if it is one of a batch that is counted already.
 
         `written` says how many rows each batch wrote, which Spark does not know. `readings` says
-        how often each source was read in a batch: Spark counts its rows each time.
+        how often each source was read in a batch: Spark counts its rows each time; and `read`, if
+        given, how many records it had.
         """
         batch_id = int(report.get("batchId", -1))
         duration = report.get("durationMs") or {}
@@ -75,7 +77,8 @@ class Progress:
             return False
         if batch_id <= self.batch_id:
             return False
-        rows_in, rows_out = _rows_in(report, readings), written.get(batch_id, 0)
+        rows_in = _rows_in(report, readings) if read is None else read
+        rows_out = written.get(batch_id, 0)
         self.batch_id = batch_id
         self.batches += 1
         self.rows_in += rows_in

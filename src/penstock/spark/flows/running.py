@@ -146,6 +146,8 @@ class Running:
         # How often each source is read in a micro-batch, and those batches that were read twice.
         self._readings: list[int] = []
         self._twice: set[int] = set()
+        # How many records a batch had, where that is known without Spark.
+        self._read: dict[int, int] = {}
         self._snapshots = [Snapshot(spark, place, each) for each in flow.tables]
         self._writer: TopicWriter | None = None
         self._heartbeats: Heartbeats | None = None
@@ -224,7 +226,7 @@ class Running:
         """Where the source tells how far time has come, if one job is enough for a micro-batch."""
         streams = self.flow.streams
         is_one = len(streams) == 1 and len(planned.operators) == 1 and not self.shares
-        if not is_one or not inputs.is_watchable(streams[0]):
+        if not is_one or not inputs.is_watchable(self.place, streams[0]):
             return None
         if not planning.reads_once(results.values()):
             return None
@@ -434,6 +436,10 @@ class Running:
         """Spark counts the rows of a batch whenever they are read."""
         self._twice.add(batch_id)
 
+    def note_read(self, batch_id: int, records: int) -> None:
+        """However often a batch was read, it has so many records."""
+        self._read[batch_id] = records
+
     # ---- watching ------------------------------------------------------------------------
 
     @property
@@ -474,7 +480,8 @@ class Running:
         batch_id = int(report.get("batchId", -1))
         readings = [2] if batch_id in self._twice else self._readings
         self._twice = {each for each in self._twice if each >= batch_id}
-        return self.progress.take(report, self._written, readings)
+        self._read = {each: read for each, read in self._read.items() if each >= batch_id}
+        return self.progress.take(report, self._written, readings, self._read.get(batch_id))
 
     # ---- stopping ------------------------------------------------------------------------
 

@@ -10,6 +10,10 @@ told, and with it the watermark. The driver finds the same afterwards.
 
 What a task tells follows from the log and from what was before, so a task that is run again writes
 the same. All of it may be lost between two micro-batches: `TimesFolder` keeps what counts.
+
+**Whether all have told** is known by their number. Spark may leave tasks out, or end them early,
+where it can show that their rows are of no use; then time has passed all the same, and a task of an
+operator that finds it untold fails (`UnreadError`). The driver reads by itself and begins again.
 """
 
 from __future__ import annotations
@@ -36,6 +40,19 @@ _NOW: Final = "now.json"
 _NEVER: Final = np.iinfo(np.int64).min
 
 
+class UnreadError(StateError):
+    """Not all tasks that read have told, or one too many of a micro-batch that was given up."""
+
+
+def is_unread(error: BaseException | None) -> bool:
+    """Whether that is why a micro-batch failed, as far as can be seen from what Spark says."""
+    while error is not None:
+        if UnreadError.__name__ in str(error):
+            return True
+        error = error.__cause__
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class Now:
     """The micro-batch that runs."""
@@ -55,6 +72,7 @@ class Told:
     # The first offset of the range that was read.
     start: int
     latest_us: int | None = None
+    read: int = 0
     bad: int = 0
     late: int = 0
     # The first and last late one.
@@ -89,13 +107,17 @@ class Watch:
     folder: str
 
     def begin(self, now: Now) -> None:
-        """Before the tasks of a micro-batch run."""
+        """Before the tasks of a micro-batch run; what was told before, of any, is gone."""
+        files = self._files
+        for name in files.names():
+            if name != _NOW:
+                files.remove(name)
         said = {
             "batch_id": now.batch_id,
             "lateness_us": now.lateness_us,
             "times": now.times.as_json().decode(),
         }
-        self._files.write(_NOW, orjson.dumps(said))
+        files.write(_NOW, orjson.dumps(said))
 
     def now(self) -> Now:
         """What runs now, for a task."""
@@ -125,12 +147,6 @@ class Watch:
                     parts[told.part] = told
         return Heard(len(names), list(parts.values()))
 
-    def forget(self, batch_id: int) -> None:
-        """Remove what was told of the micro-batches before this one."""
-        for name in self._files.names():
-            if name != _NOW and not name.startswith(f"{batch_id}-"):
-                self._files.remove(name)
-
     @property
     def _files(self) -> Files:
         return Files(self.folder)
@@ -142,6 +158,8 @@ class Watermark:
 
     watch: Watch
     batch_id: int
+    # That read.
+    tasks: int
 
     def __call__(self) -> int:
         now = self.watch.now()
@@ -150,7 +168,13 @@ class Watermark:
                 f"this task is one of micro-batch {self.batch_id}, and {now.batch_id} runs by now",
                 advice="Spark has given the task up: nothing needs to be done.",
             )
-        return self.watch.heard(self.batch_id).after(now).watermark_us
+        heard = self.watch.heard(self.batch_id)
+        if heard.tasks != self.tasks:
+            raise UnreadError(
+                f"{heard.tasks} tasks have told how far time has come, of {self.tasks}",
+                advice="The micro-batch is begun again: nothing needs to be done.",
+            )
+        return heard.after(now).watermark_us
 
 
 # ---- in the tasks that read --------------------------------------------------------------
@@ -192,6 +216,7 @@ class Watching:
     ) -> pa.Array:
         """For each of the next rows of a partition: null, or what it came too late for."""
         told = self._told.setdefault(part, Told(*part, self.starts[part]))
+        told.read += len(offsets)
         told.bad += bad
         known = self.now.times.before(INPUT).get(part, _NEVER)
         reached = known if told.latest_us is None else max(known, told.latest_us)

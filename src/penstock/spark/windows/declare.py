@@ -220,11 +220,11 @@ def _windows(
         is_whole(),
     )
     context = current()
-    ready = (
-        rows
-        if isinstance(context, Planning)
-        else _partials(rows, operator, values, by, time, place)
-    )
+    if not isinstance(context, Planning):
+        ready = _partials(rows, operator, values, by, time, place)
+    else:
+        # Whoever plans must see that the rows are read twice.
+        ready = rows.unionByName(rows) if _goes_two_ways(operator) else rows
     if isinstance(context, Batch):
         assert not rows.isStreaming
     return apply(
@@ -292,12 +292,16 @@ def _partials(
     counted = [F.col(SET), *(F.col(f"_set_{at}") for at in range(1, len(sets) + 1))]
     count = F.count(F.lit(1)).alias("_count")
     turned = _turned(flat, len(values), len(sets))
-    if not any(isinstance(each, Sketch) for _, each in operator.values):
+    if not _goes_two_ways(operator):
         return turned.groupBy(*made.base, *counted).agg(*made.wanted, count).withColumns(text)
-    # A sketch for each value that is counted would be far too much: two ways over the rows.
     main = flat.groupBy(*made.base).agg(*made.wanted).withColumn(SET, F.lit(0))
     of_sets = turned.where(F.col(SET) > 0).groupBy(*made.base, *counted).agg(count)
     return main.unionByName(of_sets, allowMissingColumns=True).withColumns(text)
+
+
+def _goes_two_ways(operator: Windows) -> bool:
+    """A sketch for each value that is counted would be far too much: two ways over the rows."""
+    return bool(operator.sets) and any(isinstance(each, Sketch) for _, each in operator.values)
 
 
 @dataclass(frozen=True, slots=True)
