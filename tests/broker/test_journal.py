@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -12,11 +13,12 @@ from penstock.broker.catalog import JOURNAL_TOPIC
 from penstock.broker.committer import Committer
 from penstock.broker.journal import Journal, Key
 from penstock.broker.waiting import SyncWaiters
-from penstock.errors import StorageError
+from penstock.errors import DiskFullError, StorageError
 from penstock.log.store import LogStore
 from penstock.testing.faults import SimulatedDisk
 
 JOURNAL = f"{JOURNAL_TOPIC}-0"
+RECORDS = f"{JOURNAL}/0"
 
 
 class Keeper:
@@ -168,20 +170,98 @@ def test_what_is_put_off_is_lost_with_the_process_and_only_then(how: str) -> Non
     play(story)
 
 
-def test_what_was_put_off_does_not_outlive_a_failed_append() -> None:
+def test_what_was_put_off_outlives_a_failed_append() -> None:
     async def story(keeper: Keeper) -> None:
         journal = keeper.journal
         journal.put_off([(("late",), 1)])
-        keeper.disk.fail("write", path_part=JOURNAL)
+        keeper.disk.fail("write", times=2, error=errno.ENOSPC, path_part=RECORDS)
         with pytest.raises(StorageError):
             journal.write([(("more",), 1)])
+        with pytest.raises(StorageError):
+            await journal.durable()
+        # Nothing was promised, so nothing is lost and nothing is read again.
+        assert keeper.state == {("late",): 1}
+        journal.write([(("more",), 1)])
+        await journal.durable()
+        assert keeper.begun == 0
+        assert keeper.after_a_kill() == keeper.state == {("late",): 1, ("more",): 1}
+
+    play(story)
+
+
+def test_what_was_put_off_is_tried_again_without_being_asked() -> None:
+    async def story(keeper: Keeper) -> None:
+        journal, partition = keeper.journal, keeper.journal.partition
+        keeper.disk.fail("write", times=2, error=errno.ENOSPC, path_part=RECORDS)
+        journal.put_off([(("late",), 1)])
+        synced: asyncio.Future[StorageError | None] = asyncio.get_running_loop().create_future()
+        keeper.waiters.add(partition, 1, synced.set_result)
+        async with asyncio.timeout(60):
+            assert await synced is None
+        assert keeper.begun == 0
+        assert keeper.after_a_kill() == keeper.state == {("late",): 1}
+
+    play(story)
+
+
+def test_what_was_put_off_is_not_tried_again_after_the_end() -> None:
+    async def story(keeper: Keeper) -> None:
+        journal = keeper.journal
+        journal.put_off([(("late",), 1)])
+        keeper.disk.fail("write", error=errno.ENOSPC, path_part=RECORDS)
+        journal.stop()
+        assert journal._unhurried is None
+        assert keeper.after_a_kill() == {}
+
+    play(story)
+
+
+@pytest.mark.parametrize("how", ["staged", "half of it appended", "disk failed"])
+def test_what_was_put_off_does_not_outlive_a_failure_of_more(how: str) -> None:
+    async def story(keeper: Keeper) -> None:
+        journal, told = keeper.journal, list[StorageError | None]()
+        journal.put_off([(("late",), 1)])
+        match how:
+            case "staged":
+                journal.stage([(("promised",), 1)])
+                journal.when_durable(told.append)
+                keeper.disk.fail("write", error=errno.ENOSPC, path_part=RECORDS)
+            case "half of it appended":
+                journal.put_off([(("many", number), 1) for number in range(1_000)])
+                keeper.disk.fail("write", nth=2, error=errno.ENOSPC, path_part=RECORDS)
+            case _:
+                keeper.disk.fail("write", error=errno.ENOSPC, path_part=RECORDS)
+                keeper.disk.fail("truncate", path_part=RECORDS)
+        with pytest.raises(StorageError):
+            journal.write([(("more",), 1)])
+        assert [type(error) for error in told] == [DiskFullError] * (how == "staged")
         # The state was ahead of the journal: it is read again.
         with pytest.raises(StorageError, match="read again"):
             journal.write([(("more",), 1)])
-        assert keeper.state == {}
+        assert keeper.state == ({("late",): 1} if how == "half of it appended" else {})
         journal.write([(("more",), 1)])
         await journal.durable()
-        assert keeper.after_a_kill() == keeper.state == {("more",): 1}
+        assert keeper.after_a_kill() == keeper.state
+
+    play(story)
+
+
+def test_who_waits_for_what_was_put_off_is_told_that_it_failed() -> None:
+    """It was put off in a turn in which what had been staged is appended already."""
+
+    async def story(keeper: Keeper) -> None:
+        journal, told = keeper.journal, list[StorageError | None]()
+        journal.stage([(("new",), 1)])
+        journal.write([(("more",), 1)])
+        journal.put_off([(("late",), 1)])
+        journal.when_durable(told.append)
+        keeper.disk.fail("write", error=errno.ENOSPC, path_part=RECORDS)
+        await asyncio.sleep(0)
+        assert [type(error) for error in told] == [DiskFullError]
+        await journal.durable()
+        assert keeper.begun == 0
+        assert keeper.after_a_kill() == keeper.state
+        assert keeper.state == {("new",): 1, ("more",): 1, ("late",): 1}
 
     play(story)
 

@@ -12,7 +12,7 @@ ever told of a state that a crash could take back. Entries of many requests shar
 those of all requests that are handled in one turn of the loop together, as one batch. And what
 nobody will wait for can be written without `hurry`: it goes to the disk with whatever comes next,
 or a moment later. What would be done again if it were missing can even be `put off`: it is appended
-only then, and so is lost with the process as well.
+only then, and so is lost with the process as well; where it finds no room, it is tried again.
 
 What is written together is in one batch, and so there wholly or not at all after a crash. Only what
 is larger than a batch can be is cut; whoever writes so much puts last what must not be alone.
@@ -90,6 +90,8 @@ class Journal:
         self._repairs_seen = 0
         # Applied and not appended yet: what belongs together, in order.
         self._staged: list[_Pairs] = []
+        # Whether any of it was more than put off: somebody counts on it.
+        self._promised = False
         # Whether it is appended at the end of this turn of the loop.
         self._turning = False
         # Those who wait for what is staged.
@@ -138,16 +140,16 @@ class Journal:
             return
         self._refuse_if_stale()
         pairs = _to_pairs(entries)
-        staged, self._staged = self._staged, []
         end = self.partition.log_end
         try:
-            self._append([*staged, pairs], hurry=hurry)
+            self._append([*self._staged, pairs], hurry=hurry)
         except StorageError as error:
-            if staged:
-                self._lose(error)
+            if self._staged:
+                self._keep_or_lose(end, error)
             # Then a part of it will be applied when it is replayed, but was not yet.
             self._ahead = self._ahead or self.partition.log_end > end
             raise
+        self._drop_staged()
         for key, value in entries:
             self._apply(key, value)
 
@@ -156,7 +158,10 @@ class Journal:
 
         RecordTooLargeError, and nothing has happened, if one of them is too large for any batch.
         """
-        if self._hold(entries) and not self._turning:
+        if not self._hold(entries):
+            return
+        self._promised = True
+        if not self._turning:
             self._turning = True
             asyncio.get_running_loop().call_soon(self._on_turn)
 
@@ -224,8 +229,10 @@ class Journal:
             # What was staged rests on a state that is lost.
             self._lose(StorageError("the journal's disk has failed"))
             return
-        with suppress(StorageError):
+        try:
             self._append_staged()
+        except StorageError as error:
+            self._refuse_awaiting(error)
         awaiting, self._awaiting = self._awaiting, []
         for done in awaiting:
             self._wait_for_sync(done)
@@ -233,12 +240,13 @@ class Journal:
     def _append_staged(self) -> None:
         if not self._staged:
             return
-        staged, self._staged = self._staged, []
+        end = self.partition.log_end
         try:
-            self._append(staged)
+            self._append(self._staged)
         except StorageError as error:
-            self._lose(error)
+            self._keep_or_lose(end, error)
             raise
+        self._drop_staged()
 
     def _append(self, written: list[_Pairs], *, hurry: bool = True) -> None:
         now_ms = self._store.clock.now_ms()
@@ -268,17 +276,35 @@ class Journal:
 
         Without `keep` what was put off is lost, as if the process were killed.
         """
-        if self._unhurried is not None:
-            self._unhurried.cancel()
-            self._unhurried = None
         if keep and not self._is_stale:
             with suppress(StorageError):
                 self._append_staged()
+        if self._unhurried is not None:
+            self._unhurried.cancel()
+            self._unhurried = None
+
+    def _keep_or_lose(self, end: int, error: StorageError) -> None:
+        """An append of what is staged has failed; `end` is where the log ended before.
+
+        What was only put off is owed to nobody yet: it can wait until there is room. Unless some of
+        it is appended, or the disk has failed, so that what came before may be gone, too.
+        """
+        if self._promised or self.partition.log_end > end or self._is_stale:
+            self._lose(error)
+        else:
+            self._arm_unhurried()
+
+    def _drop_staged(self) -> None:
+        self._staged = []
+        self._promised = False
 
     def _lose(self, error: StorageError) -> None:
         """What was staged is not in the journal: say so to those who wait for it."""
         self._ahead = True
-        self._staged.clear()
+        self._drop_staged()
+        self._refuse_awaiting(error)
+
+    def _refuse_awaiting(self, error: StorageError) -> None:
         awaiting, self._awaiting = self._awaiting, []
         for done in awaiting:
             done(error)

@@ -428,3 +428,39 @@ def test_when_the_journals_disk_fails_nothing_half_is_committed(form: str) -> No
             assert read(client, topic) == [b"whole"]
         assert producer.end() == ErrorCode.PRODUCER_FENCED
         assert sent in {NONE, ErrorCode.COORDINATOR_NOT_AVAILABLE}
+
+
+@BOTH_FORMS
+def test_one_completion_without_room_does_not_end_the_transactions_of_others(form: str) -> None:
+    disk = SimulatedDisk()
+    with (
+        Broker("/simulated/data", disk=disk, durability="disk") as broker,
+        RawClient(broker.bootstrap) as client,
+    ):
+        make_topics(client)
+        producer, other = RawProducer(client, NAME, form), RawProducer(client, "other", form)
+        for each, topic in zip((producer, other), TOPICS, strict=True):
+            each.init()
+            assert each.send(topic, b"x") == NONE
+        wait_until(broker, _is_safe)
+
+        def without_room(server: Server) -> None:
+            markers = server.coordination.markers
+            complete = markers._complete
+
+            def first(txn: Transaction) -> None:
+                markers._complete = complete  # type: ignore[method-assign]
+                disk.fail("write", error=errno.ENOSPC, path_part="__penstock_journal")
+                complete(txn)
+
+            markers._complete = first  # type: ignore[method-assign]
+
+        broker.call(without_room)
+        assert producer.end() == NONE
+        while (code := other.end()) != NONE:
+            assert code in {
+                ErrorCode.COORDINATOR_NOT_AVAILABLE,
+                ErrorCode.CONCURRENT_TRANSACTIONS,
+            }
+        for topic in TOPICS:
+            assert read(client, topic) == [b"x"]
