@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import Any
 
@@ -16,7 +17,8 @@ from penstock.capture.events.batch import Batch
 from penstock.capture.events.changes import Events
 from penstock.capture.events.settings import EventSettings
 from penstock.capture.source import Change, Part
-from penstock.capture.sqlite.rowblocks import RowBlocks
+from penstock.capture.sqlite.rowblocks import ROWS_MIN as ROWS_MIN_REALLY
+from penstock.capture.sqlite.rowblocks import RowBlocks, Rows
 from penstock.capture.sqlite.tables import Definition
 from penstock.capture.sqlite.triggers import OP_DELETE, OP_INSERT, OP_REREAD, OP_UPDATE
 from penstock.capture.sqlite.values import DAY_MS, EPOCH_DAY, Blocks, log_decoder
@@ -134,3 +136,67 @@ def test_a_change_of_the_key_is_alone_and_large_rows_go_the_other_way() -> None:
     assert records(made) == records([DECODE(rows, SOURCE)])
     assert isinstance(made[0], Block)
     assert len(made[0]) == 40
+
+
+class Counted:
+    """Makes blocks as they are made in earnest, and counts the rows that are flattened."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reader = RowBlocks(DEFINITION, TABLE, DECODE)
+        self.flattened = 0
+        flatten = self.reader._flatten
+
+        def counting(rows: Rows, add: Callable[[Iterable[str]], None]) -> None:
+            self.flattened += len(rows)
+            flatten(rows, add)
+
+        monkeypatch.setattr(self.reader, "_flatten", counting)
+
+
+def of_sizes(sizes: Iterable[int], letter: str = "x") -> list[tuple[Any, ...]]:
+    texts = {size: letter * size for size in {*sizes}}
+    return [
+        (seq, OP_INSERT, NOW_DAY, *NOTHING, seq, texts[size], *NOTHING[2:])
+        for seq, size in enumerate(sizes)
+    ]
+
+
+SIZES = {
+    "small": [10] * 5_000,
+    "a few hundred fit": [11_000] * 3_000,
+    "too few fit": [30_000] * 1_000,
+    "a few dozen fit": [100_000] * 310,
+    "none fits": [5 << 20] + [10] * 400 + [5 << 20] + [10] * 400,
+    "large after small": ([10] * 600 + [60_000] * 300) * 2,
+    "by turns": [10, 10, 10, 40_000] * 1_000,
+    "ever larger": [each * 20 for each in range(2_000)],
+    "ever smaller": [each * 20 for each in range(2_000, 0, -1)],
+}
+
+
+@pytest.mark.parametrize("letter", ["x", "€"])
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_few_rows_are_flattened_in_vain(
+    sizes: list[int], letter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = of_sizes(sizes, letter)
+    counted = Counted(monkeypatch)
+    at = 0
+    for changes in counted.reader.changes(rows, SOURCE):
+        assert [change[:-1] for change in changes] == [
+            change[:-1] for change in DECODE(rows[at : at + len(changes)], SOURCE)
+        ]
+        at += len(changes)
+        if isinstance(changes, Block):
+            assert len(changes) >= ROWS_MIN_REALLY
+            assert len(changes.fragments) <= 4 << 20
+    assert at == len(rows)
+    assert counted.flattened <= 2 * len(rows)
+
+
+def test_rows_of_which_enough_fit_are_in_blocks() -> None:
+    reader = RowBlocks(DEFINITION, TABLE, DECODE)
+    rows = of_sizes([(4 << 20) // (ROWS_MIN_REALLY + 30)] * 2_000)
+    made = list(reader.changes(rows, SOURCE))
+    in_blocks = sum(len(changes) for changes in made if isinstance(changes, Block))
+    assert in_blocks > len(rows) - ROWS_MIN_REALLY - 30

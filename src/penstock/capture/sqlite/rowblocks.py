@@ -2,7 +2,8 @@
 
 SQLite's values come as objects, so their fragments are still made one by one; but what follows,
 from putting rows together to envelopes, is done for all of them at once. What a block cannot hold
-(a change of the key, a moment that is none) ends it, and goes the other way.
+(a change of the key, a moment that is none) ends it, and goes the other way; as do rows so large
+that a block would hold but a few of them.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ ROWS_MIN: Final = 300
 # What goes into one block, at most.
 _ROWS_MAX: Final = 1_000
 _BYTES_MAX: Final = 4 << 20
+# So many are flattened first, to see how large they are.
+_ROWS_FIRST: Final = 50
 
 _KERNEL_OPS: Final = np.empty(4, np.int64)
 _KERNEL_OPS[[OP_INSERT, OP_UPDATE, OP_DELETE, OP_REREAD]] = (
@@ -87,20 +90,17 @@ class RowBlocks:
         times = np.rint((np.array(moments) - EPOCH_DAY) * DAY_MS).astype(np.int64)
         if times.min() <= 0:
             return None
-        parts: list[str] = []
-        self._flatten(rows, parts.extend)
-        text = "".join(parts)
-        data = text.encode()
-        lengths = map(len, parts if text.isascii() else map(str.encode, parts))
-        ends = np.zeros(len(parts) + 1, np.int64)
-        np.cumsum(np.fromiter(lengths, np.int64, len(parts)), out=ends[1:])
+        data, ends, count = self._flattened(rows)
+        whole, rows = len(rows), rows[:count]
         logged = np.fromiter(map(_op_of, rows), np.int64, len(rows))
         steps = self._steps[logged]
         first = np.zeros(len(rows), np.int64)
         np.cumsum(steps[:-1, -1], out=first[1:])
         places, ops = ends[first[:, None] + steps], _KERNEL_OPS[logged]
-        if len(data) > _BYTES_MAX:
+        if count < whole or len(data) > _BYTES_MAX:
             fits = int(np.searchsorted(places[:, -1], _BYTES_MAX, side="right"))
+            if fits < self._rows_min:
+                return None
             places, ops = places[:fits], ops[:fits]
         address = int(np.frombuffer(data, np.uint8).ctypes.data)
         made = kernels.same_keys(address, places, ops, self._keys)
@@ -109,3 +109,23 @@ class RowBlocks:
         used = data[: int(places[made - 1, -1])]
         arrays = places[:made], ops[:made], times[:made]
         return Block(self._table, used, *arrays, blocks.pieces, int(times[made - 1]) * 1000)
+
+    def _flattened(self, rows: Rows) -> tuple[bytes, Any, int]:
+        """The fragments of the first of these rows, where each ends, and how many rows these are:
+        all, or more than fit, at most twice as many; or fewer, if too few would fit."""
+        texts: list[bytes] = []
+        lengths = [np.zeros(1, np.int64)]
+        at, more, size, least = 0, _ROWS_FIRST, 0, self._rows_min
+        while at < len(rows) and size * least <= _BYTES_MAX * min(at, least):
+            parts: list[str] = []
+            some = rows[at : at + more]
+            self._flatten(some, parts.extend)
+            text = "".join(parts)
+            sizes = map(len, parts if text.isascii() else map(str.encode, parts))
+            lengths.append(np.fromiter(sizes, np.int64, len(parts)))
+            texts.append(text.encode())
+            at += len(some)
+            size += len(texts[-1])
+            # As many as still fit if they are like those before, and a few.
+            more = min(at, (_BYTES_MAX - size) * at // max(size, 1) + 10)
+        return b"".join(texts), np.cumsum(np.concatenate(lengths)), at
