@@ -55,12 +55,14 @@ def test_the_ends_of_a_group_with_very_many_values() -> None:
         assert found == [want]
 
 
-FLOATS = st.sampled_from([float("nan"), float("-inf"), -1.5, 0.0, 2.0, float("inf")])
+# Spark makes both, and to it they are one value.
+NANS = (math.nan, math.copysign(math.nan, -1.0))
+FLOATS = st.sampled_from([*NANS, float("-inf"), -1.5, -0.0, 0.0, 2.0, float("inf")])
 
 
 def shown(value: float | None) -> str:
-    """NaN, too, is what it is."""
-    return repr(value)
+    """NaN, too, is what it is; and there is one zero."""
+    return "0" if value == 0 else repr(value)
 
 
 def of_kind(kind: pa.DataType, values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
@@ -112,6 +114,39 @@ def test_the_ends_of_groups_are_those_of_what_is_there(
 def _end(values: list[float | None], *, least: bool) -> float | None:
     known = sorted((each for each in values if each is not None), key=lambda v: (math.isnan(v), v))
     return None if not known else known[0 if least else -1]
+
+
+@pytest.mark.parametrize("kind", [pa.float32(), pa.float64()], ids=str)
+@pytest.mark.parametrize("equal", [NANS, (0.0, -0.0)], ids=["NaN", "zero"])
+def test_what_is_equal_is_one_key_and_one_value(
+    kind: pa.DataType, equal: tuple[float, float]
+) -> None:
+    """Whatever its bits are: within a micro-batch, and against what was there before."""
+    results = (
+        Aggregated("n", "count", None, None),
+        Aggregated("different", "count distinct", "v", kind),
+        Aggregated("top", "max", "v", kind),
+    )
+    group = Aggregate(("g",), (kind,), results, net=True)
+    shard = Shard(0, 1, 0, None, State())
+    one, other = equal
+    told = []
+    for values, signs in (
+        ([one, other, other], [True, True, True]),
+        ([other, one], [False, False]),
+        ([one], [False]),
+    ):
+        floats = pa.array(values, kind)
+        rows = pa.table({"g": floats, "v": floats, SIGN: signs})
+        told.append(group.process(shard, {"rows": rows}).to_pylist())
+    assert [len(rows) for rows in told] == [1, 1, 1]
+    assert [(row["n"], row["different"], row["_deleted"]) for [row] in told[:2]] == [
+        (3, 1, False),
+        (1, 1, False),
+    ]
+    assert told[2][0]["_deleted"]
+    names = {shown(row[name]) for [row] in told for name in ("g", "top")}
+    assert names - {"None"} == {shown(one)}
 
 
 def test_sums_of_floats_leave_nothing_behind() -> None:

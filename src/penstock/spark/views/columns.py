@@ -59,10 +59,7 @@ def numbered(rows: pa.Table, key: Sequence[str]) -> tuple[Indices, Indices]:
         return np.empty(0, np.int64), np.empty(0, np.int64)
     numbers, different = np.zeros(count, np.int64), 1
     for name in key:
-        column = whole(rows[name])
-        if pa.types.is_floating(column.type):
-            column = pc.add(column, pa.scalar(0.0, column.type))  # there is one zero
-        codes, size = _encoded(column)
+        codes, size = _encoded(_one_of_equals(whole(rows[name])))
         if different == 1:
             numbers, different = codes, size
         elif size > 1:
@@ -71,6 +68,16 @@ def numbered(rows: pa.Table, key: Sequence[str]) -> tuple[Indices, Indices]:
     # Of several the last assignment stays.
     first[numbers[::-1]] = np.arange(count - 1, -1, -1, dtype=np.int64)
     return numbers, first
+
+
+def _one_of_equals(column: pa.Array) -> pa.Array:
+    """There is one zero and one NaN, whatever their bits are."""
+    kind = column.type
+    if not pa.types.is_floating(kind):
+        return column
+    column = pc.add(column, pa.scalar(0.0, kind))
+    odd = pc.is_nan(column)
+    return pc.if_else(odd, pa.scalar(float("nan"), kind), column) if pc.any(odd).as_py() else column
 
 
 def _encoded(column: pa.Array) -> tuple[Indices, int]:
@@ -122,9 +129,7 @@ def keys_of(rows: pa.Table, key: Sequence[str]) -> pa.Table:
     nulls = np.zeros(len(rows), np.int64)
     columns: list[pa.Array] = []
     for at, name in enumerate(key):
-        column = whole(rows[name])
-        if pa.types.is_floating(column.type):
-            column = pc.add(column, pa.scalar(0.0, column.type))
+        column = _one_of_equals(whole(rows[name]))
         if column.null_count:
             missing = column.is_null().to_numpy(zero_copy_only=False)
             nulls |= missing.astype(np.int64) << at
