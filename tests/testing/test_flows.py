@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -60,10 +61,9 @@ def test_the_example_of_the_docs(
 ) -> None:
     """The flows and their test as docs/flows.md shows them, with a table as capture writes it."""
     page = (Path(__file__).parents[2] / "docs" / "flows.md").read_text()
-    flows, test = (
-        page.partition(f"```python {mark}\n")[2].partition("```")[0]
-        for mark in ("file=flows.py", "test")
-    )
+    blocks = re.findall(r"```python (\S+)\n(.*?)```", page, re.DOTALL)
+    flows = next(text for word, text in blocks if word == "file=flows.py")
+    test = next(text for word, text in blocks if "def test_enriched" in text)
     (tmp_path / "flows.py").write_text(flows)
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}

@@ -27,7 +27,9 @@ def kafka_log(kafka_tools: KafkaTools, tmp_path_factory: pytest.TempPathFactory)
             client.create_topic("events", 1, {"index.interval.bytes": "0"})
             for number in range(BATCHES):
                 record = NewRecord(b"v%d" % number, b"k%d" % number, [("h", b"1")], 1000 + number)
-                client.produce("events", [record, record], {"compression.type": "lz4"})
+                # Long enough that both are in one batch, however slow the machine is.
+                settings = {"compression.type": "lz4", "linger.ms": "60000"}
+                client.produce("events", [record, record], settings)
         kafka.stop()
         shutil.copytree(kafka.log_dir / "events-0", kept)
     return kept
