@@ -26,6 +26,9 @@ log = logging.getLogger(__name__)
 MAX_HEAD_BYTES: Final = 8 * 1024
 MAX_CONNECTIONS: Final = 32
 TIMEOUT_S: Final = 10.0
+# What is still taken, and for how long, from who is answered before all was read.
+MAX_REST_BYTES: Final = 64 * 1024
+REST_TIMEOUT_S: Final = 1.0
 _PLAIN: Final = "text/plain; charset=utf-8"
 
 # Status, type and content.
@@ -81,6 +84,9 @@ class MetricsServer:
         try:
             if len(self._open) >= MAX_CONNECTIONS:
                 _write(writer, HTTPStatus.SERVICE_UNAVAILABLE, _PLAIN, b"too many connections\n")
+                if len(self._open) < 2 * MAX_CONNECTIONS:
+                    self._open.add(task)
+                    await _take_rest(reader, writer)
                 return
             self._open.add(task)
             async with asyncio.timeout(TIMEOUT_S):
@@ -104,7 +110,7 @@ class MetricsServer:
             return
         except asyncio.LimitOverrunError:
             _write(writer, HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, _PLAIN, b"too long\n")
-            await writer.drain()
+            await _take_rest(reader, writer)
             return
         method, _, rest = head.partition(b"\r\n")[0].partition(b" ")
         page = self._pages.get(rest.partition(b" ")[0].partition(b"?")[0])
@@ -129,6 +135,16 @@ class MetricsServer:
             return HTTPStatus.OK, _PLAIN, b"ok\n"
         text = "".join(f"{failure}\n" for failure in failures)
         return HTTPStatus.SERVICE_UNAVAILABLE, _PLAIN, text.encode()
+
+
+async def _take_rest(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """End our side and read what comes: closed with bytes unread, the answer could be lost."""
+    await writer.drain()
+    writer.write_eof()
+    taken = 0
+    async with asyncio.timeout(REST_TIMEOUT_S):
+        while taken < MAX_REST_BYTES and (more := await reader.read(MAX_HEAD_BYTES)):
+            taken += len(more)
 
 
 def _write(
