@@ -250,7 +250,8 @@ def progress_text(told: dict[str, Any] | None) -> str:
     held = ", held" if told["is_paused"] else ""
     waiting = f", {told['waiting']} more wait" if told["waiting"] else ""
     rate = f"{told['rows_per_s']:,.0f}/s"
-    return f"{told['table']}{part} ({rows:,} rows, {rate}{left}{held}{waiting})"
+    what = "truncate of " if told.get("is_truncate") else ""
+    return f"{what}{told['table']}{part} ({rows:,} rows, {rate}{left}{held}{waiting})"
 
 
 def milliseconds(value: float | None) -> str:

@@ -9,16 +9,18 @@ is open then; or takes the transactional id first (`LogWriter.init`), which wait
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple, TypeVar
 
 import pyarrow as pa
 
 from penstock.client.connection import Cluster
 from penstock.client.errors import GaveUpError, OffsetGoneError
-from penstock.client.fetching import Fetcher
+from penstock.client.fetching import Fetched, Fetcher
 from penstock.client.metadata import EARLIEST, LATEST, Isolation, Metadata, Place, offsets
 from penstock.records.columns.decode import decode
+
+T = TypeVar("T")
 
 TIMEOUT_S: Final = 60.0
 _WAIT_MS: Final = 1_000
@@ -74,35 +76,57 @@ def read_batches(
     _check_start(cluster, metadata, given, ends, positions)
     positions |= given
     left = {place: positions[place] for place in places if positions[place] < ends[place]}
-    progress = time.monotonic()
+
+    def look(place: Place, fetched: Fetched) -> tuple[int, pa.RecordBatch | None]:
+        decoded = decode(
+            fetched.data,
+            first_offset=left[place],
+            end_offset=ends[place],
+            aborted=fetched.aborted if isolation == "read_committed" else (),
+            headers=headers,
+        )
+        return decoded.next_offset, decoded.batch if decoded.batch.num_rows else None
+
     with Fetcher(cluster, isolation=isolation, metadata=metadata, timeout_s=timeout_s) as fetcher:
-        while left:
-            try:
-                answers = fetcher.fetch(left, _WAIT_MS)
-            except OffsetGoneError as error:
-                _skip(error, left, ends, start or {})
-                continue
-            for place, fetched in answers.items():
-                decoded = decode(
-                    fetched.data,
-                    first_offset=left[place],
-                    end_offset=ends[place],
-                    aborted=fetched.aborted if isolation == "read_committed" else (),
-                    headers=headers,
-                )
-                if decoded.next_offset > left[place]:
-                    progress = time.monotonic()
-                left[place] = decoded.next_offset
-                if decoded.next_offset >= ends[place]:
-                    del left[place]
-                if decoded.batch.num_rows:
-                    yield place[1], decoded.batch
-                    progress = time.monotonic()
-            if time.monotonic() - progress > timeout_s:
-                ((_, number), offset) = next(iter(left.items()))
-                raise GaveUpError(
-                    f"reading {topic}-{number}: nothing after offset {offset} for {timeout_s:.0f} s"
-                )
+        for place, batch in walk(fetcher, left, ends, look, start=start, timeout_s=timeout_s):
+            yield place[1], batch
+
+
+def walk(
+    fetcher: Fetcher,
+    left: dict[Place, int],
+    ends: Mapping[Place, int],
+    look: Callable[[Place, Fetched], tuple[int, T | None]],
+    *,
+    start: Mapping[int, int] | None = None,
+    timeout_s: float = TIMEOUT_S,
+) -> Iterator[tuple[Place, T]]:
+    """Fetch partitions from the offsets in `left`, which moves on, up to their ends.
+
+    `look` says how far what was fetched goes, and what it is, if it is anything.
+    """
+    progress = time.monotonic()
+    while left:
+        try:
+            answers = fetcher.fetch(left, _WAIT_MS)
+        except OffsetGoneError as error:
+            _skip(error, left, ends, start or {})
+            continue
+        for place, fetched in answers.items():
+            next_offset, found = look(place, fetched)
+            if next_offset > left[place]:
+                progress = time.monotonic()
+            left[place] = next_offset
+            if next_offset >= ends[place]:
+                del left[place]
+            if found is not None:
+                yield place, found
+                progress = time.monotonic()
+        if time.monotonic() - progress > timeout_s:
+            ((topic, number), offset) = next(iter(left.items()))
+            raise GaveUpError(
+                f"reading {topic}-{number}: nothing after offset {offset} for {timeout_s:.0f} s"
+            )
 
 
 def _check_start(

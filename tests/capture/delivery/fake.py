@@ -51,7 +51,14 @@ class Step:
     text: str | None
 
 
-Transaction = Sequence[Step]
+@dataclass(frozen=True, slots=True)
+class Truncate:
+    """What empties a table."""
+
+    table: str
+
+
+Transaction = Sequence[Step | Truncate]
 
 
 @dataclass
@@ -67,19 +74,23 @@ class Database:
     confirmed: int = -1
     lock: threading.RLock = field(default_factory=threading.RLock)
 
-    def create(self, name: str) -> Table:
+    def create(self, name: str, made: Table | None = None) -> Table:
         self.rows[name] = {}
-        self.tables[name] = table(name)
+        self.tables[name] = made or table(name)
         return self.tables[name]
 
-    def commit(self, *steps: Step) -> None:
+    def commit(self, *steps: Step | Truncate) -> None:
         with self.lock:
             changes = [change for step in steps if (change := self._apply(step)) is not None]
             if self.is_set_up and changes:
                 self.log.append(changes)
 
-    def _apply(self, step: Step) -> Change | None:
+    def _apply(self, step: Step | Truncate) -> Change | None:
         rows = self.rows[step.table]
+        if isinstance(step, Truncate):
+            rows.clear()
+            made = self.tables[step.table]
+            return Change(made, "t", None, None, source_block(made, "false"), 1)
         old = rows.pop(step.id, None)
         before = None if old is None else _row(step.id, old)
         after = None if step.text is None else _row(step.id, step.text)

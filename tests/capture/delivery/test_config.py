@@ -103,6 +103,7 @@ def test_a_url_is_enough() -> None:
     made = CaptureConfig.from_mapping("shop", {"url": "sqlite:///shop.db"})
     assert made.events.prefix == "shop"
     assert made.events.skip == frozenset("t")
+    assert made.events.truncates == "deletes"
     assert made.snapshot.mode == "initial"
     assert made.delivery.transactions
 
@@ -119,6 +120,7 @@ def test_a_url_is_enough() -> None:
         ({"schemas": "yes"}, ["capture.shop.schemas", "true or false"]),
         ({"include": "public.*"}, ["capture.shop.include", "list"]),
         ({"skip": ["x"]}, ["capture.shop.skip", "c, u, d"]),
+        ({"truncates": "keep"}, ["capture.shop.truncates", "deletes, skip", "'keep'"]),
         ({"prefix": "a b"}, ["capture.shop.prefix"]),
         ({"prefix": "__penstock_x"}, ["capture.shop.prefix"]),
         ({"partition": 3}, ["capture.shop.partition is no setting"]),

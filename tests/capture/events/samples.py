@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import orjson
 
 from penstock.capture.events.batch import Batch, Headers
 from penstock.capture.events.changes import Events
+from penstock.capture.events.composer import Emptier
 from penstock.capture.events.settings import EventSettings
+from penstock.capture.events.shape import Shape
 from penstock.capture.source import NULL, Change, Column, ColumnType, Part, Row, Table
 
 NOW_NS = 1_559_033_904_863_841_257
@@ -58,9 +61,31 @@ def part(*changes: Change, **more: Any) -> Part:
     return Part("555", list(changes), {"lsn": 1}, 1559033904863123, **more)
 
 
-def events(**settings: Any) -> Events:
+def events(emptier: Emptier | None = None, /, **settings: Any) -> Events:
     made = EventSettings(**{"prefix": "PostgreSQL_server", **settings})
-    return Events(made, "postgresql", clock_ns=lambda: NOW_NS, partitions=lambda topic: 3)
+    return Events(
+        made,
+        "postgresql",
+        clock_ns=lambda: NOW_NS,
+        partitions=lambda topic: 3,
+        emptier=emptier,
+    )
+
+
+class Holding:
+    """A topic that holds these rows: keys, and their last events."""
+
+    def __init__(self, rows: dict[bytes, bytes]) -> None:
+        self.known = rows
+
+    def rows(self, shape: Shape, source: bytes, batch: Batch) -> Iterator[tuple[bytes, bytes]]:
+        yield from self.known.items()
+
+    def has_forgotten(self, shape: Shape) -> bool:
+        return False
+
+    def cannot(self, shape: Shape) -> None:
+        raise AssertionError(shape)
 
 
 def records(batch: Batch) -> dict[str, list[Record]]:

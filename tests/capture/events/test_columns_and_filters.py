@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.capture.events.batch import Batch
-from penstock.capture.events.filters import FilterError, compiled, parse
+from penstock.capture.events.filters import FilterError, compiled, parse, takes_deletes
 from penstock.capture.events.settings import Hash, Route
 from penstock.capture.events.shape import cutting, cutting_bytes
 from penstock.capture.source import NULL, UNAVAILABLE, CaptureError, Column, ColumnType, Table
@@ -132,6 +132,27 @@ FRENCH = row_of(ORDERS, id=1, country="FR", amount=50, **{"my state": "Open"})
 )
 def test_filters(text: str, op: str, before: Any, now: Any, holds: bool) -> None:
     assert compiled(text, ORDERS)(op, before, now) is holds
+
+
+@pytest.mark.parametrize(
+    ("text", "takes"),
+    [
+        ("op != 'd'", False),
+        ("op in ('c', 'd')", True),
+        ("after.id > 1", False),
+        ("op == 'd' or after.id > 1", True),
+        # It depends on the row.
+        ("before.id > 1 or after.id > 1", True),
+        ("row.id > 1", True),
+        ("not (row.id > 1)", True),
+        ("op != 'd' and row.id > 1", False),
+        ("not (op == 'd' or row.id > 1)", False),
+        ("op == 'd' or row.id > 1", True),
+        ("row.id > 1 and (after.id == 5 or not op == 'd')", False),
+    ],
+)
+def test_whether_deletes_pass(text: str, takes: bool) -> None:
+    assert takes_deletes(text, ORDERS) is takes
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from tests.capture.events.samples import (
     SOURCE,
     SOURCE_BYTES,
     STRING,
+    Holding,
     change,
     composed,
     events,
@@ -119,6 +120,44 @@ def test_truncates_are_left_out_unless_asked_for_and_reach_every_partition() -> 
     assert batch.runs[1].keys == [b"null"]
     told = orjson.loads(batch.runs[1].values[0] or b"")
     assert (told["op"], told["before"], told["after"]) == ("t", None, None)
+
+
+def test_rows_of_a_truncated_table_are_deleted_as_the_topic_has_them() -> None:
+    """Also those that were written when the table had other columns, or `schemas` was set."""
+    held = Holding(
+        {
+            b'{"id":1}': b'{"after":{"id":1,"last_name":"K","old":5},"op":"c"}',
+            b'{"schema":{},"payload":{"id":2}}': b'{"schema":{},"payload":{"after":{"id":2}}}',
+            b'{"id":3}': b"",
+            b"no json": b"",
+            b"null": b"",
+        }
+    )
+    found = composed(events(held), change("t", None, None))
+    rows = [parsed(record) for record in found if record[1] is not None]
+    assert [(row["op"], row["before"]["id"], row["before"]["last_name"]) for row in rows] == [
+        ("d", 1, "K"),
+        ("d", 2, None),
+        ("d", 3, None),
+    ]
+    assert set(rows[0]["before"]) == {column.name for column in CUSTOMERS.columns}
+    # What cannot be taken apart has a tombstone only, and the truncate itself is no row.
+    assert [record[0] for record in found if record[1] is None] == list(held.known)[:4]
+
+
+def test_a_truncate_of_a_table_that_is_gone_by_now() -> None:
+    """Nobody knows its columns any more; the keys are in the topic."""
+    gone = Table("postgres", "public", "customers", (), ())
+    made = events(
+        Holding({b'{"id":1}': b""}),
+        skip=frozenset(),
+        keys={"*": ("id",)},
+        filters={"*": "row.id > 1"},
+    )
+    deleted, tombstone, *told = composed(made, change("t", None, None, gone))
+    assert (parsed(deleted)["op"], parsed(deleted)["before"]) == ("d", {})
+    assert tombstone == (b'{"id":1}', None, ())
+    assert [(record[0], parsed(record)["op"]) for record in told] == [(b"null", "t")] * 3
 
 
 def test_a_table_without_a_key_has_null_keys_in_a_topic_that_is_not_compacted() -> None:

@@ -208,6 +208,16 @@ def test_a_publication_of_the_users_own(database: str, sql: Connection) -> None:
     assert made(sql) == {"mine"}
 
 
+def test_a_publication_without_truncates_is_warned_of(database: str, sql: Connection) -> None:
+    sql.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    sql.execute("CREATE PUBLICATION mine FOR TABLE t WITH (publish = 'insert, update, delete')")
+    with PostgresSource(settings(database, options={"publication": "mine"})) as source:
+        (found,) = [check for check in source.check() if check.name == "truncates"]
+        assert (found.ok, found.required) == (False, False)
+        sql.execute(found.remedy.encode())
+        assert all(check.name != "truncates" for check in source.check())
+
+
 def test_a_publication_for_all_tables(database: str, sql: Connection) -> None:
     with opened(database, options={"publication.all.tables": "true"}) as source:
         rebuilt = start(source)

@@ -302,6 +302,26 @@ def test_a_truncated_table_is_not_passed_over() -> None:
         reader.parse(table([(None, b'{"op":"t","before":null,"after":null}')]))
 
 
+def test_a_truncate_whose_deletes_were_told_is_passed_over() -> None:
+    told = b'{"op":"t","before":null,"after":null,"expanded":true}'
+    records: list[Record] = [
+        (b'{"id":1}', b'{"op":"c","after":{"id":1}}'),
+        (b'{"id":2}', b'{"op":"c","after":{"id":2}}'),
+        (b'{"id":1}', b'{"op":"d","before":{"id":1},"after":null}'),
+        (b'{"id":1}', None),
+        (b"null", told),
+        (b'{"schema":null,"payload":null}', b'{"schema":{},"payload":%b}' % told),
+    ]
+    for reader in (
+        parser("id int", "id", format_="debezium"),
+        replace(parser("id int", "id", format_="debezium"), by_row=True),
+    ):
+        found = reader.parse(table(records))
+        assert found.bad.num_rows == 0
+        assert found.upserts.to_pylist()[-1] == {"id": 2}
+        assert found.deletes.to_pylist()[-1] == {"id": 1}
+
+
 def test_a_new_column_of_which_tasks_think_differently() -> None:
     reader = replace(parser("id int", "id"), grows=True)
     told = []

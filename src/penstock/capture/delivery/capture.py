@@ -33,6 +33,7 @@ from penstock.capture.delivery.config import (
     CaptureConfig,
 )
 from penstock.capture.delivery.deliverer import Deliverer, SnapshotEnd, TablesThere, Work
+from penstock.capture.delivery.emptying import Emptying
 from penstock.capture.delivery.handover import Handover, HandoverClosedError
 from penstock.capture.delivery.incremental import Incremental
 from penstock.capture.delivery.listening import Listener, Publisher
@@ -193,7 +194,8 @@ class Capture:
             if state.position is None:
                 _check(source)
             source.setup()
-            events = self._events(log, source)
+            emptying = self._emptying(log)
+            events = self._events(log, source, emptying)
             stack.callback(events.close)
             deliverer = self._deliverer = Deliverer(
                 config,
@@ -205,6 +207,7 @@ class Capture:
                 listener=listener,
                 tell=self._tell_now_and_then,
                 known_tables=source.tables(),
+                emptying=emptying,
             )
             self._prepare(deliverer, source)
             return deliverer.wish or self._deliver(source, deliverer)
@@ -221,7 +224,20 @@ class Capture:
                 if table.full_name not in state.tables:
                     deliverer.discover(table.full_name)
 
-    def _events(self, log: Log, source: Source) -> Events:
+    def _emptying(self, log: Log) -> Emptying:
+        def complain(text: str) -> None:
+            if self._deliverer is not None:
+                self._deliverer.commands.complain(text)
+
+        return Emptying(
+            self.config,
+            log,
+            tell=self._tell_now_and_then,
+            is_over=self._stop.is_set,
+            complain=complain,
+        )
+
+    def _events(self, log: Log, source: Source, emptying: Emptying) -> Events:
         settings = self.config.events
         registry = SchemaRegistry()
         if settings.format == AVRO:
@@ -234,6 +250,7 @@ class Capture:
             registry=registry,
             read=log.read,
             folder=self.config.state_dir,
+            emptier=emptying,
         )
 
     def _wait_paused(self, log: Log, listener: Listener, state: State) -> str:

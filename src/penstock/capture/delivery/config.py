@@ -21,6 +21,7 @@ from penstock.capture.events import filters
 from penstock.capture.events.settings import (
     ALGORITHMS,
     AVRO,
+    DELETES,
     ENVELOPE,
     ERROR,
     FILL,
@@ -28,6 +29,7 @@ from penstock.capture.events.settings import (
     JSON,
     MARK,
     OPERATIONS,
+    SKIP,
     WARN,
     EventSettings,
     Hash,
@@ -172,6 +174,7 @@ def _events(prefix: str, fields: Fields) -> EventSettings:
         schemas=fields.flag("schemas", False),
         tombstones=fields.flag("tombstones", True),
         skip=frozenset(skip) - {"none"},
+        truncates=fields.choice("truncates", DELETES, (DELETES, SKIP)),
         unavailable=fields.choice("unavailable", MARK, (MARK, FILL)),
         keys=fields.table("keys", _names),
         column_include=columns.texts("include"),

@@ -21,6 +21,7 @@ from uuid import uuid4
 from penstock.capture.blocks import Block, segments_of
 from penstock.capture.delivery.commands import Commands
 from penstock.capture.delivery.config import CaptureConfig
+from penstock.capture.delivery.emptying import Abandoned, Emptying
 from penstock.capture.delivery.ghosts import Ghosts
 from penstock.capture.delivery.handover import Handover
 from penstock.capture.delivery.incremental import Incremental
@@ -34,6 +35,7 @@ from penstock.capture.events.batch import Batch
 from penstock.capture.events.changes import COMPOSERS_MAX, Events
 from penstock.capture.events.composer import Composer
 from penstock.capture.source import (
+    TRUNCATE,
     Chunk,
     ChunkRequest,
     Fragment,
@@ -102,6 +104,7 @@ class Deliverer:
         listener: Listener,
         tell: Callable[[], None],
         known_tables: list[Table],
+        emptying: Emptying,
     ) -> None:
         self._config = config
         self._log = log
@@ -113,6 +116,7 @@ class Deliverer:
         self._listener = listener
         # Called now and then, to tell people how it goes.
         self._tell = tell
+        self._emptying = emptying
         names = [table.full_name for table in known_tables]
         self.commands = Commands(config, state, self.incremental, names)
         self._known = set(state.tables)
@@ -155,6 +159,9 @@ class Deliverer:
                     self._drain()
                 self._rest()
             self._finish()
+        except Abandoned:
+            self._log.abort()
+            self.meter.dropped()
         finally:
             if self._ghosts is not None:
                 self._ghosts.close()
@@ -248,8 +255,9 @@ class Deliverer:
         """By far the most frequent item."""
         if self.wish:
             return
-        if part.is_first and not part.is_last and self._uncommitted_since is not None:
-            # A large transaction has a log transaction of its own.
+        is_own = not part.is_last or _begins_with_truncate(part)
+        if part.is_first and is_own and self._uncommitted_since is not None:
+            # A large transaction has a log transaction of its own; so has what takes a while.
             self.commit()
         if self._config.snapshot.new_tables:
             looked_at = self._looked_at
@@ -385,7 +393,10 @@ class Deliverer:
     # ---- what is told --------------------------------------------------------------------
 
     def progress(self) -> Progress | None:
-        """How far a snapshot has come, if one is under way."""
+        """How far a truncate or a snapshot has come, if one is under way."""
+        emptied = self._emptying.progress()
+        if emptied is not None:
+            return emptied
         meter = self.meter
         if self._marks is not None:
             return meter.progress("", meter.snapshot_rows, meter.snapshot_estimate)
@@ -401,3 +412,8 @@ class Deliverer:
             is_paused=self.state.queue_paused,
             waiting=len(queue) - 1,
         )
+
+
+def _begins_with_truncate(part: Part) -> bool:
+    changes = part.changes
+    return isinstance(changes, list) and bool(changes) and changes[0].op == TRUNCATE

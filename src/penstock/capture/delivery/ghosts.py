@@ -17,6 +17,9 @@ from typing import Final
 import orjson
 
 _MANY: Final = 10_000
+_MUCH_BYTES: Final = 16 << 20
+# Keys, with their values, that are handed out together.
+_FEW: Final = 1_000
 _PERHAPS_GONE: Final = b'"after":null'
 
 
@@ -30,7 +33,8 @@ class Ghosts:
         for pragma in ("journal_mode=OFF", "synchronous=OFF", "locking_mode=EXCLUSIVE"):
             self._db.execute(f"PRAGMA {pragma}")
         self._db.execute(
-            "CREATE TABLE unseen (topic TEXT, key BLOB, PRIMARY KEY (topic, key)) WITHOUT ROWID"
+            "CREATE TABLE unseen (topic TEXT, key BLOB, value BLOB, PRIMARY KEY (topic, key)) "
+            "WITHOUT ROWID"
         )
         self._topics: set[str] = set()
         self._haunted: set[str] = set()
@@ -48,21 +52,42 @@ class Ghosts:
         """Whether a topic had rows when it was read."""
         return topic in self._haunted
 
-    def load(self, topic: str, records: Iterable[tuple[bytes, bytes | None]]) -> None:
-        """Read a topic; nothing of it was seen yet."""
+    def load(
+        self, topic: str, records: Iterable[tuple[bytes, bytes | None]], *, keep_bytes: int = 0
+    ) -> None:
+        """Read a topic; nothing of it was seen yet. Values up to a size can be kept, too."""
         self._topics.add(topic)
-        self._db.execute("BEGIN")
+        last: dict[bytes, bytes | None] = {}
+        size = 0
         for key, value in records:
-            sql = (
-                "DELETE FROM unseen WHERE topic = ? AND key = ?"
-                if value is None or _is_gone(value)
-                else "INSERT OR IGNORE INTO unseen VALUES (?, ?)"
-            )
-            self._db.execute(sql, (topic, key))
-        self._db.execute("COMMIT")
+            if value is None or _is_gone(value):
+                last[key] = None
+            else:
+                kept = last[key] = value if len(value) <= keep_bytes else b""
+                size += len(kept)
+            if len(last) >= _MANY or size >= _MUCH_BYTES:
+                self._note(topic, last)
+                size = 0
+        self._note(topic, last)
         found = self._db.execute("SELECT 1 FROM unseen WHERE topic = ? LIMIT 1", (topic,))
         if found.fetchone() is not None:
             self._haunted.add(topic)
+
+    def _note(self, topic: str, last: dict[bytes, bytes | None]) -> None:
+        """Keys, and the last value of each, None where the row is gone; in order: it is quicker."""
+        there = [(topic, key, last[key]) for key in sorted(last) if last[key] is not None]
+        gone = [(topic, key) for key in sorted(last) if last[key] is None]
+        self._db.execute("BEGIN")
+        self._db.executemany("INSERT OR REPLACE INTO unseen VALUES (?, ?, ?)", there)
+        self._db.executemany("DELETE FROM unseen WHERE topic = ? AND key = ?", gone)
+        self._db.execute("COMMIT")
+        last.clear()
+
+    def count(self, topic: str) -> int:
+        """How many rows were not seen."""
+        query = "SELECT count(*) FROM unseen WHERE topic = ?"
+        (found,) = self._db.execute(query, (topic,)).fetchone()
+        return int(found)
 
     def seen(self, topic: str, keys: Iterable[bytes]) -> None:
         """These rows are there."""
@@ -74,13 +99,18 @@ class Ghosts:
 
     def unseen(self, topic: str) -> Iterator[bytes]:
         """The keys of rows that were not seen; they are forgotten on the way."""
+        for key, _ in self.unseen_rows(topic):
+            yield key
+
+    def unseen_rows(self, topic: str) -> Iterator[tuple[bytes, bytes]]:
+        """The same with their values, empty where they were not kept."""
         while True:
-            query = "SELECT key FROM unseen WHERE topic = ? LIMIT ?"
-            keys = [row[0] for row in self._db.execute(query, (topic, _MANY))]
-            if not keys:
+            query = "SELECT key, value FROM unseen WHERE topic = ? LIMIT ?"
+            rows = self._db.execute(query, (topic, _FEW)).fetchall()
+            if not rows:
                 return
-            yield from keys
-            self.seen(topic, keys)
+            yield from rows
+            self.seen(topic, [key for key, _ in rows])
 
 
 def _is_gone(value: bytes) -> bool:

@@ -22,7 +22,7 @@ _WINDOW_S: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far the snapshot of a table, or of all tables together, has come."""
+    """How far the snapshot of a table, or of all tables together, has come; or a truncate."""
 
     table: str
     rows: int
@@ -34,6 +34,8 @@ class Progress:
     is_incremental: bool = False
     is_paused: bool = False
     waiting: int = 0
+    # Of a truncate, rows are records that are read and deletes that are written.
+    is_truncate: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ events are acknowledged: a crash in between repeats events, and never leaves one
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from penstock.capture.delivery.config import CaptureConfig
@@ -17,6 +17,7 @@ from penstock.capture.events.batch import Batch
 from penstock.capture.source import CaptureError
 from penstock.client.connection import Cluster
 from penstock.client.errors import FencedError
+from penstock.client.inside import Inside
 from penstock.client.reading import last_values, read_batches
 from penstock.client.writer import LogWriter
 
@@ -63,6 +64,8 @@ class Log:
         self._writer = writer
         self._is_open = False
         self._opened_at = 0.0
+        # The ids under which this session has written transactions: nearly always one.
+        self._producers: set[int] = set()
         # Since the last commit.
         self.records = 0
         self.size_bytes = 0
@@ -124,9 +127,18 @@ class Log:
                 if key is not None:
                     yield key, value
 
+    def look_inside(self, topic: str, start: Mapping[int, int] | None = None) -> Inside | None:
+        """A topic with what was put into it, committed or not; None if it does not exist."""
+        if not self.topics.exists(topic):
+            return None
+        self._guarded(self._writer.flush)
+        return Inside(self.cluster, topic, self._producers, start=start)
+
     def _begin(self) -> None:
         if not self._is_open:
             self._guarded(self._writer.begin)
+            if self._config.delivery.transactions:
+                self._guarded(lambda: self._producers.add(self._writer.ids.producer_id))
             self._is_open = True
             self._opened_at = time.monotonic()
 

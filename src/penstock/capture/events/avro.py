@@ -26,6 +26,7 @@ from penstock.capture.events.settings import EventSettings
 from penstock.capture.events.shape import Shape
 from penstock.capture.source import (
     NULL,
+    TRUNCATE,
     UNAVAILABLE,
     CaptureError,
     Column,
@@ -418,6 +419,13 @@ class AvroEncoder:
 
     def row_of_key(self, key: bytes) -> bytes | None:
         return None
+
+    def row_of_event(self, value: bytes) -> bytes | None:
+        return None
+
+    def truncate(self, source: Fragment, order: Order | None, *, is_expanded: bool) -> bytes:
+        # Its schema is Debezium's, which has no place for it.
+        return self.value(TRUNCATE, None, None, source, order)
 
     def _source_block(self, source: Fragment) -> bytes:
         """Many events share one block: it is written once."""

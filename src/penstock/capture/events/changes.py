@@ -15,7 +15,7 @@ from typing import Final
 from penstock.capture.blocks import Block, segments_of
 from penstock.capture.events.avro import AvroEncoder
 from penstock.capture.events.batch import Batch
-from penstock.capture.events.composer import Composer, Orders
+from penstock.capture.events.composer import Composer, Emptier, Orders
 from penstock.capture.events.encoding import Encoder, Moment
 from penstock.capture.events.filling import LastValues, Read
 from penstock.capture.events.json import JsonEncoder
@@ -45,6 +45,7 @@ class Events:
         registry: SchemaRegistry | None = None,
         read: Read | None = None,
         folder: str | Path | None = None,
+        emptier: Emptier | None = None,
         clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self.settings = settings
@@ -52,6 +53,7 @@ class Events:
         self.moment = Moment(clock_ns)
         self.registry = registry or SchemaRegistry()
         self._partitions = partitions
+        self._emptier = emptier
         self._composers: dict[Table, Composer | OutboxComposer] = {}
         self._metadata = (
             Metadata(settings.prefix, schemas=settings.schemas)
@@ -138,6 +140,7 @@ class Events:
             settings,
             partitions=self._partitions,
             filler=None if self._last_values is None else self._last_values.prepare(shape),
+            emptier=self._emptier,
         )
 
     def _encoder(self, shape: Shape, source: Fragment) -> Encoder:

@@ -6,15 +6,20 @@
 | update | `u` |
 | update of the key | `d` of the old key, a tombstone, `c` of the new; headers name the other key |
 | delete | `d`, and a tombstone so that compaction forgets the row |
-| truncate | `t` into every partition of the topic, where it is not skipped |
+| truncate | `d` and a tombstone for each row that the topic has; `t` where it is not skipped |
 
 A table without a key has null keys, in a topic that is not compacted. The key of `t` is the JSON
 value null rather than none at all, since a compacted topic takes no record without a key.
+
+The deletes of a truncate are for whoever follows the topic row by row, and for compaction; `t`
+goes into every partition. Where nothing tells rows apart, or the topic has forgotten some by its
+retention, the deletes are not all there: then `t` is written although it is skipped, so that who
+keeps the rows learns of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from penstock.capture.blocks import Block, RowBlock
@@ -23,7 +28,7 @@ from penstock.capture.events.columns import AddBlock, AddRows, quick_blocks, qui
 from penstock.capture.events.encoding import Encoder, Order
 from penstock.capture.events.json import JsonEncoder, picker
 from penstock.capture.events.quick import AddAll, Rows, quick_changes, quick_rows
-from penstock.capture.events.settings import EventSettings
+from penstock.capture.events.settings import AVRO, DELETES, EventSettings
 from penstock.capture.events.shape import Shape
 from penstock.capture.source import (
     CREATE,
@@ -61,6 +66,24 @@ class Filler(Protocol):
     def forget_all(self, topic: str) -> None: ...
 
 
+class Emptier(Protocol):
+    """Knows which rows a topic holds, to delete them one by one."""
+
+    def rows(self, shape: Shape, source: Fragment, batch: Batch) -> Iterator[tuple[bytes, bytes]]:
+        """The keys of the table's rows in its topic, as it is with all that was written and with
+        what is in the batch, and the last event of each, or nothing where it is not known. Whatever
+        is put into the batch on the way may be written at once."""
+        ...
+
+    def has_forgotten(self, shape: Shape) -> bool:
+        """Whether the table may have had rows that the topic did not know any more."""
+        ...
+
+    def cannot(self, shape: Shape) -> None:
+        """A truncate came of a table whose rows nothing tells apart."""
+        ...
+
+
 class Composer:
     """Makes records of the changes of one Table object."""
 
@@ -72,6 +95,7 @@ class Composer:
         *,
         partitions: Callable[[str], int],
         filler: Filler | None = None,
+        emptier: Emptier | None = None,
     ) -> None:
         self.shape = shape
         self.topic = shape.topic
@@ -87,6 +111,9 @@ class Composer:
         self._passes = shape.passes
         self._partitions = partitions
         self._filler = filler if self.is_keyed else None
+        self._emptier = emptier if settings.truncates == DELETES else None
+        # In Avro nobody looks whose an event is.
+        self._is_told_apart = shape.tells_rows and not (shape.may_share and settings.format == AVRO)
         # Nothing is looked at but the fragments themselves: the common case, made quick.
         self._plain = shape.is_plain and filler is None
         self._quick: AddAll | None = None
@@ -141,10 +168,10 @@ class Composer:
     def add(self, change: Change, batch: Batch, orders: Orders | None = None) -> int:
         """Put a change's events into the batch; how many envelopes it became."""
         table, op, before, after, source, _ = change
-        if op in self._skip:
-            return 0
         if op == TRUNCATE:
             return self._truncate(source, batch, orders)
+        if op in self._skip:
+            return 0
         if after is not None and UNAVAILABLE in after and before is not None:
             after = available(before, after)
         if self._passes is not None and not self._passes(op, before, after):
@@ -185,12 +212,22 @@ class Composer:
         key = self._encoder.key
         return [key(row) for row in rows]
 
-    def gone(self, key: bytes, source: Fragment, batch: Batch) -> None:
-        """A row of which only the key is known is not there any more."""
+    def gone(
+        self,
+        key: bytes,
+        source: Fragment,
+        batch: Batch,
+        orders: Orders | None = None,
+        event: bytes = b"",
+    ) -> None:
+        """A row of which only the key is known, or its last event, is not there any more."""
         run = batch.run(self.topic)
-        past = self._encoder.row_of_key(key)
+        past = self._encoder.row_of_event(event) if event else None
+        if past is None:
+            past = self._encoder.row_of_key(key)
         if past is not None:
-            run.add(key, self._encoder.value(DELETE, past, None, source, None))
+            order = None if orders is None else orders()
+            run.add(key, self._encoder.value(DELETE, past, None, source, order))
         if self._tombstones or past is None:
             run.add(key, None)
         if self._filler is not None:
@@ -270,16 +307,30 @@ class Composer:
             self._filler.forget(self.topic, key)
 
     def _truncate(self, source: Fragment, batch: Batch, orders: Orders | None) -> int:
+        count, is_expanded, is_needed = 0, False, TRUNCATE not in self._skip
+        emptier = self._emptier
+        if emptier is not None and not self._is_told_apart:
+            emptier.cannot(self.shape)
+            is_needed = True
+        elif emptier is not None and DELETE not in self._skip and self.shape.takes_deletes:
+            for key, event in emptier.rows(self.shape, source, batch):
+                if key != self._encoder.whole_key:
+                    self.gone(key, source, batch, orders, event)
+                    count += 1
+            is_expanded = not emptier.has_forgotten(self.shape)
+            is_needed |= not is_expanded
+        if not is_needed:
+            return count
         order = None if orders is None else orders()
-        value = self._encoder.value(TRUNCATE, None, None, source, order)
-        if self.is_keyed:
-            count = self._partitions(self.topic)
-            batch.everywhere(self.topic, count, self._encoder.whole_key, value)
-            if self._filler is not None:
+        value = self._encoder.truncate(source, order, is_expanded=is_expanded)
+        if self.is_keyed or self._is_told_apart:
+            partitions = self._partitions(self.topic)
+            batch.everywhere(self.topic, partitions, self._encoder.whole_key, value)
+            if self._filler is not None and not is_expanded:
                 self._filler.forget_all(self.topic)
         else:
             batch.run(self.topic, compacted=False).add(None, value)
-        return 1
+        return count + 1
 
     # ---- rows ----------------------------------------------------------------------------
 

@@ -63,3 +63,11 @@ class Encoder(Protocol):
     def row_of_key(self, key: bytes) -> bytes | None:
         """A row of which only the key is known; None where a key cannot be taken apart."""
         ...
+
+    def row_of_event(self, value: bytes) -> bytes | None:
+        """The row that an event of ours has left; None where it cannot be taken out of it."""
+        ...
+
+    def truncate(self, source: Fragment, order: Order | None, *, is_expanded: bool) -> bytes:
+        """The envelope of a truncate; expanded if a delete of each row stands before it."""
+        ...

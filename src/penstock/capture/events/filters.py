@@ -20,7 +20,7 @@ from typing import Any, Final
 
 import orjson
 
-from penstock.capture.source import UNAVAILABLE, CaptureError, Row, Table
+from penstock.capture.source import DELETE, UNAVAILABLE, CaptureError, Row, Table
 
 Values = tuple[str, Row | None, Row | None]
 Term = Callable[[Values], Any]
@@ -80,6 +80,26 @@ def compiled(text: str, table: Table, what: str = "filter") -> Predicate:
         return bool(term((op, before, after)))
 
     return passes
+
+
+def takes_deletes(text: str, table: Table) -> bool:
+    """Whether a filter lets deletes pass; where that depends on the row, some."""
+    columns = {column.name: place for place, column in enumerate(table.columns)}
+    return _of_delete(parse(text), _Builder(text.strip(), "filter", columns)) is not False
+
+
+def _of_delete(node: ast.expr, builder: _Builder) -> bool | None:
+    """What holds of a delete, whatever its row is; None where that depends on it."""
+    match node:
+        case ast.BoolOp():
+            parts = [_of_delete(part, builder) for part in node.values]
+            decides = isinstance(node.op, ast.Or)
+            return decides if decides in parts else None if None in parts else not decides
+        case ast.UnaryOp(op=ast.Not()):
+            inner = _of_delete(node.operand, builder)
+            return None if inner is None else not inner
+    names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+    return None if names & {"before", "row"} else bool(builder.term(node)((DELETE, None, None)))
 
 
 def _reason(error: BaseException) -> str:

@@ -13,7 +13,18 @@ from penstock.capture.events.encoding import Moment, Order
 from penstock.capture.events.schema import envelope_schema, key_schema
 from penstock.capture.events.settings import EventSettings
 from penstock.capture.events.shape import Shape
-from penstock.capture.source import NULL, UNAVAILABLE, Column, ColumnType, Fragment, Row
+from penstock.capture.source import (
+    NULL,
+    TRUNCATE,
+    UNAVAILABLE,
+    Column,
+    ColumnType,
+    Fragment,
+    Row,
+)
+
+# The field of a truncate's envelope that tells that the deletes of the rows stand before it.
+EXPANDED: Final = b"expanded"
 
 _VALUE: Final = b'{"before":%b,"after":%b,"source":%b,"transaction":%b,"op":"%b",%b'
 _OPS: Final = {op: op.encode() for op in "cudrtm"}
@@ -113,13 +124,38 @@ class JsonEncoder:
         """The key, to be formatted."""
         return self._key
 
+    def truncate(self, source: Fragment, order: Order | None, *, is_expanded: bool) -> bytes:
+        value = self.value(TRUNCATE, None, None, source, order)
+        if not is_expanded:
+            return value
+        end = len(value) - len(self._tail) - 1
+        return value[:end] + b',"%b":true' % EXPANDED + value[end:]
+
     def row_of_key(self, key: bytes) -> bytes | None:
-        known = orjson.loads(key)
-        if self._head:
-            known = known["payload"]
+        return self._row_of(_document(key))
+
+    def row_of_event(self, value: bytes) -> bytes | None:
+        event = _document(value)
+        return self._row_of(event.get("after")) if isinstance(event, dict) else None
+
+    def _row_of(self, known: Any) -> bytes | None:
+        """A row of these columns, null where nothing is known."""
+        if not isinstance(known, dict):
+            return None
         return self._row % tuple(
             orjson.dumps(known[name]) if name in known else NULL for name in self._names
         )
+
+
+def _document(data: bytes) -> Any:
+    """What a key or a value says, without the schema that may be around it; None if nothing."""
+    try:
+        told = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return None
+    # `schemas` may have been set otherwise when it was written.
+    is_wrapped = isinstance(told, dict) and "payload" in told and "schema" in told
+    return told["payload"] if is_wrapped else told
 
 
 def _with_schema(schema: dict[str, Any], payload: bytes) -> bytes:

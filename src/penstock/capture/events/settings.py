@@ -18,6 +18,7 @@ JSON, AVRO = "json", "avro"
 MARK, FILL = "mark", "fill"
 ERROR, WARN = "error", "warn"
 HEADER, ENVELOPE = "header", "envelope"
+DELETES, SKIP = "deletes", "skip"
 OPERATIONS: Final = ("c", "u", "d", "t", "r", "m")
 ALGORITHMS: Final = {"sha256": "SHA-256", "sha512": "SHA-512", "sha1": "SHA-1", "md5": "MD5"}
 
@@ -79,6 +80,8 @@ class EventSettings:
     tombstones: bool = True
     # Operations that leave no event; Debezium too leaves TRUNCATE out unless asked.
     skip: frozenset[str] = frozenset("t")
+    # What a TRUNCATE becomes beside its event: a delete of each row that the topic holds, or none.
+    truncates: str = DELETES
     # A large value that an UPDATE did not touch: marked, or filled in from the topic.
     unavailable: str = MARK
     keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

@@ -17,7 +17,7 @@ from typing import Final
 
 import orjson
 
-from penstock.capture.events.filters import Predicate, compiled
+from penstock.capture.events.filters import Predicate, compiled, takes_deletes
 from penstock.capture.events.naming import topic_of
 from penstock.capture.events.settings import EventSettings, Hash, first_match, matches_any
 from penstock.capture.source import (
@@ -51,6 +51,12 @@ class Shape:
     passes: Predicate | None
     # The key is not what the database calls the key: an old row may not tell all of it.
     own_key: bool
+    # Whether no two rows have the same key, as far as is known.
+    tells_rows: bool
+    # Whether deletes pass the filter, or may.
+    takes_deletes: bool
+    # Whether other tables may have the same topic.
+    may_share: bool
 
     @property
     def is_plain(self) -> bool:
@@ -65,7 +71,9 @@ class Shape:
 def shape_of(settings: EventSettings, table: Table) -> Shape:
     """The shape; CaptureError where a setting does not fit the table."""
     places = {column.name: place for place, column in enumerate(table.columns)}
-    chosen = first_match(settings.keys, table.full_name)
+    # A table that is gone has no columns: only its truncate may still come.
+    is_gone = not table.columns
+    chosen = None if is_gone else first_match(settings.keys, table.full_name)
     names = table.key if chosen is None else chosen
     missing = [name for name in names if name not in places]
     if missing:
@@ -84,16 +92,21 @@ def shape_of(settings: EventSettings, table: Table) -> Shape:
         columns.append(column)
         if change is not None:
             changes.append((at, change))
-    text = first_match(settings.filters, table.full_name)
+    text = None if is_gone else first_match(settings.filters, table.full_name)
+    topic = topic_of(settings, table)
     return Shape(
         table,
-        topic_of(settings, table),
+        topic,
         tuple(places[name] for name in names),
         shown,
         tuple(columns),
         tuple(changes),
         compiled(text, table, f"filter of {table.full_name}") if text else None,
         not set(names) <= set(table.key),
+        set(names) >= set(table.key) if names else is_gone,
+        not text or takes_deletes(text, table),
+        # A route may lead here from elsewhere, and so may a name with a character that is replaced.
+        bool(settings.routes) or topic != f"{settings.prefix}.{table.full_name}",
     )
 
 

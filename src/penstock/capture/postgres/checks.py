@@ -154,6 +154,8 @@ def table_checks(
                     "WITH (publish_via_partition_root = true)",
                 )
             )
+    if known is not None:
+        checks += _truncates(connection, options.publication)
     for info in tables:
         checks += _one_table(connection, options, info, own=own and not superuser)
         if not own and known is not None and info.full_name not in known:
@@ -167,6 +169,23 @@ def table_checks(
                 )
             )
     return checks
+
+
+def _truncates(connection: Connection, publication: str) -> list[Check]:
+    """A warning if the publication, perhaps the user's own, leaves truncates out."""
+    query = "SELECT pubtruncate FROM pg_catalog.pg_publication WHERE pubname = %s"
+    row = connection.execute(query, (publication,)).fetchone()
+    if row is None or row[0]:
+        return []
+    return [
+        Check(
+            "truncates",
+            False,
+            f"not in the publication {publication}: topics keep the rows of truncated tables",
+            f"ALTER PUBLICATION {publication} SET (publish = 'insert, update, delete, truncate')",
+            required=False,
+        )
+    ]
 
 
 def _may_publish(connection: Connection) -> Check:

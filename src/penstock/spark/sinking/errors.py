@@ -30,8 +30,8 @@ class TruncatedError(FeedingError):
     """The source has emptied its table: what the store holds is not what the source has."""
 
     advice = (
-        "Capture the table into another topic, with a snapshot, and feed the sink from that one; "
-        "capture leaves the event out if told to."
+        'Capture the table with penstock capture, a key and truncates = "deletes" into another '
+        "topic, with a snapshot, and feed the sink from that one."
     )
 
 

@@ -41,6 +41,8 @@ BAD: Final = pa.schema(
     ]
 )
 _UNAVAILABLE: Final = UNAVAILABLE.encode()
+# Messages of the database; truncates whose deletes were told one by one.
+_NO_CHANGE: Final = frozenset("mt")
 _MAX_NEW: Final = 200
 
 
@@ -173,7 +175,7 @@ class Parser:
             if self.format == "debezium":
                 if document is not None:
                     operation = _operation(document)
-                    if operation == "m":
+                    if operation in _NO_CHANGE:
                         return
                     row, old = document.get("after"), document.get("before") or {}
                     if row is None and operation != "d":
@@ -337,7 +339,7 @@ def _operation(document: Any) -> str:
     if not isinstance(document, dict) or not isinstance(document.get("op"), str):
         raise _BadRecord("the value is no change event: no op")
     operation: str = document["op"]
-    if operation == "t":
+    if operation == "t" and document.get("expanded") is not True:
         raise TruncatedError(
             "the table was truncated, and its topic does not say which rows that took away"
         )
