@@ -25,6 +25,7 @@ from penstock.sinks import (
     StoreUnreachableError,
     open_sink,
 )
+from penstock.sinks.http import Answer
 from penstock.sinks.opensearch import OpenSearchSink
 from penstock.sinks.schema import json_field
 from penstock.testing.opensearch import OpenSearch, opensearch_home
@@ -154,6 +155,49 @@ def test_requests_at_the_same_time_keep_every_row_and_tell_which_were_refused(
         assert done.rows == 61 - len(bad)
         kept = [row for at, row in enumerate(rows) if at not in bad]
         assert sorted(read(sink), key=lambda row: str(row["sku"])) == [*kept, *old[10:]]
+
+
+def test_what_is_not_there_is_deleted_beside_a_row_that_is_refused(server: OpenSearch) -> None:
+    """In one request: its answer tells of both, and only one of them is an error."""
+    aside: list[Refused] = []
+    with products(server) as sink:
+        sink.open(PRODUCTS)
+        rows = [product("a"), product("x" * 40_000), product("b")]
+        done = sink.apply(changes(PRODUCTS, rows, [("c",)], since=0, until=4), aside.extend)
+        assert done.rows == 3
+        assert [each.offset for each in aside] == [1]
+        assert read(sink) == [product("a"), product("b")]
+
+
+def test_only_what_a_busy_server_did_not_take_is_sent_again(
+    server: OpenSearch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aside: list[Refused] = []
+    sent: list[int] = []
+    with products(server, bulk_rows=4, concurrency=1) as sink:
+        sink.open(PRODUCTS)
+        send = sink._asked
+
+        def busy(method: str, path: str, *more: Any, **named: Any) -> Answer:
+            answer = send(method, path, *more, **named)
+            if "_bulk" not in path:
+                return answer
+            found = json.loads(answer.body)
+            sent.append(len(found["items"]))
+            if len(sent) == 2:
+                # Of the request with rows 4 to 7, of which row 5 is refused.
+                for at in (0, 3):
+                    error = {"type": "rejected_execution_exception", "reason": "queue is full"}
+                    found["items"][at]["index"] = {"status": 429, "error": error}
+            return Answer(answer.status, json.dumps(found).encode())
+
+        monkeypatch.setattr(sink, "_asked", busy)
+        rows = [product(("x" * 40_000 if at == 5 else "new") + f"-{at:02}") for at in range(10)]
+        done = sink.apply(changes(PRODUCTS, rows, [], since=0, until=10), aside.extend)
+        assert sent == [4, 4, 2, 2]
+        assert [each.offset for each in aside] == [5]
+        assert done.rows == 9
+        assert read(sink) == [row for at, row in enumerate(rows) if at != 5]
 
 
 def test_the_rows_of_a_batch_are_found_only_when_all_of_it_is_there(server: OpenSearch) -> None:

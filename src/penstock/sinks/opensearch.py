@@ -24,7 +24,7 @@ import hashlib
 import re
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from typing import Any, Final
@@ -62,6 +62,9 @@ _SCROLL: Final = "5m"
 _KEYWORD_MAX: Final = 8000
 _JSON: Final = {"Content-Type": "application/json"}
 _NDJSON: Final = {"Content-Type": "application/x-ndjson"}
+# Of the answer to a bulk request: the rest is as long as the request, and nobody reads it.
+_TOLD: Final = "error,errors,items.*.status,items.*.error"
+_ENCODED_ROWS: Final = 5000
 _OPTIONS: Final = (
     "index", "keyword", "shards", "replicas", "gc_deletes", "ca_file", "verify", "timeout_s",
     "bulk_rows", "bulk_bytes", "concurrency",
@@ -231,22 +234,13 @@ class OpenSearchSink(Sink):
 
     def _write(self, changes: Changes, schema: Schema) -> list[Refused]:
         """All rows, in requests of limited size; those that the server does not take."""
-        lines: list[bytes] = []
-        keys = coding.sortable_keys(changes.upserts, schema)
-        for key, row in zip(keys, coding.rows_of(changes.upserts), strict=True):
-            row[SORT] = key
-            head = orjson.dumps({"index": _versioned(key, self._version)})
-            lines.append(b"%b\n%b\n" % (head, orjson.dumps(row)))
-        puts = len(lines)
-        lines += [
-            orjson.dumps({"delete": _versioned(key, self._version)}) + b"\n"
-            for key in coding.sortable_keys(changes.deletes, schema)
-        ]
-        pieces = _pieces(lines, self._rows, self._bytes)
-        # No key is there twice, so their order does not matter. If one fails, those on their way
-        # are waited for: what is tried again must not meet them.
+        puts = changes.upserts.num_rows
+        requests = _pieces(self._lines(changes, schema), self._rows, self._bytes)
+        # No key is there twice, so their order does not matter; some are sent while the next are
+        # made. If one fails, those on their way are waited for: what is tried again must not meet
+        # them.
         with ThreadPoolExecutor(self._concurrency, "penstock-bulk") as pool:
-            found = chain.from_iterable(pool.map(lambda piece: self._bulk(lines, *piece), pieces))
+            found = chain.from_iterable(pool.map(lambda piece: self._bulk(*piece), requests))
             return [
                 coding.refused_upsert(changes, schema, at, reason)
                 if at < puts
@@ -254,32 +248,45 @@ class OpenSearchSink(Sink):
                 for at, reason in found
             ]
 
-    def _bulk(self, lines: Sequence[bytes], begin: int, end: int) -> list[tuple[int, str]]:
-        """Send some lines; those that the server does not take, and why."""
-        left = list(range(begin, end))
+    def _lines(self, changes: Changes, schema: Schema) -> Iterator[bytes]:
+        """The rows as a bulk request has them: upserts, then deletes."""
+        for part in _parts(changes.upserts):
+            keys = coding.sortable_keys(part, schema)
+            for key, row in zip(keys, coding.rows_of(part), strict=True):
+                row[SORT] = key
+                head = orjson.dumps({"index": _versioned(key, self._version)})
+                yield b"%b\n%b\n" % (head, orjson.dumps(row))
+        for part in _parts(changes.deletes):
+            for key in coding.sortable_keys(part, schema):
+                yield orjson.dumps({"delete": _versioned(key, self._version)}) + b"\n"
+
+    def _bulk(self, begin: int, lines: Sequence[bytes]) -> list[tuple[int, str]]:
+        """Send some lines, the first of this number; those that the server does not take, and
+        why."""
+        left = list(enumerate(lines, begin))
         refused: list[tuple[int, str]] = []
         backoff = Backoff(0.1, 5.0)
         busy = ""
+        path = f"/{self._alias}/_bulk?require_alias=true&filter_path={_TOLD}"
         for _ in range(ATTEMPTS):
-            body = b"".join(lines[at] for at in left)
-            answer = self._asked("POST", f"/{self._alias}/_bulk?require_alias=true", body, _NDJSON)
-            found = orjson.loads(answer.body)
+            body = b"".join(line for _, line in left)
+            found = orjson.loads(self._asked("POST", path, body, _NDJSON).body)
             if not found["errors"]:
                 return refused
             again = []
-            for at, item in zip(left, found["items"], strict=True):
+            for (at, line), item in zip(left, found["items"], strict=True):
                 told = next(iter(item.values()))
-                status = told["status"]
-                # 409: what is there is newer. 404: what is to be deleted is not there.
-                if status < 300 or status == 409 or told.get("result") == "not_found":
+                status, error = told["status"], told.get("error")
+                # 409: what is there is newer. 404 and no error: what is to be deleted is not there.
+                if status < 300 or status == 409 or (status == 404 and error is None):
                     continue
-                error = told.get("error") or {}
                 if status == 404:
                     # The index itself is gone.
                     raise self._fenced()
+                error = error or {}
                 reason = f"{error.get('type')}: {error.get('reason')}"
                 if status in BUSY or status >= 500:
-                    again.append(at)
+                    again.append((at, line))
                     busy = reason
                 else:
                     cause = (error.get("caused_by") or {}).get("reason")
@@ -462,12 +469,20 @@ def _id(key: str) -> str:
     return "#" + hashlib.sha256(key.encode()).hexdigest()
 
 
-def _pieces(lines: Sequence[bytes], rows: int, size: int) -> Iterator[tuple[int, int]]:
+def _parts(table: pa.Table) -> Iterator[pa.Table]:
+    for at in range(0, table.num_rows, _ENCODED_ROWS):
+        yield table.slice(at, _ENCODED_ROWS)
+
+
+def _pieces(lines: Iterable[bytes], rows: int, size: int) -> Iterator[tuple[int, list[bytes]]]:
+    """Lines in requests of limited size, each with the number of its first line."""
     begin = held = 0
-    for at, line in enumerate(lines):
-        if at > begin and (at - begin >= rows or held + len(line) > size):
-            yield begin, at
-            begin, held = at, 0
+    piece: list[bytes] = []
+    for line in lines:
+        if piece and (len(piece) >= rows or held + len(line) > size):
+            yield begin, piece
+            begin, held, piece = begin + len(piece), 0, []
+        piece.append(line)
         held += len(line)
-    if begin < len(lines):
-        yield begin, len(lines)
+    if piece:
+        yield begin, piece

@@ -24,12 +24,31 @@ from penstock.errors import PenstockError
 from penstock.testing.java import KafkaToolsError, java_command
 
 HOME_VARIABLE: Final = "PENSTOCK_OPENSEARCH_HOME"
-_JVM_OPTIONS: Final = (
+# For tests: it is there soonest, and small.
+QUICK: Final = (
     "-Xms256m",
     "-Xmx512m",
     "-XX:+UseSerialGC",
     "-XX:TieredStopAtLevel=1",
     "-Djava.awt.headless=true",
+)
+# What the distribution's own start gives to Java 17, where nobody has changed its heap of 1 GB.
+AS_SHIPPED: Final = (
+    "-Xms1g",
+    "-Xmx1g",
+    "-XX:+UseG1GC",
+    "-XX:G1ReservePercent=25",
+    "-XX:InitiatingHeapOccupancyPercent=30",
+    "-XX:MaxDirectMemorySize=512m",
+    "-XX:+AlwaysPreTouch",
+    "-XX:-OmitStackTraceInFastThrow",
+    "-Xss1m",
+    "-Djava.awt.headless=true",
+    "-Djava.locale.providers=SPI,COMPAT",
+    "-Dio.netty.noUnsafe=true",
+    "-Dio.netty.noKeySetOptimization=true",
+    "-Dio.netty.recycler.maxCapacityPerThread=0",
+    "-Dio.netty.allocator.numDirectArenas=0",
 )
 _START_TIMEOUT_S: Final = 110.0
 _STOP_TIMEOUT_S: Final = 30.0
@@ -52,7 +71,8 @@ def opensearch_home() -> Path | None:
 class OpenSearch:
     """One node. Settings are those of opensearch.yml."""
 
-    def __init__(self, **settings: str) -> None:
+    def __init__(self, java_options: tuple[str, ...] = QUICK, **settings: str) -> None:
+        self._java_options = java_options
         self._settings = settings
         self._folder: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -72,7 +92,7 @@ class OpenSearch:
             self._folder = Path(tempfile.mkdtemp(prefix="penstock-search-"))
             (self._folder / "config").mkdir()
         try:
-            command = java_command(home, _JVM_OPTIONS, "SearchNode")
+            command = java_command(home, self._java_options, "SearchNode")
         except KafkaToolsError as failure:
             raise OpenSearchServerError(str(failure), advice=failure.advice) from failure
         command[command.index("-cp") + 1] = os.pathsep.join((str(home), str(home / "*")))
