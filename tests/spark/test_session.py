@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
+from penstock import worker_daemon
 from penstock.spark import archive as archives
 from penstock.spark import register, session
 from penstock.spark.archive import archive_path, cache_folder, java_options
@@ -58,8 +62,10 @@ def test_settings_depend_on_where_spark_runs() -> None:
     here = settings_of("local[3]", {}, "")
     assert here["spark.sql.shuffle.partitions"] == "3"
     assert here["spark.driver.host"] == "127.0.0.1"
+    assert here["spark.python.daemon.module"] == worker_daemon.__name__
     there = settings_of("spark://master:7077", {}, "")
     assert "spark.driver.host" not in there
+    assert "spark.python.daemon.module" not in there
     assert "spark.sql.streaming.checkpointFileManagerClass" not in there
     mine = settings_of("local", {"spark.driver.extraJavaOptions": "-Dmine=1"}, "-Dfirst=1")
     assert mine["spark.driver.extraJavaOptions"].endswith("-Dfirst=1 -Dmine=1")
@@ -181,6 +187,35 @@ def test_workers_do_not_look_again_at_what_stays(tmp_path: Path) -> None:
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_workers_let_nothing_wait(spark: SparkSession) -> None:
+    def options(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        found = []
+        for each in os.listdir("/proc/self/fd"):
+            try:
+                with socket.socket(fileno=os.dup(int(each))) as sock:
+                    if sock.family == socket.AF_INET:
+                        found.append(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            except OSError:
+                continue
+        assert sum(len(each) for each in batches) == 1
+        yield pa.record_batch({"found": pa.array(found, pa.int32())})
+
+    if sys.platform == "linux":
+        found = spark.range(0, 1, 1, 1).mapInArrow(options, "found int").collect()
+        assert found
+        assert all(each["found"] for each in found)
+
+
+def test_a_connection_is_hastened() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        with socket.create_connection(server.getsockname()) as sock:
+            worker_daemon.hasten(sock)
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    one, other = socket.socketpair()
+    with one, other:
+        worker_daemon.hasten(one)
 
 
 def test_workers_do_not_look_into_the_zip_files_of_spark(monkeypatch: pytest.MonkeyPatch) -> None:

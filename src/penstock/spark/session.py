@@ -11,10 +11,15 @@ What is set, and why:
   whatever `python3` is, and the query dies with "failed to connect back".
 - Checkpoint files are written by plain renames, without a second file for the checksum: half the
   time of a small micro-batch went there. Only where the machine itself is the cluster; elsewhere
-  Spark's own choice stands, for a checkpoint may lie in an object store.
+  Spark's own choice stands, for a checkpoint may lie in an object store. There, too, shuffled rows
+  have no checksum: it tells whether a task that is run again after a machine was lost gives others.
 - State in RocksDB, Arrow between Java and Python, UTC as the time zone of the session, as many
   shuffle partitions as there are cores (at most eight), the user interface on a free port
   (`spark.sparkContext.uiWebUrl`), warnings only in the log, loopback addresses only.
+- Workers that acknowledge at once what Java sends (see `penstock.worker_daemon`): 40 ms of each
+  task went there. Only on one machine, too; on others `spark.python.daemon.module` can be set to it
+  where this package is installed.
+- No code for unions as a whole: flows tell the streams of a micro-batch apart by their parts.
 - A class archive (see `archive`), so that Java starts in a third of the time.
 
 Anything can be set otherwise by its Spark name: `session(**{"spark.driver.memory": "4g"})`. Java
@@ -52,15 +57,18 @@ _ANYWHERE: Final = {
     "spark.ui.port": "0",
     "spark.ui.showConsoleProgress": "false",
     "spark.python.worker.reuse": "true",
+    "spark.sql.codegen.wholeStage.union.enabled": "false",
 }
 _ON_ONE_MACHINE: Final = {
     "spark.sql.streaming.checkpointFileManagerClass": (
         f"{_STREAMING}.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
     "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
+    "spark.sql.shuffle.orderIndependentChecksum.enabled": "false",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.memory": "2g",
+    "spark.python.daemon.module": "penstock.worker_daemon",
 }
 
 
