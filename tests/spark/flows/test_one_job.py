@@ -18,10 +18,13 @@ from pyspark.sql import functions as F  # noqa: N812
 from penstock.spark import windows
 from penstock.spark.flows.declare import Flow, flow, stream, topic
 from penstock.spark.flows.folder import Folder
+from penstock.spark.joins import enrich
+from penstock.spark.sink.errors import SinkUnavailableError
+from penstock.spark.sink.exactly_once import ExactlyOnce
 from penstock.spark.source.planning import Range
 from penstock.spark.state import layout, watching
 from penstock.spark.state.time import Times, TimesFolder
-from penstock.testing.flows import FlowTester
+from penstock.testing.flows import FlowFailedError, FlowTester
 
 pytestmark = pytest.mark.timeout(600)
 SCHEMA = "id bigint, at timestamp"
@@ -178,6 +181,161 @@ def test_what_was_told_of_other_records_is_forgotten(tester: FlowTester) -> None
     tester.feed("events", [{"id": 1, "at": at + timedelta(seconds=1)}] * 5, partition=1)
     told = tester.run()["one"]
     assert told.progress.late_rows == 0
+
+
+def joining(name: str, *, many: bool = False) -> Flow:
+    """Events with the row of their time; both streams are read by one job, unless cut."""
+    options = {"maxOffsetsPerTrigger": "40"} | ({"minPartitions": "6"} if many else {})
+    inputs = [
+        stream(
+            "events", json=SCHEMA, time="at", lateness="10 seconds", options=options,
+            late=f"{name}.late", dead_letters=f"{name}.dead",
+        ),
+        stream(
+            "names", changelog="id bigint, name string", time="_timestamp", lateness="5 seconds",
+            options=options, dead_letters=f"{name}.unnamed",
+        ),
+    ]  # fmt: skip
+
+    def body(events: DataFrame, names: DataFrame) -> DataFrame:
+        return enrich(events, names, on="id", columns=["name"], version="as_of")
+
+    return flow(inputs=inputs, output=topic(name), shards=2, name=name)(body)
+
+
+def test_two_streams_in_one_job_and_in_two_give_the_same(tester: FlowTester) -> None:
+    flows = {"one": joining("one"), "many": joining("many", many=True)}
+    tester.use(*flows.values())
+    tester.make_topic("events", partitions=2)
+    tester.make_topic("names", partitions=2)
+    rng = random.Random(11)
+    known = 0
+    # In the end only one of the two has anything new.
+    for turn in range(4):
+        if turn < 3:
+            feed(tester, turn)
+        if turn != 2:
+            start = tester.now
+            for second in range(0, 60, 3):
+                number = rng.randint(0, 3)
+                row: Any = {"id": number, "name": f"{number} in turn {turn}"}
+                tester.now = start + timedelta(seconds=second)
+                tester.feed("names", [row if second else "{"], key=["1"], partition=number % 2)
+            tester.now = start
+        statuses = tester.run()
+        found, wanted = (
+            sorted((row["at"], row["id"], row["name"] or "") for row in tester.rows(name))
+            for name in flows
+        )
+        assert found == wanted
+        assert turn == 2 or len(wanted) > known
+        known = len(wanted)
+        for kind in ("late", "dead", "unnamed"):
+            assert aside(tester, f"one.{kind}") == aside(tester, f"many.{kind}")
+        one, many = (statuses[name].progress for name in flows)
+        for what in ("watermark", "late_rows", "rows_in", "rows_out", "dead_letters"):
+            assert getattr(one, what) == getattr(many, what), what
+        tester.advance(70)
+    assert min(len(tester.records(f"one.{kind}")) for kind in ("late", "dead", "unnamed")) > 2
+    assert [name for name in flows if watched(tester, name).exists()] == ["one"]
+
+
+def test_packed_rows_are_written_once_whatever_fails(
+    tester: FlowTester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before anything is computed; when state is written and output is not; when both are."""
+    write, send = ExactlyOnce._write, ExactlyOnce._send
+    points = iter(["none", "before", "between", "after", "none"])
+    point = ["none"]
+
+    def failing_write(self: ExactlyOnce, df: Any, batch_id: int) -> Any:
+        point[0] = next(points, "none") if self.name == "one" else "none"
+        if point[0] == "before":
+            raise SinkUnavailableError("before")
+        done = write(self, df, batch_id)
+        if point[0] == "after":
+            raise SinkUnavailableError("after")
+        return done
+
+    def failing_send(self: ExactlyOnce, *args: Any) -> Any:
+        sent = send(self, *args)
+        if point[0] == "between":
+            point[0] = "none"
+            raise SinkUnavailableError("between")
+        return sent
+
+    monkeypatch.setattr(ExactlyOnce, "_write", failing_write)
+    monkeypatch.setattr(ExactlyOnce, "_send", failing_send)
+    flows = {"one": joining("one"), "many": joining("many", many=True)}
+    tester.use(*flows.values())
+    tester.make_topic("events", partitions=2)
+    tester.make_topic("names", partitions=2)
+    for second in range(0, 90, 3):
+        row = {"id": second % 4, "name": f"since {second}"}
+        tester.feed("names", [row], key=["1"], partition=second % 2)
+        tester.advance(3)
+    tester.now -= timedelta(seconds=90)
+    feed(tester, 21)
+    statuses = tester.run(tries=20)
+    assert statuses["one"].restarts >= 3
+    found, wanted = (
+        sorted((row["at"], row["id"], row["name"] or "") for row in tester.rows(name))
+        for name in flows
+    )
+    assert found == wanted
+    assert len({name for _, _, name in wanted}) > 5
+    for kind in ("late", "dead"):
+        assert aside(tester, f"one.{kind}") == aside(tester, f"many.{kind}")
+    assert statuses["one"].progress.watermark == statuses["many"].progress.watermark
+
+
+def test_rows_that_are_packed_can_still_be_needed_elsewhere(tester: FlowTester) -> None:
+    """A function that does with a micro-batch what it did not do when it was planned."""
+    more: list[str] = []
+    inputs = [
+        stream("events", json=SCHEMA, time="at", lateness="10 seconds"),
+        stream("names", changelog="id bigint, name string", time="_timestamp"),
+    ]
+
+    @flow(inputs=inputs, output=topic("both"), shards=2)
+    def both(events: DataFrame, names: DataFrame) -> DataFrame:
+        found = enrich(events, names, on="id", columns=["name"]).select("id", "name")
+        for each in more:
+            found = found.unionByName(events.select("id", F.lit(each).alias("name")))
+        return found
+
+    tester.use(both)
+    wanted = []
+    for turn in range(3):
+        tester.feed("names", [{"id": 1, "name": "one"}], key=["1"])
+        rows = [{"id": number % 2, "at": tester.now} for number in range(10)]
+        tester.feed("events", rows)
+        told = tester.run()["both"]
+        wanted += [(number % 2, "one" if number % 2 else None) for number in range(10)]
+        wanted += [(number % 2, each) for each in more for number in range(10)]
+        found = [(row["id"], row["name"]) for row in tester.rows("both")]
+        assert sorted(found, key=str) == sorted(wanted, key=str), turn
+        assert told.progress.rows_in == 11
+        more[:] = ["again"] if turn == 0 else []
+    assert watched(tester, "both").exists()
+
+
+def test_a_packed_stream_fails_at_a_bad_record(tester: FlowTester) -> None:
+    @flow(
+        inputs=[
+            stream("events", json=SCHEMA, time="at", dead_letters=None),
+            stream("names", changelog="id bigint, name string", time="_timestamp"),
+        ],
+        output=topic("named"),
+    )
+    def named(events: DataFrame, names: DataFrame) -> DataFrame:
+        return enrich(events, names, on="id", columns=["name"])
+
+    tester.use(named)
+    tester.feed("names", [{"id": 1, "name": "one"}], key=["1"])
+    tester.feed("events", [{"id": 1, "at": tester.now}, "{", {"id": 1, "at": tester.now}])
+    with pytest.raises(FlowFailedError, match="offset 1 cannot be read"):
+        tester.run()
 
 
 def test_a_sketch_beside_a_set_reads_twice_and_says_so(tester: FlowTester) -> None:

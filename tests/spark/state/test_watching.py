@@ -70,7 +70,7 @@ def watched(
     watch, times, found = Watch(folder), start, []
     at = [0] * PARTS
     for batch_id, sizes in enumerate(cuts):
-        now = Now(batch_id, LATENESS_US, times)
+        now = Now(batch_id, {0: LATENESS_US}, times)
         watch.begin(now)
         assert watch.now() == now
         late: dict[Any, Any] = {}
@@ -148,7 +148,7 @@ def test_the_same_rows_are_late_as_by_spark(penstock_spark: SparkSession, tmp_pa
     ]
     before = Times({0: {("t", 0): 45, ("t", 1): 20}}, watermark_us=30)
     watch = Watch(str(tmp_path))
-    watch.begin(Now(7, LATENESS_US, before))
+    watch.begin(Now(7, {0: LATENESS_US}, before))
     told: dict[Any, Any] = {}
     for part, rows in enumerate(log):
         told |= read(watch, part, 0, rows, rng)
@@ -172,7 +172,7 @@ def test_the_same_rows_are_late_as_by_spark(penstock_spark: SparkSession, tmp_pa
 
 def test_a_task_of_a_micro_batch_before_does_not_count(tmp_path: Path) -> None:
     watch = Watch(str(tmp_path))
-    now = Now(1, LATENESS_US, Times({0: {("t", 0): 100}}))
+    now = Now(1, {0: LATENESS_US}, Times({0: {("t", 0): 100}}))
     watch.begin(now)
     watch.tell(now, [Range("t", 0, 5, 9)], [Told("t", 0, 5, 120)])
     watch.tell(now, [Range("t", 0, 0, 5)], [Told("t", 0, 0, 90, late=3, late_at=(1, 4))])

@@ -35,6 +35,7 @@ from penstock.spark.reading.avro_types import parse as parse_avro
 from penstock.spark.reading.frame import Tombstones
 from penstock.spark.source.options import TYPED, parse
 from penstock.spark.source.table import TableReader, read_task
+from penstock.spark.state.watching import UnreadError
 
 log = logging.getLogger(__name__)
 
@@ -158,12 +159,15 @@ def open_stream(
     replay: bool,
     bounded: bool = False,
     watch: str | None = None,
+    number: int = 0,
+    packs: bool = False,
 ) -> DataFrame:
     """The records of a stream, typed by the source if it can. A replay begins at the log's start.
 
     What is `bounded` gives so many at once that a task has room for its share, unless the stream
     says how many: operators take the rows of a shard as a whole. With `watch`, a folder, the
-    source tells there how far event time has come: see `is_watchable`.
+    source tells there how far event time has come: see `is_watchable`. `number` is that of the
+    stream in its flow, and whoever `packs` sends its rows by shard.
     """
     start = "earliest" if replay else declared.start
     options = place.source(declared.topic, {"startingOffsets": start, **declared.options})
@@ -172,7 +176,8 @@ def open_stream(
         options["maxOffsetsPerTrigger"] = str(MOST_AT_ONCE)
     typing = decoding.typing_of(declared.reading.format, declared.reading.schema, declared.time)
     if typing is not None:
-        options[TYPED] = replace(typing, watch=watch).as_option()
+        typing = replace(typing, watch=watch, number=number, packs=packs)
+        options[TYPED] = typing.as_option()
     return spark.readStream.format(FORMAT).options(**options).load()
 
 
@@ -320,11 +325,33 @@ def has_value() -> Column:
 def visible(rows: DataFrame) -> DataFrame:
     """The good rows of a typed frame, as the user's function sees them."""
     taken = {hidden: name for name, hidden in POSITIONS.items()}
-    good = rows.where(f"{reading.ERROR} IS NULL")
+    good = f"{reading.ERROR} IS NULL"
     if TIME in rows.columns:
-        # What has a time but no value is a heartbeat.
-        good, taken = good.where(f"{_VALUE} IS NOT NULL"), {**taken, TIME: TIME}
-    return sql.select(good, taken, f"{_VALUE}.*")
+        # What has a time but no value is a heartbeat. The reason is looked at first: see `failing`.
+        good, taken = f"{good} AND {_VALUE} IS NOT NULL", {**taken, TIME: TIME}
+    return sql.select(rows.where(good), taken, f"{_VALUE}.*")
+
+
+def guarded(rows: DataFrame) -> DataFrame:
+    """The same rows, but who looks at packed ones fails: they were meant for an operator alone."""
+    if decoding.PACKED not in rows.columns:
+        return rows
+    text = f"{UnreadError.__name__}: rows that were packed for an operator are needed elsewhere"
+    failure = f"CAST(raise_error('{text}') AS string)"
+    told = f"CASE WHEN {decoding.PACKED} IS NOT NULL THEN {failure} ELSE {reading.ERROR} END"
+    others = [each for each in rows.columns if each != reading.ERROR]
+    return sql.select(rows, {reading.ERROR: told}, *others)
+
+
+def packed(rows: DataFrame, declared: Stream) -> DataFrame | None:
+    """What stands for the good rows of a typed frame where the source packs them; None if never."""
+    if decoding.PACKED not in rows.columns:
+        return None
+    if declared.dead_letters is not None:
+        return rows.where(f"{decoding.PACKED} IS NOT NULL")
+    # Who looks at the reason of a bad one fails.
+    told = failing(rows, "the record at")
+    return told.where(f"{decoding.PACKED} IS NOT NULL OR {reading.ERROR} IS NOT NULL")
 
 
 def as_text(records: DataFrame) -> DataFrame:

@@ -12,18 +12,22 @@ recognises as written, and skips, has its state already. One case is left: Spark
 what it can show to be of no use, as an output that a filter makes empty. So after each micro-batch
 it is looked whether every shard of every operator has its state; if not, it is computed by itself.
 
-**Time.** Where one stream goes through one operator, the tasks that read it tell how far time has
-come, and one job does it all (`penstock.spark.state.watching`). Otherwise streams with an event
-time are looked at first, by themselves, to tell that (`penstock.spark.state.time`). Only where a
-micro-batch has rows that may be late are they put in the order of the log to tell which. Late
-records are read once more, as they are, and written with the dead letters.
+**Time.** Where all streams have an event time and go through one operator, the tasks that read them
+tell how far time has come, and one job does it all (`penstock.spark.state.watching`). Otherwise
+streams with an event time are looked at first, by themselves, to tell that
+(`penstock.spark.state.time`). Only where a micro-batch has rows that may be late are they put in
+the order of the log to tell which. Late records are read once more, as they are, and written with
+the dead letters.
+
+**Small ones.** A stage for each operator is too much for a micro-batch of few records: operators
+that follow each other then share a task (`penstock.spark.state.chaining`).
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -31,19 +35,21 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
 
 from penstock.client import topics
 from penstock.client.metadata import Metadata
 from penstock.spark import reading, sql
-from penstock.spark.flows import inputs
+from penstock.spark.flows import inputs, offsets
 from penstock.spark.flows.writing import Counts, observed
-from penstock.spark.reading.decoding import ASIDE, SPAN, TIME, VALUE
+from penstock.spark.reading.decoding import ASIDE, PACKED, SPAN, TIME, VALUE
 from penstock.spark.reading.frame import HEADERS_TYPE
 from penstock.spark.state import layout, store, watching
 from penstock.spark.state import time as clock
 from penstock.spark.state.applying import title_of
 from penstock.spark.state.context import Batch, Planning, entered
-from penstock.spark.state.inspecting import note_key
+from penstock.spark.state.files import Files
+from penstock.spark.state.inspecting import note_key, operators
 
 if TYPE_CHECKING:
     from penstock.spark.flows.declare import Stream
@@ -51,10 +57,17 @@ if TYPE_CHECKING:
     from penstock.spark.flows.running import Running
 
 # Adaptive execution makes a job of each shuffle and each kept frame, and plans anew after it, to
-# choose what is fixed here: one task for each shard. What is kept is kept for a moment only.
+# choose what is fixed here: one task for each shard. What is kept is kept for a moment only. And
+# streams that Spark unites in the code that it makes could not be told apart any more.
 _SETTINGS: Final = {
     "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.wholeStage.union.enabled": "false",
     "spark.sql.inMemoryColumnarStorage.compressed": "false",
+}
+# What the source gives is as Java would give it.
+_AS_READ: Final = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.execution.arrow.useLargeVarTypes": "false",
 }
 # To keep to a number of bytes Spark adds up all columns after each row that it sends to Python,
 # which took as long as all else that it does with the row. So the rows sent at once are few enough
@@ -67,6 +80,10 @@ _AT_ONCE_ROWS: Final = 1000
 _LARGEST: Final = "max.message.bytes"
 # In a plan as text.
 _ALIAS: Final = re.compile(r"SubqueryAlias (.*)")
+# Operators that follow each other share one task up to so many records, and as long as the state
+# of all shards may be in one process: beyond that, stages that several tasks share are quicker.
+TOGETHER_RECORDS: Final = 250_000
+TOGETHER_BYTES: Final = 1 << 30
 # The number of a record's stream.
 STREAM: Final = "_penstock_stream"
 _PLACE: Final = ["topic", "partition", "offset"]
@@ -95,12 +112,34 @@ def rows_at_once(place: Place, streams: Iterable[Stream]) -> int:
     return max(1, min(_AT_ONCE_ROWS, _AT_ONCE_BYTES // largest))
 
 
+def _apart(records: DataFrame, streams: int) -> list[DataFrame] | None:
+    """The records of each stream, none of which is read for another; None if it cannot be told.
+
+    A micro-batch is a union for Spark, in the order of the streams, without those of which nothing
+    new has come. To take each for itself needs no more than to know that all are there.
+    """
+    if streams == 1:
+        return [records]
+    whole = records._jdf.logicalPlan().rdd()
+    if whole.dependencies().size() == 1:
+        # What only carries the settings of the query.
+        whole = whole.dependencies().apply(0).rdd()
+    parts = whole.dependencies()
+    if str(whole.getClass().getSimpleName()) != "UnionRDD" or parts.size() != streams:
+        return None
+    session, schema = records.sparkSession, records._jdf.schema()
+    own = [parts.apply(at).rdd() for at in range(streams)]
+    make = session._jsparkSession.internalCreateDataFrame
+    return [ClassicFrame(make(each, schema, False), session) for each in own]
+
+
 def _parted(records: DataFrame, at: int, *, timed: bool) -> DataFrame:
     """The records of one stream, of those of all."""
     own = records.where(f"{STREAM} = {at}")
     if _value(at) not in records.columns:
         return own.select(*_RECORD)
-    more = [TIME, SPAN] if timed else []
+    told = (TIME, SPAN, ASIDE, PACKED) if timed else ()
+    more = [each for each in told if each in records.columns]
     return sql.select(
         own, {VALUE: _value(at)}, *reading.POSITION, reading.ERROR, reading.RAW, *more
     )
@@ -136,12 +175,35 @@ class _Part:
         return self.rows.join(self.told.select(*_PLACE), _PLACE, "left_anti")
 
 
+@dataclass(frozen=True, slots=True)
+class _Packs:
+    """A micro-batch of which the source may pack rows, once it is known what is wanted of them."""
+
+    watch: watching.Watch
+    now: watching.Now
+
+    def packable(self, parts: list[_Part]) -> dict[int, DataFrame]:
+        found = {at: inputs.packed(each.rows, each.declared) for at, each in enumerate(parts)}
+        return {at: rows for at, rows in found.items() if rows is not None}
+
+    def begin(self, batch: Batch) -> None:
+        self.watch.begin(replace(self.now, packings=batch.packings, shards=batch.shards))
+
+
 class Operated:
     """Runs the micro-batches of one generation of a flow."""
 
-    def __init__(self, running: Running, planned: Planning, watch: str | None = None) -> None:
+    def __init__(
+        self,
+        running: Running,
+        planned: Planning,
+        watch: str | None = None,
+        *,
+        reads_each_once: bool = False,
+    ) -> None:
         self._running = running
         self._watch = None if watch is None else watching.Watch(watch)
+        self._reads_each_once = reads_each_once
         flow = running.flow
         # Each operator reads its inputs again, and so does each output.
         self._reads_often = (
@@ -151,8 +213,12 @@ class Operated:
         self._is_settled = False
         # The operators whose keys are written down.
         self._noted: set[str] = set()
-        # The operators that several read.
-        self._shared: list[str] | None = None
+        # The operators that several read; another list if all work in one task.
+        self._shared: dict[bool, list[str]] = {}
+        # How much the operators keep, by the last micro-batch.
+        self._kept_bytes: int | None = None
+        # Whether rows look the same if they do not come by way of Java.
+        self._may_pack = False
         # Whether a stream that tells its time is read before it is known what is needed of it.
         self._reads_first = False
         self._times = clock.TimesFolder(f"{self._layout.folder}/{layout.TIME}")
@@ -165,23 +231,27 @@ class Operated:
         with _keeping() as kept:
             if self._watch is not None:
                 return self._in_one_job(self._watch, records, batch_id, kept)
-            if self._reads_often:
-                kept.append(records := records.persist())
-            parts = [
-                self._part(records, at, each)
-                for at, each in enumerate(self._running.flow.streams)
-            ]  # fmt: skip
+            is_kept = self._reads_often
+            apart = self._apart(records)
+            if apart is not None:
+                is_kept = False
+                parts = self._parts(apart)
+            else:
+                if is_kept:
+                    kept.append(records := records.persist())
+                parts = self._parts([records] * len(self._running.flow.streams))
             watermark_us = None
             if self._lateness_us:
                 parts, watermark_us = self._timed(parts, batch_id, kept)
-            batch = Batch(
-                folder=self._layout.folder,
-                batch_id=batch_id,
-                shards=self._layout.shards,
-                watermark_us=watermark_us,
-            )
+            batch = self._batch(batch_id, watermark_us)
             counts = self._run(parts, batch, kept)
-            return self._with_letters(parts, counts, batch_id)
+            return self._with_letters(parts, counts, batch_id, is_kept=is_kept)
+
+    def _apart(self, records: DataFrame) -> list[DataFrame] | None:
+        """The records of each stream, where each is read once and nothing need be kept."""
+        if self._lateness_us or not self._reads_each_once:
+            return None
+        return _apart(records, len(self._running.flow.streams))
 
     def _settle(self, session: SparkSession) -> None:
         """Set what suits micro-batches, in the session that Spark made for this query alone."""
@@ -194,6 +264,7 @@ class Operated:
             settings |= {_ARROW_BYTES: str(_NO_LIMIT), _ARROW_ROWS: str(most)}
         for name, value in settings.items():
             session.conf.set(name, value)
+        self._may_pack = all(session.conf.get(each) == wanted for each, wanted in _AS_READ.items())
         self._is_settled = True
 
     # ---- time ----------------------------------------------------------------------------
@@ -254,57 +325,79 @@ class Operated:
         self, watch: watching.Watch, records: DataFrame, batch_id: int, kept: list[DataFrame]
     ) -> Counts:
         """A micro-batch of which the source tells how far time has come, and what is late."""
-        (lateness_us,) = self._lateness_us.values()
-        now = watching.Now(batch_id, lateness_us, self._times_before(batch_id))
+        streams = self._running.flow.streams
+        now = watching.Now(batch_id, self._lateness_us, self._times_before(batch_id))
         tasks = _tasks_of(records)
-        part = self._part(records, watching.INPUT, self._running.flow.streams[0])
+        batch = self._watched(watch, batch_id, tasks)
         watch.begin(now)
-        is_kept = self._reads_first
-        if is_kept:
-            self._read(part, kept)
+        apart = None if self._reads_first else _apart(records, len(streams))
+        is_kept = apart is None
+        parts = self._read(records, kept) if apart is None else self._parts(apart)
         try:
-            counts = self._run([part], self._watched(watch, batch_id, tasks), kept)
+            packs = _Packs(watch, now) if self._may_pack and not is_kept else None
+            counts = self._run(parts, batch, kept, packs)
         except Exception as error:
             if is_kept or not watching.is_unread(error):
                 raise
             # Spark has left rows out that are of no use to the function: that may be so again.
             self._reads_first = is_kept = True
             watch.begin(now)
-            self._read(part, kept)
-            counts = self._run([part], self._watched(watch, batch_id, tasks), kept)
+            parts = self._read(records, kept)
+            counts = self._run(parts, self._watched(watch, batch_id, tasks), kept)
         heard = watch.heard(batch_id)
         if heard.tasks != tasks:
             # After a replay nothing was computed.
             is_kept = True
             watch.begin(now)
-            self._read(part, kept)
+            parts = self._read(records, kept)
             heard = watch.heard(batch_id)
         after = heard.after(now)
         self._times.write(batch_id, after)
-        part = self._with_told(part, heard, kept, is_kept=is_kept)
+        parts = [
+            self._with_told(part, heard.of(at), kept, is_kept=is_kept)
+            for at, part in enumerate(parts)
+        ]
         self._running.note_read(batch_id, sum(each.read for each in heard.parts))
-        self._running.progress.note_time(part.late, after.watermark_us)
-        return self._with_letters([part], counts, batch_id)
+        self._running.progress.note_time(sum(each.late for each in parts), after.watermark_us)
+        return self._with_letters(parts, counts, batch_id, is_kept=self._reads_often)
 
-    def _watched(self, watch: watching.Watch, batch_id: int, tasks: int) -> Batch:
+    def _batch(self, batch_id: int, watermark_us: int | Callable[[], int] | None) -> Batch:
         return Batch(
             folder=self._layout.folder,
             batch_id=batch_id,
             shards=self._layout.shards,
-            watermark_us=watching.Watermark(watch, batch_id, tasks),
+            watermark_us=watermark_us,
+            together=self._is_small(batch_id),
         )
 
-    def _read(self, part: _Part, kept: list[DataFrame]) -> None:
-        """Read a stream, whatever is needed of it."""
-        kept.append(part.rows.persist())
-        part.rows.write.format("noop").mode("overwrite").save()
+    def _is_small(self, batch_id: int) -> bool:
+        """Whether one task is enough for all operators: by the records, and what is kept."""
+        if self._kept_bytes is None:
+            places = [
+                store.Place(f"{self._layout.folder}/{name}")
+                for name in operators(self._layout)
+            ]  # fmt: skip
+            self._kept_bytes = store.size(places, self._layout.shards)[1]
+        if self._kept_bytes > TOGETHER_BYTES or not Files(self._layout.folder).is_local:
+            return False
+        records = offsets.records_of(self._running.checkpoint, batch_id)
+        return records is not None and records <= TOGETHER_RECORDS
+
+    def _watched(self, watch: watching.Watch, batch_id: int, tasks: int) -> Batch:
+        return self._batch(batch_id, watching.Watermark(watch, batch_id, tasks))
+
+    def _read(self, records: DataFrame, kept: list[DataFrame]) -> list[_Part]:
+        """Read all streams, whatever is needed of them."""
+        kept.append(records := records.persist())
+        records.write.format("noop").mode("overwrite").save()
+        return self._parts([records] * len(self._running.flow.streams))
 
     def _with_told(
-        self, part: _Part, heard: watching.Heard, kept: list[DataFrame], *, is_kept: bool
+        self, part: _Part, told_of: list[watching.Told], kept: list[DataFrame], *, is_kept: bool
     ) -> _Part:
         """With what the source has told of rows that go aside."""
-        bad = sum(each.bad for each in heard.parts)
-        late = sum(each.late for each in heard.parts)
+        bad = sum(each.bad for each in told_of)
+        late = sum(each.late for each in told_of)
         is_told = part.declared.late is not None and late > 0
         goes_aside = is_told or (part.declared.dead_letters is not None and bad > 0)
         if goes_aside and not is_kept:
@@ -314,7 +407,7 @@ class Operated:
             named = {clock.BEFORE: f"{ASIDE}.before", clock.BEHIND: f"{ASIDE}.behind"}
             rows = part.rows.where(f"{ASIDE} IS NOT NULL")
             told = sql.select(rows, named, *_PLACE, TIME)
-        late_at = {each.partition: each.late_at for each in heard.parts if each.late_at}
+        late_at = {each.partition: each.late_at for each in told_of if each.late_at}
         return replace(part, bad_count=bad, told=told, late=late, late_at=late_at)
 
     def _times_before(self, batch_id: int) -> clock.Times:
@@ -334,6 +427,10 @@ class Operated:
 
     # ---- rows ----------------------------------------------------------------------------
 
+    def _parts(self, records: list[DataFrame]) -> list[_Part]:
+        streams = self._running.flow.streams
+        return [self._part(records[at], at, each) for at, each in enumerate(streams)]
+
     def _part(self, records: DataFrame, at: int, declared: Stream) -> _Part:
         if len(self._running.flow.streams) > 1:
             records = _parted(records, at, timed=declared.time is not None)
@@ -348,25 +445,42 @@ class Operated:
             rows = rows.observe(bad, F.count(reading.ERROR).alias("records"))
         return _Part(declared, rows, records, bad)
 
-    def _run(self, parts: list[_Part], batch: Batch, kept: list[DataFrame]) -> Counts:
+    def _run(
+        self,
+        parts: list[_Part],
+        batch: Batch,
+        kept: list[DataFrame],
+        packs: _Packs | None = None,
+    ) -> Counts:
         running = self._running
-        seen = [running.seen_of(each.on_time, each.declared) for each in parts]
+        rows = [each.on_time for each in parts]
+        if packs is not None:
+            rows = [inputs.guarded(each) for each in rows]
+            batch.packable = packs.packable(parts)
+        seen = [
+            running.seen_of(own, each.declared) for own, each in zip(rows, parts, strict=True)
+        ]  # fmt: skip
+        batch.streams = seen
         with entered(batch):
             results = running.call(running.frames(seen))
+        if packs is not None and batch.packings:
+            packs.begin(batch)
         # The same in each micro-batch, and it takes as long as several steps of planning.
-        if self._shared is None:
-            self._shared = _shared(results.values(), batch)
-        kept += [batch.made[name].persist() for name in self._shared if name in batch.made]
+        shared = self._shared.get(batch.together)
+        if shared is None:
+            shared = self._shared[batch.together] = _shared(results.values(), batch)
+        kept += [batch.made[name].persist() for name in shared if name in batch.made]
         counts = running.write(running.united(results, []), batch.batch_id, with_letters=False)
-        for name, rows in batch.made.items():
+        for name, made in batch.made.items():
             if name not in self._noted:
                 note_key(batch.folder, name, batch.keys[name])
                 self._noted.add(name)
             place = store.Place(f"{batch.folder}/{name}")
             if not store.is_whole(place, batch.shards, batch.batch_id):
-                rows.write.format("noop").mode("overwrite").save()
+                made.write.format("noop").mode("overwrite").save()
         places = [store.Place(f"{batch.folder}/{name}") for name in batch.made]
-        running.progress.note_state(*store.size(places, batch.shards))
+        kept_rows, self._kept_bytes = store.size(places, batch.shards)
+        running.progress.note_state(kept_rows, self._kept_bytes)
         return counts
 
     def _as_read(self, part: _Part) -> DataFrame:
@@ -377,7 +491,9 @@ class Operated:
         spark = part.records.sparkSession
         return inputs.read_again(spark, running.place, part.declared, part.late_at)
 
-    def _with_letters(self, parts: list[_Part], counts: Counts, batch_id: int) -> Counts:
+    def _with_letters(
+        self, parts: list[_Part], counts: Counts, batch_id: int, *, is_kept: bool
+    ) -> Counts:
         """Write what could not be read, and what is late, if there is any."""
         aside = [
             _late_letters(self._as_read(each), each.told, each.declared.late)
@@ -400,7 +516,7 @@ class Operated:
             each.late_at and each.declared.late is not None and not inputs.is_typed(each.records)
             for each in parts
         )
-        if not self._reads_often and not counts.skipped and (untyped or not self._lateness_us):
+        if not is_kept and not counts.skipped and (untyped or not self._lateness_us):
             self._running.note_second_reading(batch_id)
         whole = reduce(lambda a, b: a.unionByName(b), [*letters, *aside])
         written = self._running.write_letters(whole, batch_id)

@@ -8,7 +8,6 @@ the dead letters are written from one reading. Anything else is left to Spark as
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
@@ -51,18 +50,29 @@ def is_rowwise(rows: DataFrame) -> bool:
     return all(_keeps_nothing(node) for node in streaming_nodes(rows))
 
 
-def reads_once(results: Iterable[DataFrame]) -> bool:
-    """Whether results need one reading of one stream, by one operator of ours and all of its rows.
+def reads_each_once(results: Iterable[DataFrame], streams: int) -> bool:
+    """Whether results need one reading of each stream, and all of its rows.
 
-    Functions of users over batches of rows, and joins with tables, may stop before the last row;
-    so may what stands in for a join, a query inside of a condition.
+    Streams are told apart by the options of the source, which have their numbers. Functions of
+    users over batches of rows, and joins with tables, may stop before the last row; so may what
+    stands in for a join, a query inside of a condition.
     """
     nodes = [node for rows in results for node in streaming_nodes(rows)]
     if not all(node.subqueries().isEmpty() for node in nodes):
         return False
-    names = Counter(str(node.nodeName()) for node in nodes)
-    readings = sum(count for name, count in names.items() if name in _READING)
-    return readings == 1 and names["MapInArrow"] == 1 and names.keys() <= _WHOLE
+    if not all(str(node.nodeName()) in _WHOLE for node in nodes):
+        return False
+    readings = [node for node in nodes if str(node.nodeName()) in _READING]
+    if any(str(node.nodeName()) != "StreamingRelationV2" for node in readings):
+        return False
+    read = {str(node.extraOptions().asCaseSensitiveMap().toString()) for node in readings}
+    return len(readings) == len(read) == streams
+
+
+def operator_count(results: Iterable[DataFrame]) -> int:
+    """How many functions over batches of rows there are, ours and the user's."""
+    names = [str(node.nodeName()) for rows in results for node in streaming_nodes(rows)]
+    return names.count("MapInArrow")
 
 
 def _keeps_nothing(node: Any) -> bool:

@@ -106,6 +106,8 @@ class Plan:
     rows: DataFrame
     # The folder where the source tells how far event time has come; None if it does not.
     watch: str | None = None
+    # Whether each stream is read once in a micro-batch, and wholly.
+    reads_each_once: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +169,7 @@ class Running:
             if isinstance(each, Table):
                 frames.append(inputs.table_rows(self._spark, self.place, each))
                 continue
-            opened = inputs.open_stream(self._spark, self.place, each, replay=self.generation > 1)
+            opened = self._open(each, len(records))
             records.append(opened)
             frames.append(self._seen(opened, each, metrics=f"input-{at}"))
             if each.dead_letters is not None:
@@ -175,7 +177,8 @@ class Running:
                     opened, each.reading, metrics=f"dead-letters-{at}", time=each.time
                 )
                 letters.append(reading.dead_letters(bad, each.dead_letters))
-        planned = Planning()
+        given = zip(frames, self.flow.inputs, strict=True)
+        planned = Planning(streams=[rows for rows, each in given if isinstance(each, Stream)])
         with entered(planned):
             results = self.call(frames)
         for name, rows in results.items():
@@ -201,34 +204,37 @@ class Running:
             ids=inputs.topic_ids(self.place, self.flow.streams),
             operators=(*timed, *planned.operators, *spark_operators),
         )  # fmt: skip
-        watch = None
+        watch, reads_each_once = None, False
         if is_operated:
-            watch = self._watch(planned, results)
+            # Several outputs, each for itself, would compute what they share once for each.
+            reads_each_once = not self.shares and planning.reads_each_once(
+                results.values(), len(self.flow.streams)
+            )
+            if reads_each_once and planning.operator_count(results.values()) == 1:
+                watch = self._watch(planned)
+            packed = planned.packed if watch is not None else set()
             records = [
-                inputs.open_stream(
-                    self._spark,
-                    self.place,
-                    each,
-                    replay=self.generation > 1,
-                    bounded=True,
-                    watch=watch,
-                )
-                for each in self.flow.streams
+                self._open(each, number, bounded=True, watch=watch, packs=number in packed)
+                for number, each in enumerate(self.flow.streams)
             ]
         if is_operated or (rowwise and len(records) == 1):
             # Only to see that they can be written.
             self.united(results, [])
             operated = planned if is_operated else None
-            return Plan(True, made_from, operated, united(records), watch)
+            return Plan(True, made_from, operated, united(records), watch, reads_each_once)
         return Plan(False, made_from, None, self.united(results, letters))
 
-    def _watch(self, planned: Planning, results: Mapping[str, DataFrame]) -> str | None:
+    def _open(self, declared: Stream, number: int, **more: Any) -> DataFrame:
+        replay = self.generation > 1
+        return inputs.open_stream(
+            self._spark, self.place, declared, replay=replay, number=number, **more
+        )
+
+    def _watch(self, planned: Planning) -> str | None:
         """Where the source tells how far time has come, if one job is enough for a micro-batch."""
         streams = self.flow.streams
-        is_one = len(streams) == 1 and len(planned.operators) == 1 and not self.shares
-        if not is_one or not inputs.is_watchable(self.place, streams[0]):
-            return None
-        if not planning.reads_once(results.values()):
+        is_one = len(planned.operators) == 1
+        if not is_one or not all(inputs.is_watchable(self.place, each) for each in streams):
             return None
         return f"{self.checkpoint.rstrip('/')}/{watching.FOLDER}"
 
@@ -310,7 +316,9 @@ class Running:
             writer = writer.trigger(processingTime=self.flow.every)
         on_batch: Callable[[DataFrame, int], Counts]
         if plan.operated is not None:
-            on_batch = Operated(self, plan.operated, plan.watch)
+            on_batch = Operated(
+                self, plan.operated, plan.watch, reads_each_once=plan.reads_each_once
+            )
         else:
             on_batch = self._on_records if plan.rowwise else self._on_rows
         self._query = writer.foreachBatch(self._guarded(on_batch)).start()

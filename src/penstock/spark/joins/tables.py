@@ -49,6 +49,7 @@ from penstock.spark.joins.enriching import (
     sent_name,
 )
 from penstock.spark.state import Operator, Planning, apply, current
+from penstock.spark.state.applying import Direct
 from penstock.spark.state.schemas import arrow_schema
 
 if TYPE_CHECKING:
@@ -94,18 +95,7 @@ def enrich(
             f"{where}: enrich: the events have a column {clashing[0]!r} already",
             advice=f'Give it another name, as in columns={{"{clashing[0]}": "other"}}.',
         )
-    if how not in {"left", "inner"} or version not in {"latest", "as_of"}:
-        raise DeclarationError(
-            f"{where}: enrich: how={how!r}, version={version!r} is not known",
-            advice='how is "left" or "inner", version is "latest" or "as_of".',
-        )
-    if version == "as_of" and TIME not in changes.columns and isinstance(current(), Planning):
-        raise DeclarationError(
-            f"{where}: enrich: the stream of changes has no time, so that nobody can say when all "
-            "changes up to the time of an event are there",
-            advice='Give it one, such as that of its records: stream("TOPIC", ..., '
-            'time="_timestamp").',
-        )
+    _check_version(changes, how, version, where)
     keys = _key_columns(events, row, pairs, where)
     told = _changes(changes, row, pairs, list(wanted), [kind for _, kind in keys], valid_from)
     sent = sql.select(
@@ -130,7 +120,16 @@ def enrich(
     if version == "as_of":
         everything = current() is None and WATERMARK not in events.columns
         operator = AsOf(shape, everything)
-    return apply({"events": sent, "changes": told}, operator, key=names, schema=out, name=name)
+    taken = {sent_name(each): each for each in events.columns}
+    taken |= {key_name(at): mine for at, mine in enumerate(pairs)}
+    return apply(
+        {"events": sent, "changes": told},
+        operator,
+        key=names,
+        schema=out,
+        name=name,
+        direct={"events": Direct(events, taken)},
+    )
 
 
 def _kept(changes: DataFrame, keys: Sequence[str], columns: Sequence[str]) -> pa.Schema:
@@ -195,6 +194,21 @@ def _check_columns(
         raise DeclarationError(
             f"{where}: enrich: the events have no time, and the row of their time is wanted",
             advice='Say which column is their time, as in stream("TOPIC", ..., time="at").',
+        )
+
+
+def _check_version(changes: DataFrame, how: How, version: Version, where: str) -> None:
+    if how not in {"left", "inner"} or version not in {"latest", "as_of"}:
+        raise DeclarationError(
+            f"{where}: enrich: how={how!r}, version={version!r} is not known",
+            advice='how is "left" or "inner", version is "latest" or "as_of".',
+        )
+    if version == "as_of" and TIME not in changes.columns and isinstance(current(), Planning):
+        raise DeclarationError(
+            f"{where}: enrich: the stream of changes has no time, so that nobody can say when all "
+            "changes up to the time of an event are there",
+            advice='Give it one, such as that of its records: stream("TOPIC", ..., '
+            'time="_timestamp").',
         )
 
 

@@ -48,6 +48,9 @@ SPAN_FIELDS: Final = ("least", "latest", "behind", "bad")
 # of all partitions, because its own had not come so far.
 ASIDE: Final = "_aside"
 ASIDE_TYPE: Final = pa.struct([("before", pa.int64()), ("behind", pa.bool_())])
+# Good rows of a shard, as Arrow, where the source packs them (`penstock.spark.state.packing`).
+PACKED: Final = "_penstock_packed"
+PACKED_TYPE: Final = pa.struct([("shard", pa.int32()), ("rows", pa.binary())])
 # The key of a record without a value that only says that time has passed.
 HEARTBEAT: Final = b"penstock.heartbeat"
 _SHAPES: Final = frozenset({"json", "debezium", "changelog"})
@@ -109,6 +112,10 @@ class Typing:
     time: str | None = None
     # The folder by which tasks tell how far it has come; None if that is told from the rows.
     watch: str | None = None
+    # Of the stream in its flow.
+    number: int = 0
+    # Whether rows may come packed; if so, in which micro-batches is told in the folder.
+    packs: bool = False
 
     def as_option(self) -> str:
         return json.dumps(asdict(self))
@@ -157,6 +164,8 @@ class Typing:
             columns.append((SPAN, T.StructType(span)))
         elif self.time is not None:
             columns.append((ASIDE, cast("T.StructType", from_arrow_type(ASIDE_TYPE))))
+        if self.packs:
+            columns.append((PACKED, cast("T.StructType", from_arrow_type(PACKED_TYPE))))
         return T.StructType([T.StructField(name, kind) for name, kind in columns])
 
     @cached_property
@@ -194,6 +203,8 @@ class Typing:
                     _part_of(records), records.column("offset"), columns[TIME], has_value, bad
                 )
                 columns |= {ASIDE: aside, VALUE: _where(aside.is_null(), value)}
+        if self.packs:
+            columns[PACKED] = pa.nulls(len(records), PACKED_TYPE)
         arrays = [_as(columns[field.name], field.type) for field in self._arrow]
         return pa.RecordBatch.from_arrays(arrays, schema=self._arrow)
 

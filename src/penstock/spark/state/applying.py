@@ -19,10 +19,12 @@ from pyspark.sql import types as T  # noqa: N812
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from penstock.spark import sql
+from penstock.spark.reading.decoding import PACKED
 from penstock.spark.source.workers import settle
 from penstock.spark.state.context import DEFAULT_SHARDS, Batch, Planning, current
 from penstock.spark.state.files import StateError
 from penstock.spark.state.operator import Operator, Shard
+from penstock.spark.state.packing import KEYS, PLAIN, Packing, unpacked
 from penstock.spark.state.store import Place, opened
 
 if TYPE_CHECKING:
@@ -38,6 +40,15 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][\w .-]{0,99}", re.ASCII)
 _HERALD: Final = -1
 
 
+@dataclass(frozen=True, slots=True)
+class Direct:
+    """An input that is a frame's columns under other names: if a stream's, the source packs it."""
+
+    rows: DataFrame
+    # New names, and what they are called in the frame.
+    columns: Mapping[str, str]
+
+
 def apply(
     inputs: Mapping[str, DataFrame],
     operator: Operator,
@@ -45,12 +56,14 @@ def apply(
     key: Sequence[str] | Mapping[str, Sequence[str]],
     schema: str | T.StructType,
     name: str | None = None,
+    direct: Mapping[str, Direct] | None = None,
 ) -> DataFrame:
     """What an operator gives for the rows of its inputs.
 
     `key` names the columns by which rows belong together, for all inputs or for each: the values
     of all keys must have the same types in all inputs. `schema` is that of the rows that come out.
     `name` tells two operators of the same kind in a flow apart even if their order is changed.
+    `direct` says of which frames inputs are no more than columns.
     """
     wanted = T.StructType.fromDDL(schema) if isinstance(schema, str) else schema
     assert isinstance(wanted, T.StructType)
@@ -72,15 +85,18 @@ def apply(
     shards = context.shards if isinstance(context, Batch) else DEFAULT_SHARDS
     assert 1 <= shards <= MOST_SHARDS
     names = tuple(inputs)
+    packed: dict[str, DataFrame] = {}
+    for each, taken in (direct or {}).items():
+        if (stream := _stream_of(context, taken, inputs[each], keys[each])) is not None:
+            packed[each] = stream
     frames = [
-        _tagged(rows, number, _shard_of(keys[each], shards))
+        _passed_on(packed[each], number)
+        if each in packed
+        else tagged(rows, number, _shard_of(keys[each], shards))
         for number, (each, rows) in enumerate(inputs.items())
     ]
-    if not isinstance(context, Planning):
-        numbers = frames[0].sparkSession.range(0, shards, 1, 1)
-        frames.append(sql.select(numbers, {_SHARD: "CAST(id AS int)", _INPUT: str(_HERALD)}))
-    united = reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), frames)
-    spread = united.repartitionById(shards, _SHARD)
+    whole = united(frames, heralds=0 if isinstance(context, Planning) else shards)
+    spread = whole.repartitionById(shards, _SHARD)
     place = Place(f"{context.folder}/{title}") if isinstance(context, Batch) else None
     task = _Task(
         operator,
@@ -90,6 +106,7 @@ def apply(
         context.batch_id if isinstance(context, Batch) else 0,
         context.watermark_us if isinstance(context, Batch) else None,
         to_arrow_schema(wanted, timezone="UTC"),
+        frozenset(packed),
     )
     rows = spread.mapInArrow(task, wanted)
     if isinstance(context, Batch):
@@ -98,6 +115,32 @@ def apply(
         context.keys[title] = [(each, kinds[each]) for each in keys[first]]
         rows = context.made[title] = rows.alias(title_of(title))
     return rows
+
+
+def _stream_of(
+    context: Planning | Batch | None, taken: Direct, sent: DataFrame, key: Sequence[str]
+) -> DataFrame | None:
+    """What stands for an input that the source packs; None if it comes as rows."""
+    if context is None:
+        return None
+    known = [at for at, each in enumerate(context.streams) if each is taken.rows]
+    kinds = dict(sent.dtypes)
+    if not known or not set(kinds.values()) <= PLAIN or not key:
+        return None
+    if not {kinds[each] for each in key} <= KEYS:
+        return None
+    (number,) = known
+    if isinstance(context, Planning):
+        context.packed.add(number)
+        return None
+    if number not in context.packable or number in context.packings:
+        return None
+    mine = dict(taken.rows.dtypes)
+    longs = [
+        new for new, old in taken.columns.items() if kinds[new] == "bigint" != mine[old]
+    ]  # fmt: skip
+    context.packings[number] = Packing(tuple(taken.columns.items()), tuple(key), tuple(longs))
+    return context.packable[number]
 
 
 def title_of(name: str) -> str:
@@ -134,9 +177,34 @@ def _column(number: int) -> str:
     return f"_penstock_rows_{number}"
 
 
-def _tagged(rows: DataFrame, number: int, shard: str) -> DataFrame:
+def tagged(rows: DataFrame, number: int, shard: str) -> DataFrame:
+    """The rows of one input, as they travel with those of others."""
     whole = sql.struct(rows.columns)
     return sql.select(rows, {_SHARD: shard, _INPUT: str(number), _column(number): whole})
+
+
+def united(frames: Sequence[DataFrame], *, heralds: int) -> DataFrame:
+    """All inputs as one frame, with a row for each of so many shards that says its number."""
+    parts = list(frames)
+    if heralds:
+        numbers = frames[0].sparkSession.range(0, heralds, 1, 1)
+        parts.append(sql.select(numbers, {_SHARD: "CAST(id AS int)", _INPUT: str(_HERALD)}))
+    return reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), parts)
+
+
+def part_of(whole: pa.Table, number: int, *, is_packed: bool = False) -> pa.Table | None:
+    """The rows of one input again, in the order of the log; None if there is none."""
+    is_of = pa.compute.equal(whole[_INPUT], number)
+    column = whole[_column(number)].filter(is_of)
+    if not len(column):
+        return None
+    return _in_order(unpacked(column) if is_packed else _flat(column))
+
+
+def _passed_on(rows: DataFrame, number: int) -> DataFrame:
+    """What the source has packed."""
+    wanted = {_SHARD: f"{PACKED}.shard", _INPUT: str(number), _column(number): f"{PACKED}.rows"}
+    return sql.select(rows, wanted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +219,8 @@ class _Task:
     version: int
     watermark_us: int | Callable[[], int] | None
     schema: pa.Schema
+    # The inputs that come packed.
+    packed: frozenset[str] = frozenset()
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         settle(self.operator.kind)
@@ -158,22 +228,17 @@ class _Task:
         numbers = pa.compute.unique(whole[_SHARD]).to_pylist()
         assert len(numbers) == 1, f"shards {numbers} came to one task"
         number = numbers[0]
-        inputs = self._parted(whole)
+        parted = {
+            name: part_of(whole, at, is_packed=name in self.packed)
+            for at, name in enumerate(self.names)
+        }
+        inputs = {name: rows for name, rows in parted.items() if rows is not None}
         told = self.watermark_us
         watermark_us = told() if callable(told) else told
         with opened(self.place, number, self.version) as state:
             shard = Shard(number, self.shards, self.version, watermark_us, state)
             rows = self.operator.process(shard, inputs)
         yield from rows.cast(self.schema).to_batches(max_chunksize=65_536)
-
-    def _parted(self, whole: pa.Table) -> dict[str, pa.Table]:
-        found = {}
-        for number, name in enumerate(self.names):
-            is_of = pa.compute.equal(whole[_INPUT], number)
-            column = whole[_column(number)].filter(is_of)
-            if len(column):
-                found[name] = _in_order(_flat(column))
-        return found
 
 
 def _flat(column: pa.ChunkedArray) -> pa.Table:

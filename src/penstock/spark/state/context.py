@@ -8,7 +8,7 @@ neither, and operators work over all rows at once.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+    from penstock.spark.state.packing import Packing
 
 DEFAULT_SHARDS: Final = 4
 
@@ -37,6 +39,9 @@ class Planning(_Numbered):
 
     # What each operator is, as text that changes if its state does.
     operators: list[str] = field(default_factory=list)
+    # What the function is given of each stream, and which of them an operator takes as they are.
+    streams: Sequence[DataFrame] = ()
+    packed: set[int] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -50,10 +55,17 @@ class Batch(_Numbered):
     # Before this event time nothing more is expected, microseconds; None if no input has a time.
     # What is known only while the micro-batch runs is asked for by its tasks.
     watermark_us: int | Callable[[], int] | None = None
+    # Whether there is so little to do that operators that follow each other share a task.
+    together: bool = False
     # What was applied, by the name of its state.
     made: dict[str, DataFrame] = field(default_factory=dict)
     # By which columns, of which types, their rows are spread.
     keys: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
+    # What the function is given of each stream; by their numbers what stands for those that the
+    # source can pack, and how operators want them to be.
+    streams: Sequence[DataFrame] = ()
+    packable: Mapping[int, DataFrame] = field(default_factory=dict)
+    packings: dict[int, Packing] = field(default_factory=dict)
 
 
 _current: ContextVar[Planning | Batch | None] = ContextVar("_current", default=None)

@@ -64,11 +64,11 @@ class Files:
     def _at(self, name: str) -> str:
         return f"{self._path}/{name}" if name else self._path
 
-    def write(self, name: str, data: pa.Buffer | bytes) -> None:
-        """Write a whole file, durably."""
+    def write(self, name: str, data: pa.Buffer | bytes, *, durable: bool = True) -> None:
+        """Write a whole file. What need not outlive the machine is not waited for."""
         path = self._at(name)
         if self._store is None:
-            self._write_here(Path(path), data)
+            self._write_here(Path(path), data, durable)
             return
         direct = self._store.type_name in _OBJECTS
         beside = path if direct else f"{path}{_BESIDE}{uuid.uuid4().hex}"
@@ -79,27 +79,30 @@ class Files:
         if not direct:
             self._store.move(beside, path)
 
-    def _write_here(self, file: Path, data: pa.Buffer | bytes) -> None:
+    def _write_here(self, file: Path, data: pa.Buffer | bytes, durable: bool) -> None:
         # Two tries of one task may write the same file at a time.
         beside = file.with_name(f"{_BESIDE}{os.getpid()}-{uuid.uuid4().hex[:8]}-{file.name}")
         try:
-            self._write_beside(beside, data)
+            self._write_beside(beside, data, durable)
         except FileNotFoundError:
             file.parent.mkdir(parents=True, exist_ok=True)
-            self._write_beside(beside, data)
+            self._write_beside(beside, data, durable)
         beside.replace(file)
+        if not durable:
+            return
         handle = os.open(file.parent, os.O_RDONLY)
         try:
             os.fsync(handle)
         finally:
             os.close(handle)
 
-    def _write_beside(self, beside: Path, data: pa.Buffer | bytes) -> None:
+    def _write_beside(self, beside: Path, data: pa.Buffer | bytes, durable: bool) -> None:
         try:
             with beside.open("wb") as out:
                 out.write(memoryview(data))
                 out.flush()
-                os.fsync(out.fileno())
+                if durable:
+                    os.fsync(out.fileno())
         except FileNotFoundError:
             raise
         except BaseException:

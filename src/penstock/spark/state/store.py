@@ -14,10 +14,13 @@ Files are removed when no version of those that could be needed refers to them.
 
 from __future__ import annotations
 
+import logging
 import re
+import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from time import time_ns
 from typing import Any, Final
@@ -36,10 +39,23 @@ _NAME: Final = re.compile(r"(\d+)-[0-9a-f]+\.state")
 _MAGIC: Final = b"PENSTAT1"
 _ALIGNMENT: Final = 64
 # How many shards a worker process keeps open between micro-batches.
-_MOST_WARM: Final = 64
+_MOST_WARM: Final = 256
 # After how many versions it is looked for what killed writers have left.
 _SWEPT_EVERY: Final = 64
-__all__ = ["KEPT_VERSIONS", "KeyedTable", "Place", "State", "is_whole", "opened", "size"]
+# So many removals wait at the most.
+_MOST_REMOVALS: Final = 64
+log: Final = logging.getLogger(__name__)
+__all__ = [
+    "KEPT_VERSIONS",
+    "Held",
+    "KeyedTable",
+    "Place",
+    "State",
+    "hold",
+    "is_whole",
+    "opened",
+    "size",
+]
 _DAMAGED: Final = "Rebuild the flow from the log, with `penstock flows reset`."
 
 
@@ -110,12 +126,32 @@ def _types(schema: pa.Schema) -> list[tuple[str, pa.DataType]]:
 _warm: OrderedDict[tuple[str, int], tuple[str, State]] = OrderedDict()
 
 
-@contextmanager
-def opened(place: Place | None, shard: int, version: int) -> Iterator[State]:
-    """The state before a version; what it is at the end becomes that version."""
-    if place is None:
-        yield State()
-        return
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The state of a shard in the hands of a task: what becomes of it is kept as a version."""
+
+    place: Place
+    shard: int
+    version: int
+    state: State
+
+    def keep(self) -> None:
+        """Write the version; from then on it counts."""
+        files = self._files
+        name = write(files, self.version, self.state)
+        _forget_soon(files, self.version)
+        _warm[self.place.folder, self.shard] = (name, self.state)
+        while len(_warm) > _MOST_WARM:
+            with suppress(KeyError):
+                _warm.popitem(last=False)
+
+    @property
+    def _files(self) -> Files:
+        return Files(f"{self.place.folder}/{self.shard}")
+
+
+def hold(place: Place, shard: int, version: int) -> Held:
+    """The state before a version."""
     files = Files(f"{place.folder}/{shard}")
     warm = _warm.pop((place.folder, shard), None)
     newest = newest_before(files, version)
@@ -123,12 +159,18 @@ def opened(place: Place | None, shard: int, version: int) -> Iterator[State]:
         state = warm[1]
     else:
         state = State() if newest is None else read(files, newest)
-    yield state
-    name = write(files, version, state)
-    _forget_old(files, version)
-    _warm[place.folder, shard] = (name, state)
-    while len(_warm) > _MOST_WARM:
-        _warm.popitem(last=False)
+    return Held(place, shard, version, state)
+
+
+@contextmanager
+def opened(place: Place | None, shard: int, version: int) -> Iterator[State]:
+    """The state before a version; what it is at the end becomes that version."""
+    if place is None:
+        yield State()
+        return
+    held = hold(place, shard, version)
+    yield held.state
+    held.keep()
 
 
 def is_whole(place: Place, shards: int, version: int) -> bool:
@@ -167,6 +209,26 @@ def newest_before(files: Files, version: int) -> str | None:
     """The file of the newest version before one; None if there is none."""
     found = [name for number, name in _versions(files.names()) if number < version]
     return found[-1] if found else None
+
+
+# To remove a large file takes longer than to write a small one, and nobody waits for it.
+_removing: Final = ThreadPoolExecutor(1, "forget-state")
+_removals: Final = threading.BoundedSemaphore(_MOST_REMOVALS)
+
+
+def _forget_soon(files: Files, version: int) -> None:
+    if _removals.acquire(blocking=False):
+        _removing.submit(_forget, files, version).add_done_callback(lambda _: _removals.release())
+    else:
+        _forget(files, version)
+
+
+def _forget(files: Files, version: int) -> None:
+    try:
+        _forget_old(files, version)
+    except (OSError, StateError) as error:
+        # The next version looks for the same files again.
+        log.warning("old state in %s stays for now: %s", files.folder, error)
 
 
 def _forget_old(files: Files, version: int) -> None:

@@ -9,7 +9,8 @@ told, and with it the watermark. The driver finds the same afterwards.
     CHECKPOINT/penstock-time/BATCH-TASK.json     what a task has seen in it
 
 What a task tells follows from the log and from what was before, so a task that is run again writes
-the same. All of it may be lost between two micro-batches: `TimesFolder` keeps what counts.
+the same. All of it may be lost between two micro-batches, and is not synced to the disk: the next
+one begins by writing it anew, and `TimesFolder` keeps what counts.
 
 **Whether all have told** is known by their number. Spark may leave tasks out, or end them early,
 where it can show that their rows are of no use; then time has passed all the same, and a task of an
@@ -30,12 +31,11 @@ import pyarrow as pa
 from penstock.spark.reading.decoding import ASIDE_TYPE, Typing
 from penstock.spark.source.planning import Range
 from penstock.spark.state.files import Files, StateError
+from penstock.spark.state.packing import Packing
 from penstock.spark.state.time import BEGINNING, Part, Seen, Times
 
 # Beside the checkpoint's own folders.
 FOLDER: Final = "penstock-time"
-# The one input of a flow whose source tells its time.
-INPUT: Final = 0
 _NOW: Final = "now.json"
 _NEVER: Final = np.iinfo(np.int64).min
 
@@ -58,9 +58,13 @@ class Now:
     """The micro-batch that runs."""
 
     batch_id: int
-    lateness_us: int
+    # By the number of a stream.
+    lateness_us: Mapping[int, int]
     # How far time had come before it.
     times: Times
+    # What is sent of streams that are packed by shard, by their numbers.
+    packings: Mapping[int, Packing] = field(default_factory=dict)
+    shards: int = 0
 
 
 @dataclass(slots=True)
@@ -77,6 +81,8 @@ class Told:
     late: int = 0
     # The first and last late one.
     late_at: tuple[int, int] | None = None
+    # Of the stream in its flow.
+    number: int = 0
 
     @property
     def part(self) -> Part:
@@ -93,11 +99,15 @@ class Heard:
     def after(self, now: Now) -> Times:
         """How far time has come."""
         seen = [
-            Seen(INPUT, each.part, each.latest_us, each.latest_us)
+            Seen(each.number, each.part, each.latest_us, each.latest_us)
             for each in self.parts
             if each.latest_us is not None
         ]
-        return now.times.advanced(seen, {INPUT: now.lateness_us})
+        return now.times.advanced(seen, now.lateness_us)
+
+    def of(self, number: int) -> list[Told]:
+        """What was told of one stream."""
+        return [each for each in self.parts if each.number == number]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,37 +124,46 @@ class Watch:
                 files.remove(name)
         said = {
             "batch_id": now.batch_id,
-            "lateness_us": now.lateness_us,
+            "lateness_us": sorted(now.lateness_us.items()),
             "times": now.times.as_json().decode(),
+            "packings": [[number, asdict(each)] for number, each in now.packings.items()],
+            "shards": now.shards,
         }
-        files.write(_NOW, orjson.dumps(said))
+        files.write(_NOW, orjson.dumps(said), durable=False)
 
     def now(self) -> Now:
         """What runs now, for a task."""
         found = orjson.loads(bytes(self._files.read(_NOW)))
         return Now(
-            found["batch_id"], found["lateness_us"], Times.of(found["times"].encode())
-        )  # fmt: skip
+            found["batch_id"],
+            dict(found["lateness_us"]),
+            Times.of(found["times"].encode()),
+            {number: Packing.of(each) for number, each in found["packings"]},
+            found["shards"],
+        )
 
-    def tell(self, now: Now, ranges: Sequence[Range], parts: Iterable[Told]) -> None:
-        """At the end of a task that has read these ranges."""
-        task = sha256(repr([(*each.place, each.start) for each in ranges]).encode())
+    def tell(
+        self, now: Now, ranges: Sequence[Range], parts: Iterable[Told], number: int = 0
+    ) -> None:
+        """At the end of a task that has read these ranges of a stream."""
+        read = [(*each.place, each.start) for each in ranges]
+        task = sha256(repr((number, read)).encode())
         said = orjson.dumps([asdict(each) for each in parts])
-        self._files.write(f"{now.batch_id}-{task.hexdigest()[:16]}.json", said)
+        self._files.write(f"{now.batch_id}-{task.hexdigest()[:16]}.json", said, durable=False)
 
     def heard(self, batch_id: int) -> Heard:
         """All that was told of a micro-batch."""
         files = self._files
         names = [name for name in files.names() if name.startswith(f"{batch_id}-")]
-        parts: dict[Part, Told] = {}
+        parts: dict[tuple[int, Part], Told] = {}
         for name in names:
             for each in orjson.loads(bytes(files.read(name))):
                 late_at = each.pop("late_at")
                 told = Told(**each, late_at=None if late_at is None else tuple(late_at))
-                known = parts.get(told.part)
+                known = parts.get((told.number, told.part))
                 # A task of a micro-batch before may still have run when this one began.
                 if known is None or known.start < told.start:
-                    parts[told.part] = told
+                    parts[told.number, told.part] = told
         return Heard(len(names), list(parts.values()))
 
     @property
@@ -187,10 +206,12 @@ def typed(
     assert typing.watch is not None
     watch = Watch(typing.watch)
     now = watch.now()
-    watching = Watching(now, {each.place: each.start for each in ranges})
+    watching = Watching(now, {each.place: each.start for each in ranges}, typing.number)
+    packing = now.packings.get(typing.number)
     for each in records:
-        yield typing.decode(each, watching)
-    watch.tell(now, ranges, watching.told())
+        rows = typing.decode(each, watching)
+        yield rows if packing is None else packing.packed(rows, now.shards)
+    watch.tell(now, ranges, watching.told(), typing.number)
 
 
 @dataclass(slots=True)
@@ -199,12 +220,15 @@ class Watching:
 
     now: Now
     starts: Mapping[Part, int]
+    # Of the stream in its flow.
+    number: int = 0
     _told: dict[Part, Told] = field(default_factory=dict)
 
     def told(self) -> list[Told]:
-        for part, start in self.starts.items():
-            self._told.setdefault(part, Told(*part, start))
-        return list(self._told.values())
+        return [self._of(part) for part in self.starts]
+
+    def _of(self, part: Part) -> Told:
+        return self._told.setdefault(part, Told(*part, self.starts[part], number=self.number))
 
     def aside(
         self,
@@ -215,10 +239,10 @@ class Watching:
         bad: int,
     ) -> pa.Array:
         """For each of the next rows of a partition: null, or what it came too late for."""
-        told = self._told.setdefault(part, Told(*part, self.starts[part]))
+        told = self._of(part)
         told.read += len(offsets)
         told.bad += bad
-        known = self.now.times.before(INPUT).get(part, _NEVER)
+        known = self.now.times.before(self.number).get(part, _NEVER)
         reached = known if told.latest_us is None else max(known, told.latest_us)
         timed = np.asarray(times.is_valid())
         at = np.asarray(times.cast(pa.int64()).fill_null(_NEVER))
@@ -245,8 +269,8 @@ class Watching:
         """
         earlier = np.maximum.accumulate(np.concatenate([[reached], at[:-1]]))
         # What is so long ago that there is no time before it has no lateness either.
-        least = _NEVER + self.now.lateness_us
-        own = np.where(earlier < least, _NEVER, earlier - self.now.lateness_us)
+        lateness_us = self.now.lateness_us[self.number]
+        own = np.where(earlier < _NEVER + lateness_us, _NEVER, earlier - lateness_us)
         mark = self.now.times.watermark_us
         # Before there is one, a partition that has not begun is not behind it.
         behind = (own < mark) & ((earlier != _NEVER) | (mark != BEGINNING))

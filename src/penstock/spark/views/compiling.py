@@ -38,6 +38,7 @@ from penstock.spark.views.plan import (
     identity,
     key_of,
 )
+from penstock.spark.views.scope import conjuncts
 
 ORDER: Final = ("_topic", "_partition", "_offset")
 # The whole key as JSON, which is never null: right for the key of a topic.
@@ -283,6 +284,21 @@ def _bare(node: Node) -> Table | None:
 
 def _not_null(names: Sequence[str]) -> Expression:
     return exp.and_(*(exp.not_(exp.Is(this=column(each), expression=exp.null())) for each in names))
+
+
+def never_null(condition: Expression) -> list[str] | None:
+    """The columns, if a condition says nothing but that some are not null."""
+    names = []
+    for each in conjuncts(condition):
+        inner = each.unnest()
+        is_null = inner.this.unnest() if isinstance(inner, exp.Not) else None
+        if not isinstance(is_null, exp.Is) or not isinstance(is_null.expression, exp.Null):
+            return None
+        name = as_column(is_null.this)
+        if name is None:
+            return None
+        names.append(name)
+    return names
 
 
 def _common(one: pa.DataType, other: pa.DataType, on: tuple[Expression, Expression]) -> str:

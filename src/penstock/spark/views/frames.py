@@ -145,9 +145,9 @@ class View:
 
     def changes(self) -> DataFrame:
         """What a micro-batch changes: columns, hidden ones of the key, `_key` and `_deleted`."""
-        from penstock.spark.views.on_spark import SparkEngine
+        from penstock.spark.views.on_spark import SparkEngine, frame_of
 
-        return Compiler(SparkEngine(self.frames)).changes(self._whole())
+        return frame_of(Compiler(SparkEngine(self.frames)).changes(self._whole()))
 
     def _scope(self, sql: str) -> tuple[Text, Scope]:
         text = Text(sql)

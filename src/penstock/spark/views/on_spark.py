@@ -1,4 +1,8 @@
-"""The engine of views: Spark evaluates expressions, on streams at planning and on micro-batches."""
+"""The engine of views: Spark evaluates expressions, on streams at planning and on micro-batches.
+
+In a small micro-batch what an operator gives stays in its task, for the next operator, as long as
+nothing is to be computed in between (`penstock.spark.state.chaining`).
+"""
 
 from __future__ import annotations
 
@@ -11,17 +15,19 @@ from pyspark.sql import types as T  # noqa: N812
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from penstock.spark import sql
-from penstock.spark.state import Operator, apply
-from penstock.spark.state.schemas import arrow_schema
+from penstock.spark.state import Batch, Operator, apply, chaining, current
+from penstock.spark.state.chaining import Rows
 from penstock.spark.views.columns import DELETED, PRESENT, loose
-from penstock.spark.views.compiling import ORDER, Columns
+from penstock.spark.views.compiling import ORDER, Columns, never_null
 from penstock.spark.views.plan import Table, as_column, flat
 from penstock.spark.views.refusing import DIALECT, ViewError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-from penstock.spark.views.expressions import Expression
+    from penstock.spark.views.expressions import Expression
+
+    Frame = DataFrame | Rows
 
 AFTER: Final = "_after"
 BEFORE: Final = "_before"
@@ -66,23 +72,30 @@ class SparkEngine:
             found.append(_from_key(table, name, fields[name].dataType))
         return f"coalesce({', '.join(found)})"
 
-    def schema(self, rows: DataFrame) -> pa.Schema:
-        return loose(arrow_schema(rows.schema))
+    def schema(self, rows: Frame) -> pa.Schema:
+        return loose(chaining.schema_of(rows))
 
-    def select(self, rows: DataFrame, wanted: Columns) -> DataFrame:
+    def select(self, rows: Frame, wanted: Columns) -> Frame:
+        if isinstance(rows, Rows):
+            picked = {name: as_column(each) for name, each in wanted}
+            named = {name: own for name, own in picked.items() if own is not None}
+            if len(named) == len(picked):
+                return rows.select(named)
         try:
-            return sql.select(rows, {name: _text(each) for name, each in wanted})
+            return sql.select(frame_of(rows), {name: _text(each) for name, each in wanted})
         except AnalysisException as error:
             raise _explained(error) from error
 
-    def where(self, rows: DataFrame, condition: Expression) -> DataFrame:
+    def where(self, rows: Frame, condition: Expression) -> Frame:
+        if isinstance(rows, Rows) and (names := never_null(condition)) is not None:
+            return rows.where_present(names)
         try:
-            return rows.where(condition.sql(dialect=DIALECT))
+            return frame_of(rows).where(condition.sql(dialect=DIALECT))
         except AnalysisException as error:
             raise _explained(error) from error
 
-    def union(self, parts: Sequence[DataFrame]) -> DataFrame:
-        first, *others = parts
+    def union(self, parts: Sequence[Frame]) -> DataFrame:
+        first, *others = map(frame_of, parts)
         try:
             for each in others:
                 first = first.unionByName(each)
@@ -90,18 +103,28 @@ class SparkEngine:
             raise _explained(error) from error
         return first
 
-    def text(self, rows: DataFrame, wanted: Sequence[str], into: str) -> DataFrame:
+    def text(self, rows: Frame, wanted: Sequence[str], into: str) -> DataFrame:
+        whole = frame_of(rows)
         text = f"to_json({sql.struct(wanted)}, map('ignoreNullFields', 'false'))"
-        return sql.select(rows, {into: text}, *map(sql.quoted, rows.columns))
+        return sql.select(whole, {into: text}, *map(sql.quoted, whole.columns))
 
     def apply(
         self,
-        inputs: Mapping[str, DataFrame],
+        inputs: Mapping[str, Frame],
         operator: Operator,
         key: Sequence[str],
         out: pa.Schema,
-    ) -> DataFrame:
-        return apply(inputs, operator, key=list(key), schema=from_arrow_schema(out))
+    ) -> Frame:
+        batch = current()
+        if isinstance(batch, Batch) and batch.together and chaining.can_link(inputs, key):
+            return chaining.link(inputs, operator, key=key, schema=out, batch=batch)
+        frames = {name: frame_of(rows) for name, rows in inputs.items()}
+        return apply(frames, operator, key=list(key), schema=from_arrow_schema(out))
+
+
+def frame_of(rows: Frame) -> DataFrame:
+    """What Spark takes."""
+    return rows.frame() if isinstance(rows, Rows) else rows
 
 
 def _text(expression: Expression) -> str:
