@@ -9,6 +9,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any, Final
 
+from pyspark import cloudpickle
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
@@ -35,7 +36,10 @@ def _modules() -> tuple[ModuleType, ModuleType]:
         sys.path.insert(0, folder)
     import generator  # type: ignore[import-not-found]
     import queries  # type: ignore[import-not-found]
+    import selling  # type: ignore[import-not-found]
 
+    # Spark's workers do not know the folder.
+    cloudpickle.register_pickle_by_value(selling)  # type: ignore[no-untyped-call]
     return generator, queries
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Final, Literal
 
@@ -169,7 +170,8 @@ def view(asked: Asked) -> Cells:
             stream("customers", changelog=CUSTOMER, options=half),
         ]
 
-        @flow(inputs=inputs, output=Nowhere(), name="view")
+        # One for each core, as docs/flows.md says.
+        @flow(inputs=inputs, output=Nowhere(), name="view", shards=os.cpu_count() or 2)
         def by_country(orders: DataFrame, customers: DataFrame) -> DataFrame:
             return views.sql(
                 _SQL,
