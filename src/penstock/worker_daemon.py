@@ -12,6 +12,7 @@ Not in `penstock.spark`: that imports pyarrow, and nothing may start threads bef
 from __future__ import annotations
 
 import socket
+from contextlib import suppress
 from typing import Final
 
 from pyspark import daemon
@@ -34,7 +35,9 @@ def hasten(sock: socket.socket) -> None:
     for name in _AT_ONCE:
         option = getattr(socket, name, None)
         if option is not None:
-            sock.setsockopt(socket.IPPROTO_TCP, option, 1)
+            # Where it is refused the worker only waits, as it would without this.
+            with suppress(OSError):
+                sock.setsockopt(socket.IPPROTO_TCP, option, 1)
 
 
 daemon.worker = worker

@@ -53,6 +53,12 @@ def test_a_schema_that_cannot_be_read_is_said_with_its_place() -> None:
         ),
         "table 'people', avro='{': not an Avro schema": table("people", avro="{"),
         "stream 'clicks', json=' ': it has no fields": stream("clicks", json=" "),
+        "stream 'clicks', time='when': there is no such column": stream(
+            "clicks", json="user string, at timestamp", time="when"
+        ),
+        "stream 'clicks', time='at.x': there is no such column": stream(
+            "clicks", json="user string, at timestamp", time="at.x"
+        ),
     }
     for words, declared in wrong.items():
         with pytest.raises(DeclarationError, match=rf"^{__file__}:\d+: {words}") as caught:
@@ -68,3 +74,12 @@ def test_a_schema_that_cannot_be_read_is_said_with_its_place() -> None:
         table("people", avro='{"type":"record","name":"r","fields":[{"name":"a","type":"int"}]}'),
     ):
         check_schema(good)
+
+
+@pytest.mark.usefixtures("spark")
+def test_the_time_of_a_changelog_is_not_that_of_its_rows() -> None:
+    with pytest.raises(DeclarationError, match="no such column") as caught:
+        check_schema(stream("names", changelog="id bigint, at timestamp", time="at"))
+    assert "_after.at" in caught.value.advice
+    for good in ("_after.at", "_timestamp", "_AFTER.At"):
+        check_schema(stream("names", changelog="id bigint, at timestamp", time=good))

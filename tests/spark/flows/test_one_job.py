@@ -320,6 +320,57 @@ def test_rows_that_are_packed_can_still_be_needed_elsewhere(tester: FlowTester) 
     assert watched(tester, "both").exists()
 
 
+def test_a_table_that_rests_is_no_reason_to_read_twice(tester: FlowTester) -> None:
+    """Most tables seldom change: of most micro-batches only the events are new."""
+    inputs = [
+        stream("events", json=SCHEMA, time="at", lateness="10 seconds"),
+        stream("names", changelog="id bigint, name string", time="_timestamp"),
+    ]
+
+    @flow(inputs=inputs, output=topic("both"), shards=2)
+    def both(events: DataFrame, names: DataFrame) -> DataFrame:
+        return enrich(events, names, on="id", columns=["name"]).select("id", "name")
+
+    tester.use(both)
+    tester.feed("names", [{"id": 1, "name": "one"}], key=["1"])
+    for turn in range(1, 4):
+        tester.feed("events", [{"id": 1, "at": tester.now}])
+        told = tester.run()["both"]
+        assert tester.rows("both") == [{"id": 1, "name": "one"}] * turn
+        assert told.progress.rows_in == (2 if turn == 1 else 1)
+        now = watching.Watch(str(watched(tester, "both"))).now()
+        assert (now.batch_id, list(now.packings)) == (turn - 1, [0])
+    # And of some only the table.
+    tester.feed("names", [{"id": 1, "name": "uno"}], key=["1"])
+    tester.run()
+    tester.feed("events", [{"id": 1, "at": tester.now}])
+    tester.run()
+    assert tester.rows("both")[3:] == [{"id": 1, "name": "uno"}]
+
+
+def test_a_stream_that_goes_past_the_operator(tester: FlowTester) -> None:
+    """Its tasks need not have told anything when the operator begins."""
+    inputs = [
+        stream("others", json=SCHEMA, time="at", lateness="10 seconds"),
+        stream("events", json=SCHEMA, time="at", lateness="10 seconds"),
+        stream("names", changelog="id bigint, name string", time="_timestamp"),
+    ]
+
+    @flow(inputs=inputs, output=topic("all"), shards=2)
+    def everything(others: DataFrame, events: DataFrame, names: DataFrame) -> DataFrame:
+        found = enrich(events, names, on="id", columns=["name"]).select("id", "name")
+        return found.unionByName(others.select("id", F.lit("other").alias("name")))
+
+    tester.use(everything)
+    tester.feed("names", [{"id": 1, "name": "one"}], key=["1"])
+    for name in ("events", "others"):
+        tester.feed(name, [{"id": 1, "at": tester.now}])
+    tester.run()
+    found = sorted((row["id"], row["name"]) for row in tester.rows("all"))
+    assert found == [(1, "one"), (1, "other")]
+    assert not watched(tester, "everything").exists()
+
+
 def test_a_packed_stream_fails_at_a_bad_record(tester: FlowTester) -> None:
     @flow(
         inputs=[

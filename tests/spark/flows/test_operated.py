@@ -15,7 +15,7 @@ from pyspark import cloudpickle
 from pyspark.sql import DataFrame
 
 from penstock.client import topics
-from penstock.spark import windows, within
+from penstock.spark import views, windows, within
 from penstock.spark.flows.declare import Flow, flow, stream, topic
 from penstock.spark.flows.folder import Folder
 from penstock.spark.flows.heartbeats import Heartbeats, Idleness
@@ -302,3 +302,26 @@ def test_rows_go_to_python_in_numbers_that_large_records_allow(tester: FlowTeste
     assert rows_at_once(place, [small]) == 1000
     assert rows_at_once(place, [small, large]) == 128
     assert rows_at_once(place, [huge]) == 1
+
+
+def test_records_that_are_read_again_are_counted_once(tester: FlowTester) -> None:
+    """Of two streams one has a bad record, for whose sake it is read a second time."""
+    names = ("orders", "customers")
+    inputs = [
+        stream("orders", changelog="id bigint, customer bigint, amount bigint", dead_letters="bad"),
+        stream("customers", changelog="id bigint, country string", dead_letters="bad"),
+    ]
+
+    @flow(inputs=inputs, output=topic("totals", key="_key", compacted=True))
+    def totals(orders: DataFrame, customers: DataFrame) -> DataFrame:
+        query = """SELECT country, sum(amount) AS total FROM orders
+            JOIN customers ON orders.customer = customers.id GROUP BY country"""
+        keys = dict.fromkeys(names, "id")
+        return views.sql(query, keys, orders=orders, customers=customers).changes()
+
+    tester.use(totals)
+    tester.feed("customers", [{"id": 1, "country": "de"}] * 10, key=["1"] * 10)
+    rows = [{"id": 1, "customer": 1, "amount": 5}] * 20
+    tester.feed("orders", [*rows, "{"], key=["1"] * 21)
+    told = tester.run()["totals"].progress
+    assert (told.rows_in, told.dead_letters) == (31, 1)

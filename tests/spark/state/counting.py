@@ -1,8 +1,13 @@
-"""A flow that shows each slip of its state: it numbers the rows of each key, and adds them up."""
+"""Flows that show each slip of their state, and what they must come to, computed without Spark.
+
+One numbers the rows of each key, and adds them up; the other finds for each row the name that was
+valid at its time, in micro-batches whose rows come packed.
+"""
 
 from __future__ import annotations
 
 import sys
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -13,6 +18,7 @@ from pyspark import cloudpickle
 from pyspark.sql import DataFrame
 
 from penstock.spark.flows.declare import Flow, flow, stream, topic
+from penstock.spark.joins import enrich
 from penstock.spark.state import Shard, apply
 
 # Workers cannot import a module of the tests.
@@ -76,3 +82,37 @@ def told(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[int, int]]]:
     for row in rows:
         found[row["name"]].append((row["nth"], row["total"]))
     return dict(found)
+
+
+def naming(rows: str, names: str, target: str, batch: int) -> Flow:
+    """Rows with what their name was called at their time."""
+    options = {"maxOffsetsPerTrigger": str(batch)}
+    schema = "name string, number bigint, at timestamp"
+    inputs = [
+        stream(rows, json=schema, time="at", lateness="1 second", options=options),
+        stream(
+            names, changelog="name string, called string", time="_timestamp",
+            lateness="1 second", options=options,
+        ),
+    ]  # fmt: skip
+
+    @flow(inputs=inputs, output=topic(target, partitions=2), name="naming", shards=2)
+    def body(events: DataFrame, changes: DataFrame) -> DataFrame:
+        return enrich(events, changes, on="name", columns=["called"], version="as_of")
+
+    return body
+
+
+def called(
+    rows: Iterable[Mapping[str, Any]], changes: Iterable[Mapping[str, Any]]
+) -> list[tuple[str, str, str | None]]:
+    """For each row its name, its time and what the last change before it says."""
+    known: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for change in changes:
+        known[change["name"]].append((change["at"], change["called"]))
+    found = []
+    for row in rows:
+        valid = known[row["name"]]
+        last = bisect_right([at for at, _ in valid], row["at"])
+        found.append((row["name"], row["at"], valid[last - 1][1] if last else None))
+    return sorted(found)

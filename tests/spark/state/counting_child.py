@@ -1,4 +1,4 @@
-"""The driver that the kill test kills: a flow that keeps state, run as `penstock run` does."""
+"""The driver that the kill test kills: flows that keep state, run as `penstock run` does."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.spark.archive import MODE_VARIABLE
 from penstock.spark.flows.declare import Collected
 from penstock.spark.flows.folder import Folder
 from penstock.spark.flows.manager import Manager, Settings
-from tests.spark.state.counting import counting
+from tests.spark.state.counting import counting, naming
 
 
 def end_with_parent() -> None:
@@ -20,7 +20,7 @@ def end_with_parent() -> None:
     os._exit(1)
 
 
-def main(bootstrap: str, source: str, target: str, folder: str) -> None:
+def main(bootstrap: str, rows: str, names: str, counts: str, named: str, folder: str) -> None:
     threading.Thread(target=end_with_parent, daemon=True).start()
     os.environ.setdefault(MODE_VARIABLE, "use")
     spark = session(
@@ -34,7 +34,7 @@ def main(bootstrap: str, source: str, target: str, folder: str) -> None:
             "spark.ui.enabled": False,
         },
     )
-    flows = Collected.of([counting(source, target, batch=40)])
+    flows = Collected.of([counting(rows, counts, batch=40), naming(rows, names, named, batch=40)])
     manager = Manager(spark, flows, Folder(Path(folder) / "data"), Settings(bootstrap))
     manager.start()
     manager.run()

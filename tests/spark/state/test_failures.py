@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -22,18 +23,22 @@ from penstock.client.connection import Cluster
 from penstock.client.topics import create
 from penstock.client.writer import LogWriter
 from penstock.spark.flows.declare import physical
+from penstock.spark.flows.folder import Folder
 from penstock.spark.sink.errors import SinkUnavailableError
 from penstock.spark.sink.exactly_once import ExactlyOnce
+from penstock.spark.state import watching
 from penstock.testing.broker import Broker
 from penstock.testing.flows import FlowTester
 from penstock.testing.process import BrokerProcess
 from tests.spark.sink.log import committed
-from tests.spark.state.counting import counting, expected, told
+from tests.spark.state.counting import called, counting, expected, told
 from tests.waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[3]
 # Each takes a new session; more of them for a longer look.
 KILLS = int(os.environ.get("PENSTOCK_STATE_KILLS", "1"))
+# The name of what only lets time go on.
+END = "end"
 
 
 def some_rows(rng: random.Random, count: int) -> list[dict[str, Any]]:
@@ -79,46 +84,117 @@ def test_failures_before_between_and_after(
 
 @pytest.mark.timeout(600)
 def test_kills_of_the_driver(tmp_path: Path, seed: int) -> None:
+    """Of two flows at once, one of which takes rows that the source has packed."""
     rng = random.Random(seed)
     suffix = uuid4().hex[:8]
-    source, target = f"in-{suffix}", f"out-{suffix}"
-    rows: list[dict[str, Any]] = []
+    rows_in, names_in = f"rows-{suffix}", f"names-{suffix}"
+    counts, named = f"counts-{suffix}", f"named-{suffix}"
+    load = Load(rng)
+    watch = watching.Watch(
+        f"{Folder(tmp_path / 'data').checkpoint('naming', 1)}/{watching.FOLDER}"
+    )  # fmt: skip
     pause = threading.Event()
     with BrokerProcess(tmp_path / "broker", durability="os") as broker:
         address = broker.bootstrap
         with Cluster(address) as cluster:
-            create(cluster, source, partitions=2)
-            create(cluster, target, partitions=2)
+            for each in (rows_in, names_in, counts, named):
+                create(cluster, each, partitions=2)
 
-        def written() -> int:
-            return len(committed(address, target))
+        def written(topic: str) -> int:
+            return len(committed(address, topic))
 
         for last in (*[False] * KILLS, True):
-            before = written()
-            fresh = some_rows(rng, 200)
-            rows += fresh
-            feed(address, source, fresh)
-            driver = start(tmp_path, address, source, target)
+            target = rng.choice([counts, named])
+            wanted = written(target) + 1
+            feed(address, names_in, load.changes(100))
+            feed(address, rows_in, load.rows(200))
+            if last:
+                # Time goes on in all partitions, so that all before it is told.
+                for each in (names_in, rows_in):
+                    for partition in range(2):
+                        feed(address, each, [load.end()], partition)
+            driver = start(tmp_path, address, rows_in, names_in, counts, named)
             try:
-                wanted = len(rows) if last else before + 1
-                patiently(lambda wanted=wanted: written() >= wanted, driver, tmp_path)  # type: ignore[misc]
-                pause.wait(0 if last else rng.uniform(0, 1.0))
+                patiently(lambda: written(target) >= wanted, driver, tmp_path)  # noqa: B023
+                if last:
+                    done = len(load.all_rows)
+                    patiently(lambda: written(named) >= done, driver, tmp_path)  # noqa: B023
+                    patiently(lambda: written(counts) >= done + 2, driver, tmp_path)  # noqa: B023
+                else:
+                    pause.wait(rng.uniform(0, 1.0))
             finally:
                 with suppress(ProcessLookupError):
                     os.killpg(driver.pid, signal.SIGKILL)
                 driver.wait()
                 assert driver.stdin is not None
                 driver.stdin.close()
+        assert watch.now().packings, "rows did not come packed"
 
-        found = [json.loads(each.value or b"") for each in committed(address, physical(target, 1))]
-    assert told(found) == expected(rows)
+        def rows_of(topic: str) -> list[dict[str, Any]]:
+            found = committed(address, physical(topic, 1))
+            return [json.loads(each.value or b"") for each in found]
+
+        counted, enriched = rows_of(counts), rows_of(named)
+    own = [row for row in counted if row["name"] != END]
+    assert told(own) == expected(load.all_rows)
+    found = [(row["name"], moment(row["at"]), row["called"]) for row in enriched]
+    assert sorted(found) == called(load.all_rows, load.all_changes)
 
 
-def feed(address: str, topic: str, rows: list[dict[str, Any]]) -> None:
+class Load:
+    """Rows and changes of names, whose time goes on."""
 
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        # Neither so old that retention takes it, nor in the future, which brokers refuse.
+        self._time = datetime.now(UTC) - timedelta(days=3)
+        self.all_rows: list[dict[str, Any]] = []
+        self.all_changes: list[dict[str, Any]] = []
+
+    def changes(self, count: int) -> list[dict[str, Any]]:
+        """Of the time in which the next rows are, too."""
+        found = [
+            {"name": f"n{self._rng.randrange(9)}", "called": f"c{self._rng.random()}", "at": at}
+            for at in self._moments(count)
+        ]
+        self.all_changes += found
+        return found
+
+    def rows(self, count: int) -> list[dict[str, Any]]:
+        found = [
+            {**row, "at": at}
+            for row, at in zip(some_rows(self._rng, count), self._moments(count), strict=True)
+        ]
+        self._time += timedelta(hours=1)
+        self.all_rows += found
+        return found
+
+    def end(self) -> dict[str, Any]:
+        """Long after all others."""
+        at = moment((self._time + timedelta(days=1)).isoformat())
+        return {"name": END, "number": 0, "called": END, "at": at}
+
+    def _moments(self, count: int) -> list[str]:
+        found = sorted(self._rng.random() for _ in range(count))
+        return [moment((self._time + timedelta(hours=each)).isoformat()) for each in found]
+
+
+def moment(text: str) -> str:
+    """A time as all tell it that compare theirs."""
+    return datetime.fromisoformat(text).astimezone(UTC).isoformat(timespec="milliseconds")
+
+
+def feed(
+    address: str,
+    topic: str,
+    rows: list[dict[str, Any]],
+    partition: int | None = None,
+) -> None:
     with Cluster(address) as cluster, LogWriter(cluster) as writer:
         keys = [row["name"].encode() for row in rows]
-        writer.write(topic, keys, [json.dumps(row).encode() for row in rows])
+        values = [json.dumps(row).encode() for row in rows]
+        times = [round(datetime.fromisoformat(row["at"]).timestamp() * 1000) for row in rows]
+        writer.write(topic, keys, values, timestamps_ms=times, partition=partition)
 
 
 def start(folder: Path, *names: str) -> subprocess.Popen[bytes]:

@@ -57,12 +57,14 @@ class Told:
 
 
 def test_good_rows_are_packed_and_others_are_not(penstock_spark: SparkSession) -> None:
-    schema = penstock_spark.createDataFrame([], "id int, name string, at timestamp").schema
+    # A name that Arrow would take for a path to another column.
+    columns = "id int, name string, `.name` string, at timestamp"
+    schema = penstock_spark.createDataFrame([], columns).schema
     typing = Typing("json", schema.json(), "at", watch="", packs=True)
     count = 1000
     values = [
         None if at % 50 == 1 else b"{" if at % 50 == 2
-        else b'{"id":%d,"name":"n%d","at":"2026-01-01T00:00:00Z"}' % (at % 97, at)
+        else b'{"id":%d,"name":"n%d",".name":"d%d","at":"2026-01-01T00:00:00Z"}' % (at % 97, at, at)
         for at in range(count)
     ]  # fmt: skip
     records = pa.RecordBatch.from_pydict({
@@ -74,8 +76,8 @@ def test_good_rows_are_packed_and_others_are_not(penstock_spark: SparkSession) -
         "timestamp": pa.array([5] * count, pa.timestamp("us", "UTC")),
     })  # fmt: skip
     rows = typing.decode(records, Told())
-    packing = Packing((("e", "name"), ("p", "_partition"), ("o", "_offset"), ("k", "id")),
-                      ("k",), ("k",))  # fmt: skip
+    taken = {"e": "name", "d": ".name", "p": "_partition", "o": "_offset", "k": "id"}
+    packing = Packing(tuple(taken.items()), ("k",), ("k",))
     told = packing.packed(rows, SHARDS)
     assert told.schema == rows.schema
     blobs = pa.Table.from_batches([told.filter(told.column(PACKED).is_valid())])
@@ -89,11 +91,13 @@ def test_good_rows_are_packed_and_others_are_not(penstock_spark: SparkSession) -
         assert found.schema.field("k").type == pa.int64()
         assert set(shards_of([found["k"].chunk(0)], SHARDS).tolist()) == {shard}
         assert set(found["p"].to_pylist()) == {3}
-        left += found.select(["o", "k", "e"]).to_pylist()
+        left += found.select(["o", "k", "e", "d"]).to_pylist()
     good = [at for at in range(count) if at % 50 not in {1, 2} and at % 10]
     assert sorted(left, key=lambda row: row["o"]) == [
-        {"o": at, "k": at % 97, "e": f"n{at}"} for at in good
+        {"o": at, "k": at % 97, "e": f"n{at}", "d": f"d{at}"} for at in good
     ]
+    with pytest.raises(AssertionError, match="not meant to be packed"):
+        packing.packed(rows.drop_columns([PACKED]), SHARDS)
     nothing = packing.packed(rows.slice(0, 0), SHARDS)
     assert len(nothing) == 0
     assert replace(packing, longs=()) != packing

@@ -11,7 +11,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, cast
 
 import orjson
 import pyarrow as pa
@@ -125,6 +125,7 @@ def check_schema(declared: Stream | Table) -> None:
         else:
             empty = how.format == "avro" and not parse_avro(how.schema)["fields"]
         if not empty:
+            _check_time(declared)
             return
         reason, advice = "it has no fields", ""
     except PySparkException as error:
@@ -137,6 +138,26 @@ def check_schema(declared: Stream | Table) -> None:
     raise DeclarationError(
         f"{declared.where}: {kind} {declared.topic!r}, {how.format}={how.schema!r}: {reason}",
         advice=f"{advice} {UserCodeError.advice}".strip(),
+    )
+
+
+def _check_time(declared: Stream | Table) -> None:
+    """DeclarationError if the event time of a stream is none of its columns."""
+    how, time = declared.reading, getattr(declared, "time", None)
+    if time is None or time == decoding.STAMP or how.format not in decoding.SHAPES or "`" in time:
+        return
+    row = T.StructType.fromDDL(how.schema)
+    assert isinstance(row, T.StructType)
+    typing = decoding.Typing(cast("decoding.Shape", how.format), row.json(), time)
+    if typing.has_field(time):
+        return
+    others = cast("T.StructType", typing.frame[decoding.VALUE].dataType).names
+    advice = f"Its columns are {', '.join(others)}; {decoding.STAMP} is when a record was written."
+    if how.format != "json" and typing.has_field(f"_after.{time}"):
+        advice += f" The {time} of a row is _after.{time}, which a deleted row does not have."
+    raise DeclarationError(
+        f"{declared.where}: stream {declared.topic!r}, time={time!r}: there is no such column",
+        advice=f"{advice} {UserCodeError.advice}",
     )
 
 

@@ -1,4 +1,4 @@
-"""How many records a micro-batch has, before it runs: by what Spark has noted down.
+"""What a micro-batch has of each stream, before it runs: by what Spark has noted down.
 
     CHECKPOINT/offsets/BATCH      up to where each source is read in a micro-batch
 
@@ -20,12 +20,29 @@ FOLDER: Final = "offsets"
 
 def records_of(checkpoint: str, batch_id: int) -> int | None:
     """The most that a micro-batch can have; None if it cannot be told."""
-    files = Files(f"{checkpoint.rstrip('/')}/{FOLDER}")
-    end = _read(files, batch_id)
-    begin = _read(files, batch_id - 1)
-    if end is None or begin is None or len(end) != len(begin):
+    found = _both(checkpoint, batch_id)
+    if found is None:
         return None
-    return sum(_total(each) for each in end) - sum(_total(each) for each in begin)
+    counts = [_count(begin, end) for begin, end in zip(*found, strict=True)]
+    known = [each for each in counts if each is not None]
+    return sum(known) if len(known) == len(counts) else None
+
+
+def moved(checkpoint: str, batch_id: int) -> list[bool] | None:
+    """Of which streams a micro-batch has anything; None if it cannot be told."""
+    found = _both(checkpoint, batch_id)
+    if found is None:
+        return None
+    return [begin != end for begin, end in zip(*found, strict=True)]
+
+
+def _both(checkpoint: str, batch_id: int) -> tuple[list[Any], list[Any]] | None:
+    """Where a micro-batch begins and ends, source by source."""
+    files = Files(f"{checkpoint.rstrip('/')}/{FOLDER}")
+    begin, end = _read(files, batch_id - 1), _read(files, batch_id)
+    if begin is None or end is None or len(begin) != len(end):
+        return None
+    return begin, end
 
 
 def _read(files: Files, batch_id: int) -> list[Any] | None:
@@ -37,8 +54,17 @@ def _read(files: Files, batch_id: int) -> list[Any] | None:
         return None
 
 
-def _total(found: Any) -> int:
-    """The sum of all offsets in what a source says."""
-    if isinstance(found, Mapping):
-        return sum(_total(each) for each in found.values())
-    return found if isinstance(found, int) else 0
+def _count(begin: Any, end: Any) -> int | None:
+    """By how much all offsets of a source have grown; None if one has become less.
+
+    So it is where a topic was made anew: what is read of it cannot be told from here.
+    """
+    if isinstance(end, Mapping):
+        before = begin if isinstance(begin, Mapping) else {}
+        counts = [_count(before.get(name), each) for name, each in end.items()]
+        known = [each for each in counts if each is not None]
+        return sum(known) if len(known) == len(counts) else None
+    if not isinstance(end, int):
+        return 0
+    grown = end - (begin if isinstance(begin, int) else 0)
+    return grown if grown >= 0 else None

@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
@@ -50,6 +50,7 @@ from penstock.spark.state.applying import title_of
 from penstock.spark.state.context import Batch, Planning, entered
 from penstock.spark.state.files import Files
 from penstock.spark.state.inspecting import note_key, operators
+from penstock.spark.state.packing import BLOB_BYTES
 
 if TYPE_CHECKING:
     from penstock.spark.flows.declare import Stream
@@ -77,6 +78,8 @@ _ARROW_ROWS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _NO_LIMIT: Final = (1 << 31) - 1
 _AT_ONCE_BYTES: Final = 1 << 30
 _AT_ONCE_ROWS: Final = 1000
+# Packed ones are large, always.
+_AT_ONCE_PACKED: Final = (64 << 20) // BLOB_BYTES
 _LARGEST: Final = "max.message.bytes"
 # In a plan as text.
 _ALIAS: Final = re.compile(r"SubqueryAlias (.*)")
@@ -112,25 +115,34 @@ def rows_at_once(place: Place, streams: Iterable[Stream]) -> int:
     return max(1, min(_AT_ONCE_ROWS, _AT_ONCE_BYTES // largest))
 
 
-def _apart(records: DataFrame, streams: int) -> list[DataFrame] | None:
+def _apart(records: DataFrame, moved: list[bool]) -> list[DataFrame] | None:
     """The records of each stream, none of which is read for another; None if it cannot be told.
 
     A micro-batch is a union for Spark, in the order of the streams, without those of which nothing
-    new has come. To take each for itself needs no more than to know that all are there.
+    new has come; of one alone there is no union.
     """
-    if streams == 1:
+    if len(moved) == 1:
         return [records]
     whole = records._jdf.logicalPlan().rdd()
     if whole.dependencies().size() == 1:
         # What only carries the settings of the query.
         whole = whole.dependencies().apply(0).rdd()
-    parts = whole.dependencies()
-    if str(whole.getClass().getSimpleName()) != "UnionRDD" or parts.size() != streams:
-        return None
     session, schema = records.sparkSession, records._jdf.schema()
-    own = [parts.apply(at).rdd() for at in range(streams)]
     make = session._jsparkSession.internalCreateDataFrame
-    return [ClassicFrame(make(each, schema, False), session) for each in own]
+
+    def frame(rdd: Any) -> DataFrame:
+        return ClassicFrame(make(rdd, schema, False), session)
+
+    parts = whole.dependencies()
+    if str(whole.getClass().getSimpleName()) == "UnionRDD":
+        there = [frame(parts.apply(at).rdd()) for at in range(parts.size())]
+    else:
+        there = [records]
+    if len(there) != sum(moved):
+        return None
+    own = iter(there)
+    nothing = session.sparkContext._jsc.emptyRDD().rdd()
+    return [next(own) if each else frame(nothing) for each in moved]
 
 
 def _parted(records: DataFrame, at: int, *, timed: bool) -> DataFrame:
@@ -181,9 +193,11 @@ class _Packs:
 
     watch: watching.Watch
     now: watching.Now
+    # The streams whose source can do that.
+    streams: set[int]
 
     def packable(self, parts: list[_Part]) -> dict[int, DataFrame]:
-        found = {at: inputs.packed(each.rows, each.declared) for at, each in enumerate(parts)}
+        found = {at: inputs.packed(parts[at].rows, parts[at].declared) for at in self.streams}
         return {at: rows for at, rows in found.items() if rows is not None}
 
     def begin(self, batch: Batch) -> None:
@@ -219,6 +233,11 @@ class Operated:
         self._kept_bytes: int | None = None
         # Whether rows look the same if they do not come by way of Java.
         self._may_pack = False
+        self._packed = planned.packed
+        # How many rows go to Python at once, and how many if they are packed; as Spark does it if
+        # somebody has set it.
+        self._at_once = 0
+        self._sent_at_once = 0
         # Whether a stream that tells its time is read before it is known what is needed of it.
         self._reads_first = False
         self._times = clock.TimesFolder(f"{self._layout.folder}/{layout.TIME}")
@@ -232,7 +251,9 @@ class Operated:
             if self._watch is not None:
                 return self._in_one_job(self._watch, records, batch_id, kept)
             is_kept = self._reads_often
-            apart = self._apart(records)
+            apart = None
+            if self._reads_each_once and not self._lateness_us:
+                apart = _apart(records, self._moved(batch_id))
             if apart is not None:
                 is_kept = False
                 parts = self._parts(apart)
@@ -247,11 +268,11 @@ class Operated:
             counts = self._run(parts, batch, kept)
             return self._with_letters(parts, counts, batch_id, is_kept=is_kept)
 
-    def _apart(self, records: DataFrame) -> list[DataFrame] | None:
-        """The records of each stream, where each is read once and nothing need be kept."""
-        if self._lateness_us or not self._reads_each_once:
-            return None
-        return _apart(records, len(self._running.flow.streams))
+    def _moved(self, batch_id: int) -> list[bool]:
+        """Of which streams there is anything in a micro-batch: of all in the first."""
+        streams = len(self._running.flow.streams)
+        moved = None if streams == 1 else offsets.moved(self._running.checkpoint, batch_id)
+        return moved if moved is not None and len(moved) == streams else [True] * streams
 
     def _settle(self, session: SparkSession) -> None:
         """Set what suits micro-batches, in the session that Spark made for this query alone."""
@@ -262,10 +283,18 @@ class Operated:
         if not given.contains(_ARROW_BYTES) and not given.contains(_ARROW_ROWS):
             most = rows_at_once(self._running.place, self._running.flow.streams)
             settings |= {_ARROW_BYTES: str(_NO_LIMIT), _ARROW_ROWS: str(most)}
+            self._at_once = self._sent_at_once = most
         for name, value in settings.items():
             session.conf.set(name, value)
         self._may_pack = all(session.conf.get(each) == wanted for each, wanted in _AS_READ.items())
         self._is_settled = True
+
+    def _send(self, session: SparkSession, *, packed: bool) -> None:
+        """Let as many rows go to Python at once as they are large."""
+        wanted = min(self._at_once, _AT_ONCE_PACKED) if packed else self._at_once
+        if wanted != self._sent_at_once:
+            session.conf.set(_ARROW_ROWS, str(wanted))
+            self._sent_at_once = wanted
 
     # ---- time ----------------------------------------------------------------------------
 
@@ -325,16 +354,16 @@ class Operated:
         self, watch: watching.Watch, records: DataFrame, batch_id: int, kept: list[DataFrame]
     ) -> Counts:
         """A micro-batch of which the source tells how far time has come, and what is late."""
-        streams = self._running.flow.streams
         now = watching.Now(batch_id, self._lateness_us, self._times_before(batch_id))
         tasks = _tasks_of(records)
         batch = self._watched(watch, batch_id, tasks)
         watch.begin(now)
-        apart = None if self._reads_first else _apart(records, len(streams))
+        apart = None if self._reads_first else _apart(records, self._moved(batch_id))
         is_kept = apart is None
         parts = self._read(records, kept) if apart is None else self._parts(apart)
         try:
-            packs = _Packs(watch, now) if self._may_pack and not is_kept else None
+            may_pack = self._may_pack and not is_kept
+            packs = _Packs(watch, now, self._packed) if may_pack else None
             counts = self._run(parts, batch, kept, packs)
         except Exception as error:
             if is_kept or not watching.is_unread(error):
@@ -465,6 +494,8 @@ class Operated:
             results = running.call(running.frames(seen))
         if packs is not None and batch.packings:
             packs.begin(batch)
+        if self._at_once:
+            self._send(parts[0].rows.sparkSession, packed=bool(batch.packings))
         # The same in each micro-batch, and it takes as long as several steps of planning.
         shared = self._shared.get(batch.together)
         if shared is None:
@@ -501,7 +532,10 @@ class Operated:
             if each.declared.late is not None and each.told is not None
         ]
         letters = []
-        for each in parts:
+        again = set()
+        for at, each in enumerate(parts):
+            if each.declared.late is not None and not inputs.is_typed(each.records):
+                again |= {at} if each.late_at else set()
             if each.declared.dead_letters is None:
                 continue
             # After a replay nothing was computed, and so nothing counted.
@@ -510,14 +544,11 @@ class Operated:
                 known = observed(each.bad, "records")
             if known != 0:
                 letters.append(reading.dead_letters(each.rows, each.declared.dead_letters))
+                again |= set() if self._lateness_us else {at}
         if not letters and not aside:
             return counts
-        untyped = any(
-            each.late_at and each.declared.late is not None and not inputs.is_typed(each.records)
-            for each in parts
-        )
-        if not is_kept and not counts.skipped and (untyped or not self._lateness_us):
-            self._running.note_second_reading(batch_id)
+        if again and not is_kept and not counts.skipped:
+            self._running.note_second_reading(batch_id, again)
         whole = reduce(lambda a, b: a.unionByName(b), [*letters, *aside])
         written = self._running.write_letters(whole, batch_id)
         late = sum(each.late for each in parts if each.declared.late is not None)

@@ -69,10 +69,15 @@ def reads_each_once(results: Iterable[DataFrame], streams: int) -> bool:
     return len(readings) == len(read) == streams
 
 
-def operator_count(results: Iterable[DataFrame]) -> int:
-    """How many functions over batches of rows there are, ours and the user's."""
-    names = [str(node.nodeName()) for rows in results for node in streaming_nodes(rows)]
-    return names.count("MapInArrow")
+def is_one_operator(results: Iterable[DataFrame]) -> bool:
+    """Whether there is one function over batches of rows, ours, and all streams go through it."""
+    nodes = [node for rows in results for node in streaming_nodes(rows)]
+    operators = [node for node in nodes if str(node.nodeName()) == "MapInArrow"]
+    return len(operators) == 1 and _readings(nodes) == _readings(_nodes(operators[0]))
+
+
+def _readings(nodes: Iterable[Any]) -> int:
+    return sum(str(node.nodeName()) in _READING for node in nodes)
 
 
 def _keeps_nothing(node: Any) -> bool:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Final
@@ -145,9 +145,9 @@ class Running:
         # What went wrong inside a micro-batch, before Java made text of it.
         self._error: BaseException | None = None
         self._written: dict[int, int] = {}
-        # How often each source is read in a micro-batch, and those batches that were read twice.
+        # How often each source is read in a micro-batch, and of which some batches read twice.
         self._readings: list[int] = []
-        self._twice: set[int] = set()
+        self._twice: dict[int, frozenset[int]] = {}
         # How many records a batch had, where that is known without Spark.
         self._read: dict[int, int] = {}
         self._snapshots = [Snapshot(spark, place, each) for each in flow.tables]
@@ -210,7 +210,7 @@ class Running:
             reads_each_once = not self.shares and planning.reads_each_once(
                 results.values(), len(self.flow.streams)
             )
-            if reads_each_once and planning.operator_count(results.values()) == 1:
+            if reads_each_once and planning.is_one_operator(results.values()):
                 watch = self._watch(planned)
             packed = planned.packed if watch is not None else set()
             records = [
@@ -382,7 +382,7 @@ class Running:
                 assert self._writer is not None
                 letters = reading.dead_letters(rows, declared.dead_letters)
                 if not self.shares and not counts.skipped:
-                    self._twice.add(batch_id)
+                    self.note_second_reading(batch_id, [0])
                 counts = counts.plus(0, self._writer.write_letters(letters, batch_id))
             return counts
         finally:
@@ -440,9 +440,9 @@ class Running:
         assert self._writer is not None
         return self._writer.write_letters(letters, batch_id)
 
-    def note_second_reading(self, batch_id: int) -> None:
+    def note_second_reading(self, batch_id: int, streams: Iterable[int]) -> None:
         """Spark counts the rows of a batch whenever they are read."""
-        self._twice.add(batch_id)
+        self._twice[batch_id] = frozenset(streams)
 
     def note_read(self, batch_id: int, records: int) -> None:
         """However often a batch was read, it has so many records."""
@@ -486,8 +486,9 @@ class Running:
 
     def _take(self, report: dict[str, Any]) -> bool:
         batch_id = int(report.get("batchId", -1))
-        readings = [2] if batch_id in self._twice else self._readings
-        self._twice = {each for each in self._twice if each >= batch_id}
+        twice = self._twice.get(batch_id, ())
+        readings = [2 if at in twice else each for at, each in enumerate(self._readings)]
+        self._twice = {each: read for each, read in self._twice.items() if each >= batch_id}
         self._read = {each: read for each, read in self._read.items() if each >= batch_id}
         return self.progress.take(report, self._written, readings, self._read.get(batch_id))
 

@@ -53,7 +53,7 @@ PACKED: Final = "_penstock_packed"
 PACKED_TYPE: Final = pa.struct([("shard", pa.int32()), ("rows", pa.binary())])
 # The key of a record without a value that only says that time has passed.
 HEARTBEAT: Final = b"penstock.heartbeat"
-_SHAPES: Final = frozenset({"json", "debezium", "changelog"})
+SHAPES: Final = frozenset({"json", "debezium", "changelog"})
 _INSTANT: Final = pa.timestamp("us", "UTC")
 
 
@@ -62,7 +62,7 @@ def typing_of(shape: str, schema: str, time: str | None) -> Typing | None:
 
     Only where a session is: Spark reads the schema.
     """
-    if shape not in _SHAPES:
+    if shape not in SHAPES:
         return None
     row = T.StructType.fromDDL(schema)
     if not isinstance(row, T.StructType) or not is_supported(row):
@@ -130,12 +130,24 @@ class Typing:
 
     def has_instant(self, path: str) -> bool:
         """Whether the field with this path is a timestamp."""
+        return isinstance(self._kind_of(path), T.TimestampType)
+
+    def has_field(self, path: str) -> bool:
+        """Whether there is such a field; where Spark reads it, the case of letters is the same."""
+        return self._kind_of(path, same_case=False) is not None
+
+    def _kind_of(self, path: str, *, same_case: bool = True) -> T.DataType | None:
         kind: T.DataType = self.frame[VALUE].dataType
         for name in path.split("."):
-            if not isinstance(kind, T.StructType) or name not in kind.names:
-                return False
-            kind = kind[name].dataType
-        return isinstance(kind, T.TimestampType)
+            fields = kind.fields if isinstance(kind, T.StructType) else []
+            wanted = (
+                [name] if same_case else [e.name for e in fields if e.name.lower() == name.lower()]
+            )
+            found = [each.dataType for each in fields if each.name in wanted]
+            if not found:
+                return None
+            kind = found[0]
+        return kind
 
     @cached_property
     def frame(self) -> T.StructType:
@@ -222,19 +234,19 @@ class Typing:
             said = pc.or_(is_there, pc.invert(_is_heartbeat(records)))
             return whole if pc.all(said).as_py() is not False else _where(said, whole)
         fields = [each.name for each in parsed.type if each.name != "payload"]
-        outer = pa.StructArray.from_arrays([_child(parsed, name) for name in fields], fields)
-        inner = _child(parsed, "payload")
-        wrapped = _child(inner, "op").is_valid()
+        outer = pa.StructArray.from_arrays([child(parsed, name) for name in fields], fields)
+        inner = child(parsed, "payload")
+        wrapped = child(inner, "op").is_valid()
         if wrapped.true_count:
-            within = pa.StructArray.from_arrays([_child(inner, name) for name in fields], fields)
+            within = pa.StructArray.from_arrays([child(inner, name) for name in fields], fields)
             both = pa.concat_arrays([outer, within])
             at = np.arange(len(outer), dtype=np.int64)
             at[wrapped.to_numpy(zero_copy_only=False)] += len(outer)
             outer = both.take(pa.array(at))
-        ms = pc.coalesce(_child(_child(outer, "source"), "ts_ms"), _child(outer, "ts_ms"))
+        ms = pc.coalesce(child(child(outer, "source"), "ts_ms"), child(outer, "ts_ms"))
         changed = ms.cast(pa.timestamp("ms", "UTC")).cast(_INSTANT, safe=False)
         whole = pa.StructArray.from_arrays(
-            [_child(outer, "before"), _child(outer, "after"), _child(outer, "op"), changed],
+            [child(outer, "before"), child(outer, "after"), child(outer, "op"), changed],
             ["_before", "_after", "_op", "_changed"],
         )
         return _where(is_there, whole)
@@ -248,7 +260,7 @@ class Typing:
     ) -> pa.StringArray:
         """With the reasons why a record that could be read cannot be taken."""
         if self.shape == "debezium":
-            no_op = pc.and_(is_there, _child(value, "_op").is_null())
+            no_op = pc.and_(is_there, child(value, "_op").is_null())
             reasons = _with_reason(reasons, no_op, "the value is no change event: no op")
         if self.shape == "changelog":
             keyless = records.column("key").is_null()
@@ -314,15 +326,15 @@ def _is_heartbeat(records: pa.RecordBatch) -> pa.BooleanArray:
     return pc.fill_null(pc.equal(records.column("key"), pa.scalar(HEARTBEAT, pa.binary())), False)
 
 
-def _child(struct: pa.StructArray, name: str) -> pa.Array:
-    """A field, null where the whole is."""
-    return pc.struct_field(struct, name)
+def child(struct: pa.StructArray, name: str) -> pa.Array:
+    """A field, null where the whole is. By its place: Arrow takes some names for paths."""
+    return pc.struct_field(struct, [struct.type.get_field_index(name)])
 
 
 def _at(struct: pa.StructArray, path: str) -> pa.Array:
     found: Any = struct
     for name in path.split("."):
-        found = _child(found, name)
+        found = child(found, name)
     return found
 
 

@@ -21,6 +21,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from penstock.spark import sql
 from penstock.spark.reading.decoding import PACKED
 from penstock.spark.source.workers import settle
+from penstock.spark.state import packing
 from penstock.spark.state.context import DEFAULT_SHARDS, Batch, Planning, current
 from penstock.spark.state.files import StateError
 from penstock.spark.state.operator import Operator, Shard
@@ -134,6 +135,8 @@ def _stream_of(
         context.packed.add(number)
         return None
     if number not in context.packable or number in context.packings:
+        return None
+    if context.shards > packing.MOST_SHARDS:
         return None
     mine = dict(taken.rows.dtypes)
     longs = [

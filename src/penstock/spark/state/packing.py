@@ -20,12 +20,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.spark.reading.decoding import ASIDE, PACKED, PACKED_TYPE, TIME, VALUE
+from penstock.spark.reading.decoding import ASIDE, PACKED, PACKED_TYPE, TIME, VALUE, child
 from penstock.spark.reading.frame import ERROR
 from penstock.spark.state import spreading
 
 # As many bytes at once: thousands of rows, and still far from what a column of Java's may have.
-_BLOB_BYTES: Final = 1 << 20
+BLOB_BYTES: Final = 1 << 20
+# Among more shards than this so few rows of a span are of the same that packing is no gain.
+MOST_SHARDS: Final = 64
 _ALIGNMENT: Final = 8
 # Where a record stood, and what that is called beside its value.
 _POSITIONS: Final = {f"_{name}": name for name in ("key", "topic", "partition", "offset",
@@ -57,6 +59,7 @@ class Packing:
 
     def packed(self, rows: pa.RecordBatch, shards: int) -> pa.RecordBatch:
         """A typed frame of one span with its good rows packed."""
+        assert PACKED in rows.schema.names, "a stream that is not meant to be packed"
         value = rows.column(VALUE)
         good = value.is_valid()
         beside = pc.or_(rows.column(ERROR).is_valid(), rows.column(ASIDE).is_valid())
@@ -85,7 +88,7 @@ class Packing:
             for new, each in columns.items()
         ]
         whole = pa.RecordBatch.from_arrays(arrays, names=list(columns))
-        step = max(1, len(whole) * _BLOB_BYTES // max(1, whole.nbytes))
+        step = max(1, len(whole) * BLOB_BYTES // max(1, whole.nbytes))
         ends = np.cumsum(np.bincount(shard, minlength=shards)).tolist()
         begin = 0
         for number, end in enumerate(ends):
@@ -99,7 +102,7 @@ class Packing:
         elif old == TIME:
             found = rows.column(TIME)
         else:
-            found = pc.struct_field(rows.column(VALUE), old)
+            found = child(rows.column(VALUE), old)
         return found.cast(pa.int64()) if new in self.longs else found
 
 

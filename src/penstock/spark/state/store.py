@@ -226,8 +226,8 @@ def _forget_soon(files: Files, version: int) -> None:
 def _forget(files: Files, version: int) -> None:
     try:
         _forget_old(files, version)
-    except (OSError, StateError) as error:
-        # The next version looks for the same files again.
+    except Exception as error:
+        # The next version looks for the same files again. Nobody waits for this one to be done.
         log.warning("old state in %s stays for now: %s", files.folder, error)
 
 
