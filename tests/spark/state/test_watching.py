@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from penstock.spark.source.planning import Range
 from penstock.spark.state import time as clock
-from penstock.spark.state.files import StateError
+from penstock.spark.state.files import StateError, is_because_of
 from penstock.spark.state.time import BEGINNING, Times
 from penstock.spark.state.watching import (
     Now,
@@ -26,7 +26,6 @@ from penstock.spark.state.watching import (
     Watch,
     Watching,
     Watermark,
-    is_unread,
 )
 
 pytestmark = pytest.mark.timeout(300)
@@ -92,7 +91,7 @@ def watched(
             Watermark(watch, batch_id + 1, PARTS)()
         with pytest.raises(UnreadError) as untold:
             Watermark(watch, batch_id, PARTS + 1)()
-        assert is_unread(RuntimeError(f"{untold.typename}: {untold.value}"))
+        assert is_because_of(UnreadError, RuntimeError(f"{untold.typename}: {untold.value}"))
         found.append({"late": late, "watermark_us": times.watermark_us})
     return found
 

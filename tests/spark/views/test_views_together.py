@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from penstock.spark import flow, stream, topic
 from penstock.spark.flows import operated
-from penstock.spark.state import Batch, entered
+from penstock.spark.state import Batch, chaining, entered
 from penstock.spark.views import sql
 from penstock.testing.flows import FlowTester
 
@@ -151,11 +152,27 @@ def test_a_micro_batch_that_is_run_again_the_other_way_gives_the_same(
     assert view.told == query(spark, "chain", tables)
 
 
-@pytest.mark.parametrize("most", [operated.TOGETHER_RECORDS, 3, -1])
+@pytest.mark.parametrize(
+    ("most", "most_rows", "expected"),
+    [
+        (operated.TOGETHER_RECORDS, chaining.MOST_ROWS, [False, True, True]),
+        (3, chaining.MOST_ROWS, [False, False, True]),
+        # The second is begun again: five orders, and a row of the join for each, are too many.
+        (operated.TOGETHER_RECORDS, 8, [False, True, False, True]),
+    ],
+)
 def test_a_flow_chooses_by_the_number_of_records(
-    tester: FlowTester, monkeypatch: pytest.MonkeyPatch, most: int
+    tester: FlowTester,
+    monkeypatch: pytest.MonkeyPatch,
+    most: int,
+    most_rows: int,
+    expected: list[bool],
 ) -> None:
     monkeypatch.setattr(operated, "TOGETHER_RECORDS", most)
+    monkeypatch.setattr(chaining, "MOST_ROWS", most_rows)
+    # The time zone of a session is that of its user.
+    zone = "Europe/Berlin" if most == 3 else "UTC"
+    tester.spark.conf.set("spark.sql.session.timeZone", zone)
     chosen: list[bool] = []
     real = operated.Operated._is_small
 
@@ -167,29 +184,39 @@ def test_a_flow_chooses_by_the_number_of_records(
 
     @flow(
         inputs=[
-            stream("orders", changelog="id bigint, customer bigint, amount bigint"),
+            stream("orders", changelog="id bigint, customer bigint, amount bigint, at timestamp"),
             stream("customers", changelog="id bigint, country string"),
         ],
         output=topic("totals", key="_key", compacted=True),
     )
     def totals(orders: DataFrame, customers: DataFrame) -> DataFrame:
-        text = """SELECT country, sum(amount) AS total FROM orders
+        text = """SELECT country, sum(amount) AS total, max(at) AS last FROM orders
             JOIN customers ON orders.customer = customers.id GROUP BY country"""
         return sql(text, KEYS, orders=orders, customers=customers).changes()
 
     tester.use(totals)
     tester.feed("customers", [{"id": 1, "country": "de"}, {"id": 2, "country": "fr"}],
                 key=["1", "2"])  # fmt: skip
-    tester.feed("orders", [{"id": 1, "customer": 1, "amount": 5}], key=["1"])
-    tester.run()
-    tester.feed("orders", [{"id": at, "customer": 2, "amount": at} for at in range(2, 7)],
-                key=[str(at) for at in range(2, 7)])  # fmt: skip
-    tester.run()
-    tester.feed("orders", [None], key=["2"])
-    tester.run()
-    found = {each["country"]: each["total"] for each in tester.table("totals").values()}
-    assert found == {"de": 5, "fr": 18}
+
+    def order(id_: int, customer: int) -> dict[str, Any]:
+        at = tester.now + timedelta(seconds=id_)
+        return {"id": id_, "customer": customer, "amount": id_, "at": at}
+
+    tester.feed("orders", [order(1, 1)], key=["1"])
+    try:
+        tester.run()
+        tester.feed("orders", [order(at, 2) for at in range(2, 7)],
+                    key=[str(at) for at in range(2, 7)])  # fmt: skip
+        tester.run()
+        tester.feed("orders", [None], key=["6"])
+        tester.run()
+    finally:
+        tester.spark.conf.set("spark.sql.session.timeZone", "UTC")
+    found = {
+        each["country"]: (each["total"], datetime.fromisoformat(each["last"]))
+        for each in tester.table("totals").values()
+    }
+    seconds = [tester.now + timedelta(seconds=each) for each in (1, 5)]
+    assert found == {"de": (1, seconds[0]), "fr": (14, seconds[1])}
     # How many the first micro-batch has cannot be told: Spark has not said where it begins.
-    assert chosen == {-1: [False, False, False], 3: [False, False, True]}.get(
-        most, [False, True, True]
-    )
+    assert chosen == expected

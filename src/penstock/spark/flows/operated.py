@@ -47,8 +47,9 @@ from penstock.spark.reading.frame import HEADERS_TYPE
 from penstock.spark.state import layout, store, watching
 from penstock.spark.state import time as clock
 from penstock.spark.state.applying import title_of
+from penstock.spark.state.chaining import TooMuchError
 from penstock.spark.state.context import Batch, Planning, entered
-from penstock.spark.state.files import Files
+from penstock.spark.state.files import Files, is_because_of
 from penstock.spark.state.inspecting import note_key, operators
 from penstock.spark.state.packing import BLOB_BYTES
 
@@ -229,6 +230,8 @@ class Operated:
         self._noted: set[str] = set()
         # The operators that several read; another list if all work in one task.
         self._shared: dict[bool, list[str]] = {}
+        # Whether so much was made of few records that one task could not hold it.
+        self._is_much = False
         # How much the operators keep, by the last micro-batch.
         self._kept_bytes: int | None = None
         # Whether rows look the same if they do not come by way of Java.
@@ -247,6 +250,16 @@ class Operated:
 
     def __call__(self, records: DataFrame, batch_id: int) -> Counts:
         self._settle(records.sparkSession)
+        try:
+            return self._micro_batch(records, batch_id)
+        except Exception as error:
+            if not is_because_of(TooMuchError, error):
+                raise
+            # Nothing is kept of what was begun. It may be so again: from now on by stages.
+            self._is_much = True
+            return self._micro_batch(records, batch_id)
+
+    def _micro_batch(self, records: DataFrame, batch_id: int) -> Counts:
         with _keeping() as kept:
             if self._watch is not None:
                 return self._in_one_job(self._watch, records, batch_id, kept)
@@ -366,7 +379,7 @@ class Operated:
             packs = _Packs(watch, now, self._packed) if may_pack else None
             counts = self._run(parts, batch, kept, packs)
         except Exception as error:
-            if is_kept or not watching.is_unread(error):
+            if is_kept or not is_because_of(watching.UnreadError, error):
                 raise
             # Spark has left rows out that are of no use to the function: that may be so again.
             self._reads_first = is_kept = True
@@ -401,6 +414,8 @@ class Operated:
 
     def _is_small(self, batch_id: int) -> bool:
         """Whether one task is enough for all operators: by the records, and what is kept."""
+        if self._is_much:
+            return False
         if self._kept_bytes is None:
             places = [
                 store.Place(f"{self._layout.folder}/{name}")

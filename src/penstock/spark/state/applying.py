@@ -252,7 +252,20 @@ def _flat(column: pa.ChunkedArray) -> pa.Table:
         for chunk in column.chunks
         if len(chunk)
     ]
-    return pa.Table.from_batches(batches, schema=pa.schema(fields)).combine_chunks()
+    rows = pa.Table.from_batches(batches, schema=pa.schema(fields)).combine_chunks()
+    # Spark names the time zone of the session; the instants are the same, and state has one name.
+    wanted = pa.schema([each.with_type(_in_utc(each.type)) for each in fields])
+    return rows if rows.schema.equals(wanted) else rows.cast(wanted)
+
+
+def _in_utc(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        return pa.timestamp(kind.unit, "UTC")
+    if pa.types.is_struct(kind):
+        return pa.struct([each.with_type(_in_utc(each.type)) for each in kind.fields])
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_in_utc(kind.value_type)))
+    return kind
 
 
 def _in_order(rows: pa.Table) -> pa.Table:

@@ -6,6 +6,9 @@ driver, and rows go through Java on their way to the next operator. So where a m
 what one gives goes to the next as it is. State is the same, shard by shard and version by version:
 the next micro-batch may go through stages again, and either way its rows find their state.
 
+Few records can become many rows, where each of them meets many in a join. A task that has made more
+than `MOST_ROWS` gives up before anything is kept, and the micro-batch goes through stages.
+
 Between two operators columns can be renamed and left out, and so can rows where a column is null;
 whatever else is to be computed there is Spark's, and parts the chain.
 """
@@ -13,6 +16,7 @@ whatever else is to be computed there is Spark's, and parts the chain.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -26,6 +30,7 @@ from penstock.spark import sql
 from penstock.spark.source.workers import settle
 from penstock.spark.state import applying, spreading
 from penstock.spark.state.context import Batch
+from penstock.spark.state.files import StateError
 from penstock.spark.state.operator import Operator, Shard
 from penstock.spark.state.schemas import arrow_schema
 from penstock.spark.state.store import Held, Place, hold
@@ -37,6 +42,12 @@ if TYPE_CHECKING:
 # which both let others run, and the disk's.
 _MOST_THREADS: Final = 4
 _MOST_WRITERS: Final = 16
+# What all operators of a task may give together, about as much as the state that a task may hold.
+MOST_ROWS: Final = 5_000_000
+
+
+class TooMuchError(StateError):
+    """One task would hold too many rows."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -182,6 +193,7 @@ def _run(last: Link) -> DataFrame:
         batch.batch_id,
         batch.watermark_us,
         to_arrow_schema(wanted, timezone="UTC"),
+        MOST_ROWS,
     )
     parts = [applying.tagged(rows, number, "0") for number, rows in enumerate(frames)]
     rows = applying.united(parts, heralds=1).repartition(1).mapInArrow(task, wanted)
@@ -223,6 +235,7 @@ class _Task:
     version: int
     watermark_us: int | Callable[[], int] | None
     schema: pa.Schema
+    most_rows: int
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         settle("+".join(each.operator.kind for each in self.steps))
@@ -231,9 +244,10 @@ class _Task:
         told = self.watermark_us
         watermark_us = told() if callable(told) else told
         held: list[Held] = []
+        room = _Room(self.most_rows)
         with ThreadPoolExecutor(max(1, min(self.shards, _MOST_THREADS, _cores()))) as pool:
             for each in self.steps:
-                rows, some = self._given(each, made, watermark_us, pool)
+                rows, some = self._given(each, made, watermark_us, pool, room)
                 made.append(rows)
                 held += some
         # All at once: the disk takes the one commit for many files.
@@ -249,6 +263,7 @@ class _Task:
         made: Sequence[pa.Table | None],
         watermark_us: int | None,
         pool: ThreadPoolExecutor,
+        room: _Room,
     ) -> tuple[pa.Table, list[Held]]:
         """What an operator gives for all shards, and what is to be kept of it."""
         given = {each.name: each.rows(made) for each in step.feeds}
@@ -262,10 +277,29 @@ class _Task:
             own = {name: parts[number] for name, parts in inputs.items() if len(parts[number])}
             held = hold(step.place, number, self.version)
             shard = Shard(number, self.shards, self.version, watermark_us, held.state)
-            return step.operator.process(shard, own).cast(step.out), held
+            rows = step.operator.process(shard, own)
+            room.take(len(rows))
+            return rows.cast(step.out), held
 
         done = list(pool.map(work, range(self.shards)))
         return pa.concat_tables([rows for rows, _ in done]).combine_chunks(), [h for _, h in done]
+
+
+class _Room:
+    """For so many rows, whichever thread makes them."""
+
+    def __init__(self, rows: int) -> None:
+        self._left = rows
+        self._lock = threading.Lock()
+
+    def take(self, rows: int) -> None:
+        with self._lock:
+            self._left -= rows
+            if self._left < 0:
+                raise TooMuchError(
+                    "a task that does the work of all operators has made too many rows",
+                    advice="The micro-batch is begun again, in stages: nothing needs to be done.",
+                )
 
 
 def _cores() -> int:

@@ -34,6 +34,15 @@ class StateError(PenstockError):
     """The state of a flow cannot be read or written."""
 
 
+def is_because_of(kind: type[StateError], error: BaseException | None) -> bool:
+    """Whether such an error in a task let a job fail, as far as Spark tells it."""
+    while error is not None:
+        if kind.__name__ in str(error):
+            return True
+        error = error.__cause__
+    return False
+
+
 @dataclass(slots=True)
 class Files:
     """A folder of files."""

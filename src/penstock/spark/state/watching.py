@@ -44,15 +44,6 @@ class UnreadError(StateError):
     """Not all tasks that read have told, or one too many of a micro-batch that was given up."""
 
 
-def is_unread(error: BaseException | None) -> bool:
-    """Whether that is why a micro-batch failed, as far as can be seen from what Spark says."""
-    while error is not None:
-        if UnreadError.__name__ in str(error):
-            return True
-        error = error.__cause__
-    return False
-
-
 @dataclass(frozen=True, slots=True)
 class Now:
     """The micro-batch that runs."""
