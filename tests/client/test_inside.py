@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from penstock.client.connection import Cluster
 from penstock.client.inside import Inside
 from penstock.client.writer import LogWriter
+from tests.broker.requests import delete_records
 from tests.client.conftest import MakeTopic, unique
 
 
@@ -88,6 +89,23 @@ def test_going_on_where_the_last_look_ended(cluster: Cluster, make_topic: MakeTo
         # One that ends before it is another topic of the same name.
         beyond = dict.fromkeys(range(3), 1_000_000)
         assert len(keys(look(cluster, topic, ours, beyond))) == 101
+
+
+def test_what_is_deleted_before_or_meanwhile_is_missed(
+    cluster: Cluster, make_topic: MakeTopic
+) -> None:
+    topic = make_topic()
+    with writer(cluster) as ours:
+        put(ours, topic, *map(str, range(10)), commit=True)
+        before = look(cluster, topic, ours)
+        assert (keys(before), before.is_cut) == (list(map(str, range(10))), False)
+        meanwhile = look(cluster, topic, ours)
+        assert cluster.any().call(delete_records(topic, 4)).topics[0].partitions[0].error_code == 0
+        assert (keys(meanwhile), meanwhile.is_cut) == (list(map(str, range(4, 10))), True)
+        assert look(cluster, topic, ours).is_cut
+        # What nobody asks for is not missed.
+        later = look(cluster, topic, ours, {0: 4})
+        assert (keys(later), later.is_cut) == (list(map(str, range(4, 10))), False)
 
 
 def test_an_empty_topic(cluster: Cluster, make_topic: MakeTopic) -> None:

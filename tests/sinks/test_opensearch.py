@@ -5,8 +5,9 @@ from __future__ import annotations
 import datetime as dt
 import json
 import socket
+import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from itertools import count
@@ -30,6 +31,7 @@ from penstock.sinks.opensearch import OpenSearchSink
 from penstock.sinks.schema import json_field
 from penstock.testing.opensearch import OpenSearch, opensearch_home
 from penstock.testing.sinks import Row, SinkKit, Store, changes, never, read
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.skipif(opensearch_home() is None, reason="make opensearch-jars")
 _NAMES = count()
@@ -155,6 +157,44 @@ def test_requests_at_the_same_time_keep_every_row_and_tell_which_were_refused(
         assert done.rows == 61 - len(bad)
         kept = [row for at, row in enumerate(rows) if at not in bad]
         assert sorted(read(sink), key=lambda row: str(row["sku"])) == [*kept, *old[10:]]
+
+
+def test_requests_are_made_when_their_turn_comes_and_none_after_an_error(
+    server: OpenSearch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+    begun: list[int] = []
+    ended: list[int] = []
+    ahead: list[int] = []
+    fails, both = threading.Event(), threading.Barrier(2)
+
+    def bulk(begin: int, lines: Sequence[bytes]) -> list[tuple[int, str]]:
+        begun.append(begin)
+        if fails.is_set():
+            # Both are on their way when one of them fails, and the other one goes on.
+            both.wait(60)
+            if begin == 0:
+                raise StoreUnreachableError("away")
+            eventually(lambda: len(made) == 3)
+        ended.append(begin)
+        return [(begin, "no")] if begin % 2 else []
+
+    def requests() -> Iterator[tuple[int, list[bytes]]]:
+        for number in range(20):
+            made.append(number)
+            ahead.append(len(made) - len(ended))
+            yield number, [b""]
+
+    with products(server, concurrency=2) as sink:
+        monkeypatch.setattr(sink, "_bulk", bulk)
+        assert sorted(sink._sent(requests())) == [(at, "no") for at in range(1, 20, 2)]
+        assert max(ahead) <= 3
+        for seen in (made, begun, ended):
+            seen.clear()
+        fails.set()
+        with pytest.raises(StoreUnreachableError):
+            list(sink._sent(requests()))
+    assert (made, sorted(begun), ended) == ([0, 1, 2], [0, 1], [1])
 
 
 def test_what_is_not_there_is_deleted_beside_a_row_that_is_refused(server: OpenSearch) -> None:

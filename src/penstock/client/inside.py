@@ -12,6 +12,7 @@ All that was written must be acknowledged before (`LogWriter.flush`). One thread
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -67,9 +68,11 @@ class Inside:
             place: given.get(place, 0) if given.get(place, 0) <= self._ends[place] else 0
             for place in places
         }
-        earliest = ask(EARLIEST, decided=True)
+        self._earliest = partial(ask, EARLIEST, decided=True)
+        earliest = self._earliest()
         self._starts = {place: max(first, earliest[place]) for place, first in wanted.items()}
-        # Whether the log does not have all of it any more.
+        # Whether the log does not have all of it any more, or had not when it was read to its end.
+        # Compaction never moves a log's start: only retention and the deletion of records do.
         self.is_cut = self._starts != wanted
 
     @property
@@ -88,6 +91,9 @@ class Inside:
             yield place[1], batch
         for place, batch in self._tail():
             yield place[1], batch
+        # What went meanwhile was passed over.
+        for place, first in self._earliest().items():
+            self.is_cut |= min(first, self._ends[place]) > self._starts[place]
 
     def _left(self, starts: Mapping[Place, int], ends: Mapping[Place, int]) -> dict[Place, int]:
         return {place: first for place, first in starts.items() if first < ends[place]}

@@ -25,7 +25,7 @@ import re
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, as_completed, wait
 from itertools import chain
 from typing import Any, Final
 from urllib.parse import quote
@@ -236,17 +236,29 @@ class OpenSearchSink(Sink):
         """All rows, in requests of limited size; those that the server does not take."""
         puts = changes.upserts.num_rows
         requests = _pieces(self._lines(changes, schema), self._rows, self._bytes)
-        # No key is there twice, so their order does not matter; some are sent while the next are
-        # made. If one fails, those on their way are waited for: what is tried again must not meet
-        # them.
+        return [
+            coding.refused_upsert(changes, schema, at, reason)
+            if at < puts
+            else coding.refused_delete(changes, schema, at - puts, reason)
+            for at, reason in sorted(self._sent(requests))
+        ]
+
+    def _sent(self, requests: Iterable[tuple[int, Sequence[bytes]]]) -> Iterator[tuple[int, str]]:
+        """Send requests; what the server does not take of them.
+
+        No key is there twice, so their order does not matter. While some are on their way the next
+        one is made, and waits for its turn: more than that would only take memory. If one fails,
+        none is begun any more, and those on their way are waited for: what is tried again must not
+        meet them.
+        """
+        under_way: set[Future[list[tuple[int, str]]]] = set()
         with ThreadPoolExecutor(self._concurrency, "penstock-bulk") as pool:
-            found = chain.from_iterable(pool.map(lambda piece: self._bulk(*piece), requests))
-            return [
-                coding.refused_upsert(changes, schema, at, reason)
-                if at < puts
-                else coding.refused_delete(changes, schema, at - puts, reason)
-                for at, reason in found
-            ]
+            for request in requests:
+                if len(under_way) >= self._concurrency:
+                    done, under_way = wait(under_way, return_when=FIRST_COMPLETED)
+                    yield from chain.from_iterable(each.result() for each in done)
+                under_way.add(pool.submit(self._bulk, *request))
+            yield from chain.from_iterable(each.result() for each in as_completed(under_way))
 
     def _lines(self, changes: Changes, schema: Schema) -> Iterator[bytes]:
         """The rows as a bulk request has them: upserts, then deletes."""

@@ -73,6 +73,9 @@ class Database:
     is_set_up: bool = False
     confirmed: int = -1
     lock: threading.RLock = field(default_factory=threading.RLock)
+    # As source blocks name the server and the database.
+    server: str = "fake"
+    name: str = "shop"
 
     def create(self, name: str, made: Table | None = None) -> Table:
         self.rows[name] = {}
@@ -85,12 +88,25 @@ class Database:
             if self.is_set_up and changes:
                 self.log.append(changes)
 
+    def block(self, made: Table, snapshot: str) -> bytes:
+        return orjson.dumps(
+            {
+                "version": "1",
+                "connector": "fake",
+                "name": self.server,
+                "ts_ms": 1,
+                "snapshot": snapshot,
+                "db": self.name,
+                "table": made.name,
+            }
+        )
+
     def _apply(self, step: Step | Truncate) -> Change | None:
         rows = self.rows[step.table]
         if isinstance(step, Truncate):
             rows.clear()
             made = self.tables[step.table]
-            return Change(made, "t", None, None, source_block(made, "false"), 1)
+            return Change(made, "t", None, None, self.block(made, "false"), 1)
         old = rows.pop(step.id, None)
         before = None if old is None else _row(step.id, old)
         after = None if step.text is None else _row(step.id, step.text)
@@ -100,25 +116,11 @@ class Database:
             return None
         op = "c" if before is None else "d" if after is None else "u"
         made = self.tables[step.table]
-        return Change(made, op, before, after, source_block(made, "false"), 1)
+        return Change(made, op, before, after, self.block(made, "false"), 1)
 
 
 def _row(id_: int, text: str) -> Row:
     return (b"%d" % id_, orjson.dumps(text))
-
-
-def source_block(made: Table, snapshot: str) -> bytes:
-    return orjson.dumps(
-        {
-            "version": "1",
-            "connector": "fake",
-            "name": "fake",
-            "ts_ms": 1,
-            "snapshot": snapshot,
-            "db": "shop",
-            "table": made.name,
-        }
-    )
 
 
 class FakeSnapshot(Snapshot):
@@ -141,7 +143,7 @@ class FakeSnapshot(Snapshot):
             yield rows[at : at + size]
 
     def source(self, table: Table) -> bytes:
-        return source_block(table, "true")
+        return self._source.database.block(table, "true")
 
     def estimate(self, table: Table) -> int | None:
         return len(self._rows[table.name])
@@ -251,7 +253,7 @@ class FakeSource(Source):
         taken = ids[: request.limit]
         rows = [_row(id_, self.database.rows[request.table][id_]) for id_ in taken]
         last = (b"%d" % taken[-1],) if taken else None
-        block = source_block(made, "incremental")
+        block = self.database.block(made, "incremental")
         return Chunk(request, made, rows, block, 1, last, len(ids) <= request.limit)
 
     def ask(self, request: ChunkRequest) -> None:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
+from pathlib import Path
 
 import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.capture.delivery import ghosts as ghosts_module
 from penstock.capture.delivery.config import SnapshotSettings
 from penstock.capture.delivery.ghosts import Ghosts
 from penstock.capture.delivery.handover import Handover, HandoverClosedError
 from penstock.capture.delivery.incremental import QUEUE_MAX, Done, Incremental
 from penstock.capture.delivery.marks import Marks, with_mark
 from penstock.capture.delivery.metering import CaptureStatus, Meter, Progress
+from penstock.capture.delivery.owners import Owners
 from penstock.capture.delivery.pace import Pace
 from penstock.capture.delivery.signals import (
     Signal,
@@ -23,7 +27,9 @@ from penstock.capture.delivery.signals import (
     snapshot_signal,
 )
 from penstock.capture.delivery.state import State, TableSnapshot
-from penstock.capture.source import CaptureError, Chunk, ChunkRequest, Row
+from penstock.capture.events.filling import LastValues
+from penstock.capture.events.settings import AVRO, EventSettings
+from penstock.capture.source import CaptureError, Chunk, ChunkRequest, Row, Table
 from tests.capture.delivery.fake import table
 from tests.capture.delivery.running import on_thread
 from tests.waiting import eventually
@@ -216,6 +222,73 @@ def test_ghosts_are_the_keys_that_nobody_saw() -> None:
     assert ghosts.knows("u")
     assert not ghosts.has_any("u")
     ghosts.close()
+
+
+def test_ghosts_are_told_by_their_owners() -> None:
+    ghosts = Ghosts()
+    records = [(b"1", b"a"), (b"2", b"b"), (b"3", b"b"), (b"4", b"-"), (b"1", b"b"), (b"2", b"a")]
+    owners = {b"a": "a", b"b": "b", b"-": None}
+    ghosts.load("t", records, keep_bytes=1, owner_of=owners.__getitem__)
+    assert ghosts.measure("t", "a") == (1, 2)
+    assert ghosts.count_others("t", "a") == 2
+    assert list(ghosts.unseen_rows("t", "a")) == [(b"2", b"a")]
+    assert list(ghosts.unseen("t", "b")) == [b"1", b"3"]
+    ghosts.close()
+
+
+def test_large_ghosts_are_handed_out_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ghosts_module, "_FEW_BYTES", 5_000)
+    ghosts = Ghosts()
+    ghosts.load("t", ((b"%03d" % at, bytes(1_000)) for at in range(20)), keep_bytes=1_000)
+    counts: list[int] = []
+    seen = ghosts.seen
+
+    def spy(topic: str, keys: list[bytes]) -> None:
+        counts.append(len(keys))
+        seen(topic, keys)
+
+    monkeypatch.setattr(ghosts, "seen", spy)
+    assert [key for key, _ in ghosts.unseen_rows("t")] == [b"%03d" % at for at in range(20)]
+    assert counts == [5, 5, 5, 5]
+    ghosts.close()
+
+
+def test_a_file_that_cannot_be_kept(tmp_path: Path) -> None:
+    """Where it is, and what to do, is told; nothing of it is left, however the process ends."""
+    folder = tmp_path / "state"
+    ghosts = Ghosts(folder)
+    ghosts._db.execute("PRAGMA max_page_count = 4")
+    with pytest.raises(CaptureError, match="full") as failed:
+        ghosts.load("t", ((b"%d" % at, b"v") for at in range(20_000)))
+    assert str(folder) in str(failed.value)
+    assert "state_dir" in failed.value.advice
+    assert list(folder.iterdir()) == []
+    ghosts.close()
+    (folder / "file").touch()
+    for made in (Ghosts, partial(LastValues, lambda topic: ())):
+        with pytest.raises(CaptureError, match="file"):
+            made(folder=folder / "file")
+
+
+def test_whose_an_event_is() -> None:
+    block = {"version": "1", "name": "shop", "db": "d", "schema": "public", "table": "t}"}
+    settings = EventSettings("shop")
+    tables = Table("d", "public", "t}", (), ()), Table("d", "", "t}", (), ())
+    schema, database = (Owners(settings, table) for table in tables)
+    owner = schema.named(orjson.dumps(block))
+    row = {"source": {"name": "x", "table": "y"}, "table": "t}", "x": ',"source":{"version":"1"}'}
+    event = {"before": None, "after": row, "source": block, "op": "c"}
+    for layout in (event, {"schema": {}, "payload": event}, {"source": block, "after": row}):
+        assert schema.of(orjson.dumps(layout)) == owner
+    for field, same in (("name", False), ("schema", False), ("table", False), ("db", True)):
+        other = orjson.dumps({**event, "source": {**block, field: "other"}})
+        assert (schema.of(other) == owner) is same
+        in_database = database.of(other) == database.named(orjson.dumps(block))
+        assert in_database is False
+    for nothing in (b"", b"no json", b"[]", b"{}", b'{"source":7}', b'{"payload":7}'):
+        assert schema.of(nothing) == ""
+    avro = Owners(EventSettings("shop", format=AVRO), tables[0])
+    assert avro.of(orjson.dumps(event)) == avro.named(orjson.dumps(block)) == ""
 
 
 def test_meters() -> None:

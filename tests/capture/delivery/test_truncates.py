@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +15,11 @@ from penstock.capture.delivery import emptying
 from penstock.capture.delivery.capture import Capture
 from penstock.capture.delivery.ghosts import Ghosts
 from penstock.capture.delivery.metering import Progress
+from penstock.capture.delivery.state import State
+from penstock.capture.delivery.writing import Log
+from penstock.capture.events.batch import Batch
 from penstock.capture.events.registry import SchemaRegistry
-from penstock.capture.source import Column, Table
+from penstock.capture.source import CaptureError, Column, Table
 from penstock.client.connection import Cluster
 from penstock.client.reading import Row, last_values
 from penstock.client.topics import create
@@ -256,18 +260,93 @@ def test_tables_that_share_a_topic(log: str) -> None:
     assert rebuilt(records(log, f"{name}.all")) == {1: "z"}
 
 
+def test_another_table_in_the_topic_of_a_table(log: str) -> None:
+    """Also one whose columns have the names of fields of a source block."""
+    name = new_name()
+    data = database(a={1: "x"})
+    columns = (Column("id", INT, optional=False), Column("table", STRING))
+    data.create("audit", Table("", "", "audit", columns, ("id",)))
+    data.commit(Step("audit", 7, "a"), Step("audit", 8, "b"))
+    made = config(name, topics={"audit": f"{name}.a"})
+    run_to_end(log, made, data)
+    data.commit(Truncate("a"))
+    it = run_to_end(log, made, data)
+    rows = records(log, f"{name}.a")
+    assert [parsed(row.key)["id"] for row in rows[3:]] == [1, 1]
+    assert it.status().error == ""
+
+
+def test_a_database_that_was_renamed(log: str) -> None:
+    """Its name is not in the topic's: the rows are what they were."""
+    data = database(a={1: "x", 2: "y"})
+    made = config(new_name())
+    run_to_end(log, made, data)
+    data.name = "shop-live"
+    data.commit(Step("a", 3, "z"))
+    data.commit(Truncate("a"))
+    it = run_to_end(log, made, data)
+    rows = records(log, f"{made.name}.a")
+    assert ops(rows) == "rrc" + "d-d-d-"
+    assert it.status().error == ""
+
+
+@pytest.mark.parametrize("snapshot", ["initial", "always"])
+def test_two_captures_with_one_topic(log: str, snapshot: str) -> None:
+    """Each deletes its own rows only: when a table is truncated, and after a snapshot."""
+    names = new_name(), new_name()
+    topic = f"{names[0]}.all"
+    ours, theirs = database(a={1: "x", 2: "x"}), database(a={101: "y", 102: "y"})
+    ours.server, theirs.server = names
+    mine, other = (config(name, topics={"*": topic}, snapshot=snapshot) for name in names)
+    run_to_end(log, mine, ours)
+    run_to_end(log, other, theirs)
+    assert rebuilt(records(log, topic)) == {1: "x", 2: "x", 101: "y", 102: "y"}
+    ours.commit(Truncate("a"))
+    it = run_to_end(log, mine, ours)
+    assert rebuilt(records(log, topic)) == {101: "y", 102: "y"}
+    assert it.status().error == ""
+
+
+def test_rows_of_another_capture_in_a_topic_that_is_not_shared(log: str) -> None:
+    """It was set otherwise, or another one is: nobody may take its rows for ours, or be silent."""
+    name = new_name()
+    data, theirs = database(a={1: "x", 2: "x"}), database(b={9: "y", 2: "y"})
+    run_to_end(log, config(new_name(), topics={"*": f"{name}.a"}), theirs)
+    it = run_to_end(log, config(name), data)
+    assert rebuilt(records(log, f"{name}.a")) == {1: "x", 2: "x", 9: "y"}
+    assert "holds 1 rows that do not look like its table's own" in it.status().error
+    data.commit(Truncate("a"))
+    it = run_to_end(log, config(name), data)
+    rows = records(log, f"{name}.a")
+    assert ops(rows[4:]) == "d-d-t"
+    assert "expanded" not in parsed(rows[-1].value)
+    assert "holds 1 rows that do not look like its own" in it.status().error
+
+
+def test_what_was_masked_since_is_not_told_again(log: str) -> None:
+    data = database(a={1: "secret", 2: "x" * 100})
+    name = new_name()
+    run_to_end(log, config(name), data)
+    masked = config(name, columns={"mask": {"a.text": "***"}})
+    data.commit(Truncate("a"))
+    run_to_end(log, masked, data)
+    gone = [event["before"] for event in events(records(log, f"{name}.a"))[2:]]
+    assert gone == [{"id": 1, "text": None}, {"id": 2, "text": None}]
+
+
 def test_what_nothing_tells_apart_is_told_as_a_truncate(log: str) -> None:
     """Without a key, or with one that several rows have: whoever keeps the rows must know."""
     data = Database()
     columns = (Column("id", INT, optional=False), Column("text", STRING))
     data.create("loose", Table("", "", "loose", columns, ()))
+    data.create("keyed", Table("", "", "keyed", columns, ()))
     data.create("a")
-    data.commit(Step("loose", 1, "x"), Step("a", 1, "x"))
-    made = config(new_name(), keys={"a": ["text"]})
+    data.commit(Step("loose", 1, "x"), Step("keyed", 1, "x"), Step("a", 1, "x"))
+    made = config(new_name(), keys={"a": ["text"], "keyed": ["text"]})
     run_to_end(log, made, data)
-    data.commit(Truncate("loose"), Truncate("a"))
+    data.commit(Truncate("loose"), Truncate("keyed"), Truncate("a"))
     it = run_to_end(log, made, data)
-    for table, key in (("loose", None), ("a", b"null")):
+    for table, key in (("loose", None), ("keyed", b"null"), ("a", b"null")):
         rows = records(log, f"{made.name}.{table}")
         assert ops(rows) == "rt"
         assert (rows[-1].key, "expanded" in parsed(rows[-1].value)) == (key, False)
@@ -293,9 +372,9 @@ def test_a_topic_that_has_forgotten_rows_is_told_of_the_truncate_too(log: str) -
 def test_in_avro_it_is_tombstones(log: str) -> None:
     name = new_name()
     data = database(a={1: "x", 2: "y"}, b={1: "x"})
-    made = config(name, format="avro", skip=["none"], topics={"b": f"{name}.other"})
+    made = config(name, format="avro", skip=["none"])
     run_to_end(log, made, data)
-    data.commit(Truncate("a"), Truncate("a"), Step("a", 2, "z"), Truncate("b"))
+    data.commit(Truncate("a"), Truncate("a"), Step("a", 2, "z"))
     run_to_end(log, made, data)
     with Cluster(log) as cluster:
         registry = SchemaRegistry(last_values(cluster, "__penstock_schemas"))
@@ -305,8 +384,27 @@ def test_in_avro_it_is_tombstones(log: str) -> None:
     ]
     both = [({"id": 1}, "r"), ({"id": 2}, "r"), ({"id": 1}, None), ({"id": 2}, None)]
     assert told == [*both, (None, "t"), (None, "t"), ({"id": 2}, "c")]
-    # A topic that others may share, and whose events nobody looks into here.
-    assert [read(registry, row.value)["op"] for row in records(log, f"{name}.other")] == ["r", "t"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "wanted"),
+    [({"topics": {"b": "PREFIX.a"}}, "rrt"), ({"topics": {"b": "other"}}, "rt")],
+)
+def test_in_avro_a_topic_that_others_may_share_is_told_of_the_truncate(
+    log: str, changed: dict[str, Any], wanted: str
+) -> None:
+    """Nobody looks into its events there."""
+    name = new_name()
+    topics = {table: topic.replace("PREFIX", name) for table, topic in changed["topics"].items()}
+    data = database(a={1: "x"}, b={2: "y"})
+    made = config(name, format="avro", topics=topics)
+    run_to_end(log, made, data)
+    data.commit(Truncate("a"))
+    run_to_end(log, made, data)
+    with Cluster(log) as cluster:
+        registry = SchemaRegistry(last_values(cluster, "__penstock_schemas"))
+    rows = records(log, f"{name}.a")
+    assert "".join((row.value and read(registry, row.value)["op"]) or "-" for row in rows) == wanted
 
 
 def test_several_partitions_and_what_another_has_open(log: str) -> None:
@@ -457,6 +555,74 @@ def test_many_deletes_are_not_read_again(log: str, monkeypatch: pytest.MonkeyPat
     assert rebuilt(records(log, f"{made.name}.a")) == {}
 
 
+def test_large_rows_are_not_gathered(log: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(emptying, "_DRAIN_BYTES", 10_000)
+    data = database(a=some(50, "x" * 1_000))
+    made = config(new_name())
+    run_to_end(log, made, data)
+    counts: list[int] = []
+    put = Log.put
+
+    def spy(self: Log, batch: Batch) -> None:
+        counts.append(batch.count)
+        put(self, batch)
+
+    monkeypatch.setattr(Log, "put", spy)
+    data.commit(Truncate("a"))
+    run_to_end(log, made, data)
+    assert sum(counts) == 100
+    assert max(counts) <= 20
+    assert rebuilt(records(log, f"{made.name}.a")) == {}
+
+
+def test_more_than_fit_into_a_transaction(log: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(emptying, "_ROWS_PER_S", 10)
+    data = database(a=some(50))
+    made = config(new_name(), transaction_timeout_ms=2_000, batch_changes=10)
+    run_to_end(log, made, data)
+    data.commit(Step("a", 99, "y"), Truncate("a"), Step("a", 7, "z"))
+    it = run_to_end(log, made, data)
+    rows = records(log, f"{made.name}.a")
+    assert ops(rows) == "r" * 50 + "ctc"
+    assert "expanded" not in parsed(rows[-2].value)
+    assert "holds 51 rows, more than are deleted within" in it.status().error
+    # What it advises: in transactions of the usual size.
+    longest: list[int] = []
+    commit = Log.commit
+
+    def spy(self: Log, state: State) -> None:
+        longest.append(self.records)
+        commit(self, state)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Log, "commit", spy)
+        run_to_end(log, config(made.name, snapshot="always", batch_changes=10), data)
+    assert rebuilt(records(log, f"{made.name}.a")[53:]) == {7: "z"}
+    assert ops(records(log, f"{made.name}.a")[53:]).count("d") == 50
+    assert max(longest) <= 20
+    # Without transactions nothing hurries.
+    data.commit(*(Step("a", id_, "y") for id_ in range(50)))
+    data.commit(Truncate("a"))
+    run_to_end(log, config(made.name, transactions=False, transaction_timeout_ms=2_000), data)
+    assert rebuilt(records(log, f"{made.name}.a")[53:]) == {}
+
+
+def test_the_folder_for_files(log: str, tmp_path: Path) -> None:
+    """It is made; where that cannot be, it is named."""
+    data = database(a=some(3))
+    name = new_name()
+    run_to_end(log, config(name), data)
+    data.commit(Truncate("a"))
+    (tmp_path / "file").touch()
+    with pytest.raises(CaptureError, match=str(tmp_path / "file")) as failed:
+        run_to_end(log, config(name, state_dir=str(tmp_path / "file" / "deep")), data)
+    assert "state_dir" in failed.value.advice
+    assert ops(records(log, f"{name}.a")) == "rrr"
+    run_to_end(log, config(name, state_dir=str(tmp_path / "new" / "deep")), data)
+    assert ops(records(log, f"{name}.a")) == "rrr" + "d-d-d-"
+    assert list((tmp_path / "new" / "deep").iterdir()) == []
+
+
 def test_what_others_have_put_into_the_topic_is_left_alone(log: str) -> None:
     data = database(a={1: "x"})
     made = config(new_name())
@@ -465,5 +631,9 @@ def test_what_others_have_put_into_the_topic_is_left_alone(log: str) -> None:
         values = [b"no json", b"[]", b'{"source":{"table":"other"}}', b'{"payload":7}']
         other.write(f"{made.name}.a", [b"p", b"q", b"r", b"s"], values)
     data.commit(Truncate("a"))
-    run_to_end(log, made, data)
-    assert [row.key for row in records(log, f"{made.name}.a")][5:] == [b'{"id":1}'] * 2
+    it = run_to_end(log, made, data)
+    rows = records(log, f"{made.name}.a")[5:]
+    assert [row.key for row in rows] == [b'{"id":1}', b'{"id":1}', b"null"]
+    # Whether they were the table's once, nobody knows.
+    assert "expanded" not in parsed(rows[-1].value)
+    assert "holds 4 rows that do not look like its own" in it.status().error

@@ -81,7 +81,7 @@ class Holding:
     def rows(self, shape: Shape, source: bytes, batch: Batch) -> Iterator[tuple[bytes, bytes]]:
         yield from self.known.items()
 
-    def has_forgotten(self, shape: Shape) -> bool:
+    def may_leave_rows(self, shape: Shape) -> bool:
         return False
 
     def cannot(self, shape: Shape) -> None:

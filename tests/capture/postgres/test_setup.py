@@ -210,8 +210,10 @@ def test_a_publication_of_the_users_own(database: str, sql: Connection) -> None:
 
 def test_a_publication_without_truncates_is_warned_of(database: str, sql: Connection) -> None:
     sql.execute("CREATE TABLE t (id int PRIMARY KEY)")
-    sql.execute("CREATE PUBLICATION mine FOR TABLE t WITH (publish = 'insert, update, delete')")
-    with PostgresSource(settings(database, options={"publication": "mine"})) as source:
+    sql.execute(
+        """CREATE PUBLICATION "My ""own" FOR TABLE t WITH (publish = 'insert, update, delete')"""
+    )
+    with PostgresSource(settings(database, options={"publication": 'My "own'})) as source:
         (found,) = [check for check in source.check() if check.name == "truncates"]
         assert (found.ok, found.required) == (False, False)
         sql.execute(found.remedy.encode())

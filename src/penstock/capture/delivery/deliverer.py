@@ -28,6 +28,7 @@ from penstock.capture.delivery.incremental import Incremental
 from penstock.capture.delivery.listening import Listener
 from penstock.capture.delivery.marks import INCREMENTAL, Marked, Marks, with_mark
 from penstock.capture.delivery.metering import Meter, Progress
+from penstock.capture.delivery.owners import Owners
 from penstock.capture.delivery.pace import Pace
 from penstock.capture.delivery.state import DONE, RUNNING, State
 from penstock.capture.delivery.writing import Log
@@ -339,9 +340,18 @@ class Deliverer:
         if topic is not None and self._ghosts is not None:
             composer = self._events.composer(work.table, work.source)
             assert isinstance(composer, Composer)
-            for key in self._ghosts.unseen(topic):
+            owner = Owners(self._config.events, work.table).named(work.source)
+            for key in self._ghosts.unseen(topic, owner):
                 composer.gone(key, work.source, self._batch)
                 self._added(1)
+                if self._is_full():
+                    self.commit()
+            others = 0 if composer.shape.may_share else self._ghosts.count_others(topic, owner)
+            if others:
+                self.commands.complain(
+                    f"the topic {topic} holds {others} rows that do not look like its table's own, "
+                    "but like another one's or another capture's: they are not deleted"
+                )
         self._emit(self._marks.end(work.table))
 
     def _snapshot_end(self, work: SnapshotEnd) -> None:
@@ -365,7 +375,9 @@ class Deliverer:
         if not isinstance(composer, Composer) or not composer.is_keyed or self._ghosts is None:
             return None
         if not self._ghosts.knows(composer.topic):
-            self._ghosts.load(composer.topic, self._log.read(composer.topic))
+            records = self._log.read(composer.topic)
+            owners = Owners(self._config.events, table)
+            self._ghosts.load(composer.topic, records, owner_of=owners.of)
         return composer.topic if self._ghosts.has_any(composer.topic) else None
 
     # ---- control -------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from penstock.capture.delivery.state import CAPTURE_TOPIC, state_topic
 from penstock.capture.events.registry import SCHEMAS_TOPIC
 from penstock.client.connection import Cluster
 from penstock.client.metadata import Metadata
-from penstock.client.topics import configs, create
+from penstock.client.topics import create
 
 _WEEK_MS: Final = 7 * 24 * 3_600_000
 # Rows of databases are larger than messages use to be; brokers take 1 MB unless told otherwise.
@@ -53,10 +53,6 @@ class Topics:
 
     def exists(self, topic: str) -> bool:
         return topic in self._known or bool(self._metadata.topics([topic]))
-
-    def only_compacts(self, topic: str) -> bool:
-        """Whether a topic keeps the last record of each key for ever."""
-        return configs(self._cluster, topic).get("cleanup.policy") == _COMPACT["cleanup.policy"]
 
     def _create(self, topic: str, partitions: int, config: dict[str, str]) -> None:
         create(

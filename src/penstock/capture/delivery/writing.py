@@ -134,6 +134,13 @@ class Log:
         self._guarded(self._writer.flush)
         return Inside(self.cluster, topic, self._producers, start=start)
 
+    def time_left_s(self) -> float | None:
+        """How long the log waits for what is open, or is opened next; None: for ever."""
+        if not self._config.delivery.transactions:
+            return None
+        taken_s = time.monotonic() - self._opened_at if self._is_open else 0.0
+        return self._config.delivery.transaction_timeout_ms / 1_000 - taken_s
+
     def _begin(self) -> None:
         if not self._is_open:
             self._guarded(self._writer.begin)

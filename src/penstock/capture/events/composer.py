@@ -13,8 +13,8 @@ value null rather than none at all, since a compacted topic takes no record with
 
 The deletes of a truncate are for whoever follows the topic row by row, and for compaction; `t`
 goes into every partition. Where nothing tells rows apart, or the topic has forgotten some by its
-retention, the deletes are not all there: then `t` is written although it is skipped, so that who
-keeps the rows learns of it.
+retention, or for another reason the deletes are not all there, `t` is written although it is
+skipped, so that who keeps the rows learns of it.
 """
 
 from __future__ import annotations
@@ -75,8 +75,9 @@ class Emptier(Protocol):
         is put into the batch on the way may be written at once."""
         ...
 
-    def has_forgotten(self, shape: Shape) -> bool:
-        """Whether the table may have had rows that the topic did not know any more."""
+    def may_leave_rows(self, shape: Shape) -> bool:
+        """Whether rows may be left that `rows` has not told: the topic has forgotten them, or they
+        look like somebody else's, or they are too many."""
         ...
 
     def cannot(self, shape: Shape) -> None:
@@ -317,7 +318,7 @@ class Composer:
                 if key != self._encoder.whole_key:
                     self.gone(key, source, batch, orders, event)
                     count += 1
-            is_expanded = not emptier.has_forgotten(self.shape)
+            is_expanded = not emptier.may_leave_rows(self.shape)
             is_needed |= not is_expanded
         if not is_needed:
             return count

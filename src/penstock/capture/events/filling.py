@@ -11,10 +11,7 @@ log transaction that was never committed is forgotten with it.
 
 from __future__ import annotations
 
-import sqlite3
-import tempfile
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +19,7 @@ import orjson
 
 from penstock.capture.events.json import marker
 from penstock.capture.events.shape import Shape
+from penstock.capture.scratch import Scratch
 from penstock.capture.source import UNAVAILABLE, Row
 
 # What can be too large to be sent each time.
@@ -37,24 +35,18 @@ class LastValues:
 
     def __init__(self, read: Read, folder: str | Path | None = None) -> None:
         self._read = read
-        self._folder = tempfile.TemporaryDirectory(prefix="penstock-capture-", dir=folder)
-        path = Path(self._folder.name) / "last-values.sqlite"
-        self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-        for pragma in ("journal_mode=OFF", "synchronous=OFF", "locking_mode=EXCLUSIVE"):
-            self._db.execute(f"PRAGMA {pragma}")
-        self._db.execute(
-            "CREATE TABLE last (topic TEXT, key BLOB, columns BLOB, PRIMARY KEY (topic, key)) "
-            "WITHOUT ROWID"
+        self._scratch = Scratch(
+            "last (topic TEXT, key BLOB, columns BLOB, PRIMARY KEY (topic, key)) WITHOUT ROWID",
+            folder,
         )
+        self._db = self._scratch.db
         self._pending: dict[tuple[str, bytes], bytes | None] = {}
         self._loaded: set[str] = set()
         # Values that nobody had.
         self.missed = 0
 
     def close(self) -> None:
-        with suppress(sqlite3.Error):
-            self._db.close()
-        self._folder.cleanup()
+        self._scratch.close()
 
     def prepare(self, shape: Shape) -> ShapeValues:
         """The values for rows of this shape; reads the topic if it was not read yet. A table that
@@ -81,7 +73,8 @@ class LastValues:
 
     def forget_all(self, topic: str) -> None:
         self._flush()
-        self._db.execute("DELETE FROM last WHERE topic = ?", (topic,))
+        with self._scratch.kept():
+            self._db.execute("DELETE FROM last WHERE topic = ?", (topic,))
 
     def get(self, topic: str, key: bytes) -> dict[str, Any]:
         at = (topic, key)
@@ -89,7 +82,8 @@ class LastValues:
             found = self._pending[at]
         else:
             query = "SELECT columns FROM last WHERE topic = ? AND key = ?"
-            row = self._db.execute(query, at).fetchone()
+            with self._scratch.kept():
+                row = self._db.execute(query, at).fetchone()
             found = row[0] if row else None
         return orjson.loads(found) if found else {}
 
@@ -101,10 +95,11 @@ class LastValues:
     def _flush(self) -> None:
         kept = [(*at, columns) for at, columns in self._pending.items() if columns is not None]
         gone = [at for at, columns in self._pending.items() if columns is None]
-        self._db.execute("BEGIN")
-        self._db.executemany("INSERT OR REPLACE INTO last VALUES (?, ?, ?)", kept)
-        self._db.executemany("DELETE FROM last WHERE topic = ? AND key = ?", gone)
-        self._db.execute("COMMIT")
+        with self._scratch.kept():
+            self._db.execute("BEGIN")
+            self._db.executemany("INSERT OR REPLACE INTO last VALUES (?, ?, ?)", kept)
+            self._db.executemany("DELETE FROM last WHERE topic = ? AND key = ?", gone)
+            self._db.execute("COMMIT")
         self._pending.clear()
 
 

@@ -80,6 +80,7 @@ class JsonEncoder:
         self._key = template(shape.key_columns)
         self._row = template(shape.columns)
         self._names = [column.name for column in shape.columns]
+        self._hidden = {shape.columns[at].name for at, _ in shape.changes}
         self._markers = [marker(column.type) for column in shape.columns]
         self._head = self._tail = b""
         self.whole_key = NULL
@@ -139,11 +140,13 @@ class JsonEncoder:
         return self._row_of(event.get("after")) if isinstance(event, dict) else None
 
     def _row_of(self, known: Any) -> bytes | None:
-        """A row of these columns, null where nothing is known."""
+        """A row of these columns, null where nothing is known. So is what is masked, hashed or cut:
+        it may have been written before that was asked for."""
         if not isinstance(known, dict):
             return None
+        shown = known.keys() - self._hidden
         return self._row % tuple(
-            orjson.dumps(known[name]) if name in known else NULL for name in self._names
+            orjson.dumps(known[name]) if name in shown else NULL for name in self._names
         )
 
 

@@ -103,10 +103,11 @@ def shape_of(settings: EventSettings, table: Table) -> Shape:
         tuple(changes),
         compiled(text, table, f"filter of {table.full_name}") if text else None,
         not set(names) <= set(table.key),
-        set(names) >= set(table.key) if names else is_gone,
+        # The database vouches for its own key only.
+        bool(table.key) and set(names) >= set(table.key) if names else is_gone,
         not text or takes_deletes(text, table),
-        # A route may lead here from elsewhere, and so may a name with a character that is replaced.
-        bool(settings.routes) or topic != f"{settings.prefix}.{table.full_name}",
+        # What is set for others may lead here, and so may a name with a character that is replaced.
+        bool(settings.routes or settings.topics) or topic != f"{settings.prefix}.{table.full_name}",
     )
 
 

@@ -137,6 +137,7 @@ def table_checks(
             required=False,
         )
     ]
+    publication = sql.Identifier(options.publication).as_string(None)
     known = published(connection, options.publication)
     own = known is None or is_own(connection, options.publication)
     superuser = bool(
@@ -150,7 +151,7 @@ def table_checks(
                     "publication of all tables",
                     False,
                     "only a superuser may make one",
-                    f"As a superuser: CREATE PUBLICATION {options.publication} FOR ALL TABLES "
+                    f"As a superuser: CREATE PUBLICATION {publication} FOR ALL TABLES "
                     "WITH (publish_via_partition_root = true)",
                 )
             )
@@ -165,7 +166,7 @@ def table_checks(
                     f"{info.full_name}: published",
                     False,
                     f"not in the publication {options.publication}, which is not ours to change",
-                    f"ALTER PUBLICATION {options.publication} ADD TABLE {name}",
+                    f"ALTER PUBLICATION {publication} ADD TABLE {name}",
                 )
             )
     return checks
@@ -182,7 +183,8 @@ def _truncates(connection: Connection, publication: str) -> list[Check]:
             "truncates",
             False,
             f"not in the publication {publication}: topics keep the rows of truncated tables",
-            f"ALTER PUBLICATION {publication} SET (publish = 'insert, update, delete, truncate')",
+            f"ALTER PUBLICATION {sql.Identifier(publication).as_string(None)} "
+            "SET (publish = 'insert, update, delete, truncate')",
             required=False,
         )
     ]
