@@ -199,7 +199,8 @@ class Postgres(Database):
         # A slot that a failed test has left would keep the server's log for ever.
         with self.server.connect() as connection:
             connection.execute(
-                "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots"
+                # Only when it has ended can the slot be dropped; ten seconds at most.
+                "SELECT pg_terminate_backend(active_pid, 10000) FROM pg_replication_slots"
                 " WHERE database = %s AND active", (self.name,),
             )  # fmt: skip
             connection.execute(

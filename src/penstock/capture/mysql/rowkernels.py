@@ -179,10 +179,13 @@ def _value(to: int, at: int, end: int, code: int, a: int, b: int) -> tuple[Any, 
     if code == DATETIME:
         value = _datetime(at, b)
         return (0 if value == -(1 << 62) else put_number(to, value)), at + 5 + size
-    seconds = _big(at, 4)
-    if not seconds:
+    seconds, fraction = _big(at, 4), _big(at + 4, size)
+    most = 1
+    for _ in range(size):
+        most *= 100
+    if not seconds or fraction >= most:
         return 0, at
-    return _put_timestamp(to, seconds, _big(at + 4, size), b), at + 4 + size
+    return _put_timestamp(to, seconds, fraction, b), at + 4 + size
 
 
 @helper
