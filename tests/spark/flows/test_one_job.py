@@ -19,12 +19,11 @@ from penstock.spark import windows
 from penstock.spark.flows.declare import Flow, flow, stream, topic
 from penstock.spark.flows.folder import Folder
 from penstock.spark.joins import enrich
-from penstock.spark.sink.errors import SinkUnavailableError
-from penstock.spark.sink.exactly_once import ExactlyOnce
 from penstock.spark.source.planning import Range
 from penstock.spark.state import layout, watching
 from penstock.spark.state.time import Times, TimesFolder
 from penstock.testing.flows import FlowFailedError, FlowTester
+from tests.spark.failing import fail_at
 
 pytestmark = pytest.mark.timeout(600)
 SCHEMA = "id bigint, at timestamp"
@@ -185,7 +184,7 @@ def test_what_was_told_of_other_records_is_forgotten(tester: FlowTester) -> None
 
 def joining(name: str, *, many: bool = False) -> Flow:
     """Events with the row of their time; both streams are read by one job, unless cut."""
-    options = {"maxOffsetsPerTrigger": "40"} | ({"minPartitions": "6"} if many else {})
+    options = {"maxOffsetsPerTrigger": "60"} | ({"minPartitions": "6"} if many else {})
     inputs = [
         stream(
             "events", json=SCHEMA, time="at", lateness="10 seconds", options=options,
@@ -244,28 +243,8 @@ def test_packed_rows_are_written_once_whatever_fails(
     tester: FlowTester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before anything is computed; when state is written and output is not; when both are."""
-    write, send = ExactlyOnce._write, ExactlyOnce._send
-    points = iter(["none", "before", "between", "after", "none"])
-    point = ["none"]
-
-    def failing_write(self: ExactlyOnce, df: Any, batch_id: int) -> Any:
-        point[0] = next(points, "none") if self.name == "one" else "none"
-        if point[0] == "before":
-            raise SinkUnavailableError("before")
-        done = write(self, df, batch_id)
-        if point[0] == "after":
-            raise SinkUnavailableError("after")
-        return done
-
-    def failing_send(self: ExactlyOnce, *args: Any) -> Any:
-        sent = send(self, *args)
-        if point[0] == "between":
-            point[0] = "none"
-            raise SinkUnavailableError("between")
-        return sent
-
-    monkeypatch.setattr(ExactlyOnce, "_write", failing_write)
-    monkeypatch.setattr(ExactlyOnce, "_send", failing_send)
+    points = ["none", "before", "between", "after", "none"]
+    fail_at(points, lambda sink: sink.name == "one", monkeypatch)
     flows = {"one": joining("one"), "many": joining("many", many=True)}
     tester.use(*flows.values())
     tester.make_topic("events", partitions=2)

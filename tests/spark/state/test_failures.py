@@ -24,12 +24,11 @@ from penstock.client.topics import create
 from penstock.client.writer import LogWriter
 from penstock.spark.flows.declare import physical
 from penstock.spark.flows.folder import Folder
-from penstock.spark.sink.errors import SinkUnavailableError
-from penstock.spark.sink.exactly_once import ExactlyOnce
 from penstock.spark.state import watching
 from penstock.testing.broker import Broker
 from penstock.testing.flows import FlowTester
 from penstock.testing.process import BrokerProcess
+from tests.spark.failing import fail_at
 from tests.spark.sink.log import committed
 from tests.spark.state.counting import called, counting, expected, told
 from tests.waiting import eventually
@@ -51,28 +50,8 @@ def test_failures_before_between_and_after(
 ) -> None:
     """Before anything is computed; when state is written and output is not; when both are."""
     rows = some_rows(random.Random(seed), 60)
-    write, send = ExactlyOnce._write, ExactlyOnce._send
-    points = iter(["none", "before", "none", "between", "none", "after", "between", "after"])
-    point = ["none"]
-
-    def failing_write(self: ExactlyOnce, df: Any, batch_id: int) -> Any:
-        point[0] = next(points, "none") if not self.name.endswith(".dead") else "none"
-        if point[0] == "before":
-            raise SinkUnavailableError("before")
-        done = write(self, df, batch_id)
-        if point[0] == "after":
-            raise SinkUnavailableError("after")
-        return done
-
-    def failing_send(self: ExactlyOnce, *args: Any) -> Any:
-        sent = send(self, *args)
-        if point[0] == "between":
-            point[0] = "none"
-            raise SinkUnavailableError("between")
-        return sent
-
-    monkeypatch.setattr(ExactlyOnce, "_write", failing_write)
-    monkeypatch.setattr(ExactlyOnce, "_send", failing_send)
+    points = ["none", "before", "none", "between", "none", "after", "between", "after"]
+    fail_at(points, lambda sink: not sink.name.endswith(".dead"), monkeypatch)
     with Broker() as broker:
         tester = FlowTester(spark, broker, tmp_path / "data")
         tester.use(counting("in", "out", batch=12))
