@@ -207,8 +207,12 @@ def test_flows_are_run_commanded_and_stopped(tmp_path: Path, at: str, data: str)
     @flow(inputs=numbers, output=topic("{target}-x"))
     def wrong(numbers):
         return numbers.select("colour")
+
+    @flow(inputs=numbers, output=topic("{target}-y"))
+    def failing(numbers):
+        return numbers.select(nothing("n").alias("n"))
     """
-    file.write_text(HEAD + dedent(text))
+    file.write_text(HEAD + dedent(text).replace("import twice", "import nothing, twice"))
     beside = """
     from pyspark.sql import functions as F
 
@@ -218,6 +222,10 @@ def test_flows_are_run_commanded_and_stopped(tmp_path: Path, at: str, data: str)
 
     def helper(n):
         return 2 * n
+
+    @F.udf("long")
+    def nothing(n):
+        return n // 0
     """
     (tmp_path / "beside.py").write_text(dedent(beside))
     run("produce", source, stdin=b'{"n": 1}\n{"n": 2}\n').ok()
@@ -226,7 +234,7 @@ def test_flows_are_run_commanded_and_stopped(tmp_path: Path, at: str, data: str)
         str(file), "--data", data, "--metrics", "127.0.0.1:0", "--conf", "spark.ui.enabled=false",
         "--conf", "spark.driver.memory=1g", "--report", "1s",
     ) as started:  # fmt: skip
-        said = read_until(started, r"running flow doubled, flow wrong")
+        said = read_until(started, r"running flow doubled, flow wrong, flow failing")
         metrics = re.search(r"metrics at (\S+)", said)
         assert metrics is not None
 
@@ -242,6 +250,9 @@ def test_flows_are_run_commanded_and_stopped(tmp_path: Path, at: str, data: str)
         failed = eventually(lambda: (w := listed("wrong"))["state"] == "failed" and w, WAIT_S)
         assert f"{file}:13: " in failed["error"]
         assert "colour" in failed["error"]
+        # In the middle of a micro-batch, in a function of the user's.
+        failed = eventually(lambda: (w := listed("failing"))["state"] == "failed" and w, WAIT_S)
+        assert "ZeroDivisionError" in failed["error"]
         out = run("flows", "list", "--data", data).ok().out
         assert re.search(r"doubled +running", out)
         page = urllib.request.urlopen(metrics[1], timeout=60).read().decode()
@@ -266,4 +277,4 @@ def test_flows_are_run_commanded_and_stopped(tmp_path: Path, at: str, data: str)
     assert re.search(rb"doubled: running", out_bytes)
     assert re.search(rb"doubled: .*rows in 3", out_bytes)
     resting = run("flows", "list", "--json", "--data", data).ok().json
-    assert [each["state"] for each in resting] == ["stopped", "failed"]
+    assert [each["state"] for each in resting] == ["stopped", "failed", "failed"]

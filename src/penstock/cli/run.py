@@ -328,6 +328,8 @@ def quieten_spark() -> None:
 
     # It tells of each call between Python and Java.
     logging.getLogger("py4j").setLevel(logging.WARNING)
+    # And of each micro-batch that has failed, with a stack trace: flows and sinks say why.
+    logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
     # They write each refused query with a stack trace, before anybody has asked for its reason.
     for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
         PySparkLogger.getLogger(name).disabled = True

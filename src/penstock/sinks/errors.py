@@ -31,7 +31,10 @@ class SchemaChangedError(SinkError):
 class FencedError(SinkError):
     """Another writer has taken the store over; nothing was written."""
 
-    advice = "Two processes feed the same sink: stop one of them."
+    advice = (
+        "If two processes feed the same sink, stop one of them. If not, somebody has emptied the "
+        "store or built it anew: start the sink again."
+    )
 
 
 class OutOfStepError(SinkError):

@@ -77,7 +77,8 @@ class Schema:
         for name in keys:
             if name not in names:
                 raise ConfigError(
-                    f"the key {name!r} is none of the columns", advice=f"They are {names}."
+                    f"the key {name!r} is none of the columns",
+                    advice=f"They are {', '.join(names)}.",
                 )
         return cls(known, keys)
 

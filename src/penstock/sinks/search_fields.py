@@ -42,7 +42,7 @@ def kinds_of(schema: Schema, address: Address) -> dict[str, FieldKind]:
             if name not in schema.names:
                 raise ConfigError(
                     f"{address.shown}: {kind} names the column {name!r}, which there is not",
-                    advice=f"They are {list(schema.names)}.",
+                    advice=f"They are {', '.join(schema.names)}.",
                 )
             if name in chosen:
                 raise ConfigError(f"{address.shown}: {name!r} is both {chosen[name]} and {kind}")

@@ -134,7 +134,8 @@ def _check(spec: SinkSpec, path: str) -> None:
         for each in spec.key:
             if each not in names:
                 raise ConfigError(
-                    f"{path}.key: {each!r} is none of the fields", advice=f"They are {names}."
+                    f"{path}.key: {each!r} is none of the fields",
+                    advice=f"They are {', '.join(names)}.",
                 )
 
 

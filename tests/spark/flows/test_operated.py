@@ -325,3 +325,28 @@ def test_records_that_are_read_again_are_counted_once(tester: FlowTester) -> Non
     tester.feed("orders", [*rows, "{"], key=["1"] * 21)
     told = tester.run()["totals"].progress
     assert (told.rows_in, told.dead_letters) == (31, 1)
+
+
+def test_a_time_that_is_none_is_a_dead_letter(tester: FlowTester) -> None:
+    @flow(
+        inputs=stream("events", json="id bigint, at string", time="at", lateness="1 second"),
+        output=topic("counts"),
+        shards=2,
+    )
+    def counts(rows: DataFrame) -> DataFrame:
+        return windows.tumbling(rows, "5 s", by=["id"], values={"n": windows.count()})
+
+    tester.use(counts)
+    tester.make_topic("events", partitions=1)
+    times = [
+        "2026-01-01T00:00:01Z",
+        "yesterday",
+        "2026-01-01T00:00:02Z",
+        None,
+        "2026-01-01T00:01:00Z",
+    ]
+    tester.feed("events", [{"id": 1, "at": each} for each in times])
+    tester.run()
+    assert [(row["id"], row["n"]) for row in tester.rows("counts")] == [(1, 2)]
+    reasons = [each.headers["penstock.error.reason"] for each in tester.records("events.dead")]
+    assert reasons == [b"the event time at is no time", b"the event time at is missing or null"]

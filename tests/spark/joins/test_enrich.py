@@ -315,7 +315,7 @@ def test_a_wrong_declaration_points_at_the_place(penstock_spark: SparkSession) -
     events, changes = frames(penstock_spark)
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"on": {"nobody": "id"}}, "events have no column 'nobody'"),
-        ({"on": {"person": "nothing"}}, "table have no column 'nothing'"),
+        ({"on": {"person": "nothing"}}, "table has no column 'nothing'"),
         ({"on": {"person": "name"}}, "they are never equal"),
         ({"on": {"person": "id"}, "columns": {"name": "event"}}, "'event' already"),
         ({"on": {"person": "id"}, "version": "as_of", "valid_from": "name"}, "not a time"),

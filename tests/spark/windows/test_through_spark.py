@@ -199,6 +199,8 @@ def test_what_cannot_work_is_said_where_it_is_declared(orders: DataFrame) -> Non
     n = {"n": w.count()}
     with pytest.raises(DeclarationError, match=r"test_through_spark.py:\d+: .*grow without end"):
         w.tumbling(orders.drop("_time"), "1 minute", values=n)
+    with pytest.raises(DeclarationError, match="every='2 s' is longer than size='1 s'"):
+        w.hopping(orders, "1 s", "2 s", values=n)
     with pytest.raises(DeclarationError, match="not a length of time, from 'soon'"):
         w.tumbling(orders, "1 minute soon", values=n)
     with pytest.raises(DeclarationError, match="'n' cannot be had of 'user'"):

@@ -236,8 +236,12 @@ def typed(records: DataFrame, how: Reading, *, metrics: str, time: str | None = 
         if how.format == "changelog":
             reasons.append(F.when(F.col("key").isNull(), F.lit("the record has no key")))
         if time is not None and time != STAMP:
-            timeless = there & _field(shaped(value), time).isNull()
-            reasons.append(F.when(timeless, F.lit(f"the event time {time} is missing or null")))
+            said = _field(shaped(value), time)
+            missing = F.lit(f"the event time {time} is missing or null")
+            reasons.append(F.when(there & said.isNull(), missing))
+            # Of texts and numbers, which Spark makes times of.
+            wrong = F.lit(f"the event time {time} is no time")
+            reasons.append(F.when(there & said.try_cast("timestamp").isNull(), wrong))
         return F.coalesce(*reasons)
 
     if how.format == "avro":
@@ -256,10 +260,10 @@ def typed(records: DataFrame, how: Reading, *, metrics: str, time: str | None = 
         rows = rows.withColumn(_VALUE, F.when(good, shaped(F.col(_VALUE))))
     if time is not None:
         stamp = F.col("timestamp")
-        at = stamp if time == STAMP else _field(F.col(_VALUE), time)
+        at = stamp if time == STAMP else _field(F.col(_VALUE), time).try_cast("timestamp")
         beat = is_heartbeat(F.col("key"), F.col(reading.TOMBSTONE))
         at = F.when(beat, stamp).when(F.col(_VALUE).isNotNull(), at)
-        rows = rows.withColumn(TIME, at.cast("timestamp"))
+        rows = rows.withColumn(TIME, at)
     return rows.drop(reading.TOMBSTONE)
 
 

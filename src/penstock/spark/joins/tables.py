@@ -175,10 +175,10 @@ def _check_columns(
             advice='Say which columns belong together, as in on={"customer_id": "id"}.',
         )
     for mine, theirs in pairs.items():
-        _check_there(mine, events.columns, "events", where)
-        _check_there(theirs, row.names, "table", where)
+        _check_there(mine, events.columns, "the events have", where)
+        _check_there(theirs, row.names, "the table has", where)
     if valid_from is not None:
-        _check_there(valid_from, row.names, "table", where)
+        _check_there(valid_from, row.names, "the table has", where)
         if version != "as_of":
             raise DeclarationError(
                 f'{where}: enrich: valid_from= is for version="as_of"',
@@ -215,7 +215,7 @@ def _check_version(changes: DataFrame, how: How, version: Version, where: str) -
 def _check_there(name: str, names: Sequence[str], what: str, where: str) -> None:
     if name not in names:
         raise DeclarationError(
-            f"{where}: enrich: the {what} have no column {name!r}; there are "
+            f"{where}: enrich: {what} no column {name!r}; there are "
             f"{', '.join(each for each in names if not each.startswith('_'))}"
         )
 
@@ -230,7 +230,7 @@ def _wanted(
         return {each: each for each in row.names if each not in pairs.values()}
     found = dict(columns) if isinstance(columns, Mapping) else {each: each for each in columns}
     for each in found:
-        _check_there(each, row.names, "table", where)
+        _check_there(each, row.names, "the table has", where)
     return found
 
 

@@ -173,6 +173,12 @@ def hopping(
 ) -> DataFrame:
     """Windows of a size, of which one begins every so often: an event is in several."""
     shape = Hops(length(size, "size"), length(every, "every"))
+    if shape.every_us > shape.size_us:
+        raise refused(
+            f"every={every!r} is longer than size={size!r}: events between two windows would be "
+            "in none",
+            "Let every be at most size; first comes the size, then how often a window begins.",
+        )
     if shape.size_us // shape.every_us > _MOST_WINDOWS:
         raise refused(
             f"every event would be in {shape.size_us // shape.every_us:,} windows",
