@@ -239,7 +239,9 @@ def measure(case: Case, asked: Asked, bench: Bench, *, fed: int = 0) -> tuple[Ce
             note(case.name, system, ran, warming=turn == 0)
             if turn:
                 cells[case.name].setdefault(system, []).append(ran.rate)
-                cells[f"{case.name}_cpu"].setdefault(system, []).append(ran.cpu_us)
+                # What a process had used is lost if another one than its parent sees it end.
+                if ran.cpu_s > 0:
+                    cells[f"{case.name}_cpu"].setdefault(system, []).append(ran.cpu_us)
     return cells, fed
 
 
