@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka import KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
+
+from penstock.testing.reading import Isolation, read_messages
 
 # Two slow cores may run two Sparks at once.
 PATIENCE_S = 120.0
@@ -110,49 +112,24 @@ def feed_transaction(
         producer.abort_transaction(PATIENCE_S)
 
 
-def consumed(broker: Served, topic: str, isolation: str = "read_committed") -> list[Record]:
+def consumed(broker: Served, topic: str, isolation: Isolation = "read_committed") -> list[Record]:
     """All records, as confluent-kafka reads them."""
-    consumer = Consumer(
-        client(
-            broker,
-            **{
-                "group.id": "none",
-                "enable.partition.eof": True,
-                "enable.auto.commit": False,
-                "isolation.level": isolation,
-            },
-        )
-    )
-    described = consumer.list_topics(topic, PATIENCE_S).topics[topic]
-    consumer.assign(
-        [TopicPartition(topic, part, OFFSET_BEGINNING) for part in described.partitions]
-    )
-    at_end: set[int] = set()
-    found: list[Record] = []
-    while len(at_end) < len(described.partitions):
-        message = consumer.poll(PATIENCE_S)
-        assert message is not None, f"nothing after {len(found)} records of {topic}"
-        error = message.error()
-        if error is not None:
-            assert error.code() == KafkaError._PARTITION_EOF, error
-            at_end.add(message.partition() or 0)
-            continue
-        found.append(
-            Record(
-                message.partition() or 0,
-                message.offset() or 0,
-                message.key(),
-                message.value(),
-                message.timestamp()[1],
-                _headers(message.headers()),
-            )
-        )
-    consumer.close()
-    return sorted(found, key=lambda record: record[:2])
+    return as_read(read_messages(broker.bootstrap, topic, isolation=isolation))
 
 
-def _headers(told: Any) -> tuple[tuple[str, bytes | None], ...]:
-    return tuple((name, value) for name, value in told or ())
+def as_read(messages: Sequence[Message]) -> list[Record]:
+    """Messages of confluent-kafka as records that can be compared."""
+    return [
+        Record(
+            message.partition() or 0,
+            message.offset() or 0,
+            message.key(),
+            message.value(),
+            message.timestamp()[1],
+            tuple(cast(Any, message.headers()) or ()),
+        )
+        for message in messages
+    ]
 
 
 def as_record(row: Row) -> Record:

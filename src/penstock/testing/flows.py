@@ -18,22 +18,23 @@ in production: advance, feed a row, run.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka import KafkaError, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from penstock.errors import PenstockError
-from penstock.spark.flows.declare import Collected, Flow, Topic, physical
+from penstock.spark.flows.declare import Collected, Flow, physical
 from penstock.spark.flows.folder import Folder
 from penstock.spark.flows.load import load
-from penstock.spark.flows.manager import Manager, Settings, Status
+from penstock.spark.flows.manager import Manager, Status
+from penstock.spark.flows.overseeing import Settings
 from penstock.spark.flows.supervisor import Policy
+from penstock.testing.reading import TopicRecord, read_topic
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -49,21 +50,6 @@ BUSY_TRIES: Final = 5
 
 class FlowFailedError(PenstockError):
     """A flow under test has failed for good; the message is what `penstock run` would say."""
-
-
-@dataclass(frozen=True, slots=True)
-class TopicRecord:
-    """A record as it was read from a topic."""
-
-    key: bytes | None
-    value: bytes | None
-    headers: Mapping[str, bytes | None]
-    timestamp: datetime
-    partition: int
-    offset: int
-
-    def json(self) -> Any:
-        return None if self.value is None else json.loads(self.value)
 
 
 Value = Mapping[str, Any] | str | bytes | None
@@ -239,48 +225,9 @@ class FlowTester:
     def records(self, topic: str) -> list[TopicRecord]:
         """All records of a topic that are committed, by partition and offset.
 
-        Of an output that was rebuilt those of its present generation.
+        Of what was rebuilt those of its present generation.
         """
-        name = self._physical(topic)
-        consumer = Consumer(
-            {
-                "bootstrap.servers": self.broker.bootstrap,
-                "group.id": "penstock-testing",
-                "enable.auto.commit": False,
-                "enable.partition.eof": True,
-                "auto.offset.reset": "earliest",
-                "isolation.level": "read_committed",
-                "log_level": 0,
-            }
-        )
-        try:
-            known = consumer.list_topics(name, timeout=TIMEOUT_S).topics[name]
-            if known.error is not None:
-                return []
-            parts = sorted(known.partitions)
-            consumer.assign([TopicPartition(name, number, 0) for number in parts])
-            found = self._read(consumer, name, set(parts))
-        finally:
-            consumer.close()
-        return sorted(found, key=lambda each: (each.partition, each.offset))
-
-    def _read(self, consumer: Consumer, name: str, left: set[int]) -> list[TopicRecord]:
-        found = []
-        deadline = time.monotonic() + TIMEOUT_S
-        while left:
-            message = consumer.poll(1.0)
-            if time.monotonic() > deadline:
-                raise PenstockError(f"topic {name} could not be read to its end")
-            if message is None:
-                continue
-            error = message.error()
-            if error is not None:
-                if error.code() != KafkaError._PARTITION_EOF:
-                    raise PenstockError(f"reading {name}: {error.str()}")
-                left.discard(message.partition() or 0)
-                continue
-            found.append(_record(message))
-        return found
+        return read_topic(self.broker.bootstrap, self._physical(topic))
 
     def rows(self, topic: str) -> list[Any]:
         """The values of a topic, from JSON; None for tombstones."""
@@ -295,19 +242,9 @@ class FlowTester:
         return {key: value for key, value in last.items() if value is not None}
 
     def _physical(self, topic: str) -> str:
-        for flow in self.flows:
-            for output in flow.outputs.values():
-                if isinstance(output, Topic) and output.name == topic:
-                    record = Folder(self.data).find(flow.name)
-                    return physical(topic, record.generation) if record is not None else topic
-        return topic
-
-
-def _record(message: Any) -> TopicRecord:
-    stamp = datetime.fromtimestamp(message.timestamp()[1] / 1000, UTC)
-    headers = dict(message.headers() or ())
-    return TopicRecord(message.key(), message.value(), headers, stamp, message.partition(),
-               message.offset())  # fmt: skip
+        writer = self.flows.writer(topic)
+        record = None if writer is None else Folder(self.data).find(writer.name)
+        return topic if record is None else physical(topic, record.generation)
 
 
 def _keys(

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
 from uuid import uuid4
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -15,7 +13,8 @@ from penstock.client import topics
 from penstock.client.connection import Cluster
 from penstock.client.metadata import LATEST, offsets
 from penstock.spark.sink import marks
-from tests.spark.feeding import PATIENCE_S, Record
+from penstock.testing.reading import read_messages
+from tests.spark.feeding import Record, as_read
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -37,42 +36,7 @@ def make_topic(bootstrap: str, partitions: int = 3, **config: str) -> str:
 
 def committed(bootstrap: str, topic: str) -> list[Record]:
     """All committed records, as another client reads them."""
-    settings: dict[str, Any] = {
-        "bootstrap.servers": bootstrap,
-        "group.id": "none",
-        "enable.partition.eof": True,
-        "enable.auto.commit": False,
-        "isolation.level": "read_committed",
-        "log_level": 0,
-    }
-    consumer = Consumer(settings)
-    described = consumer.list_topics(topic, PATIENCE_S).topics[topic]
-    consumer.assign(
-        [TopicPartition(topic, part, OFFSET_BEGINNING) for part in described.partitions]
-    )
-    at_end: set[int] = set()
-    found: list[Record] = []
-    while len(at_end) < len(described.partitions):
-        message = consumer.poll(PATIENCE_S)
-        assert message is not None, f"nothing after {len(found)} records of {topic}"
-        error = message.error()
-        if error is not None:
-            assert error.code() == KafkaError._PARTITION_EOF, error
-            at_end.add(message.partition() or 0)
-            continue
-        headers: Any = message.headers() or ()
-        found.append(
-            Record(
-                message.partition() or 0,
-                message.offset() or 0,
-                message.key(),
-                message.value(),
-                message.timestamp()[1],
-                tuple(headers),
-            )
-        )
-    consumer.close()
-    return sorted(found, key=lambda record: record[:2])
+    return as_read(read_messages(bootstrap, topic))
 
 
 def finished(writer: DataStreamWriter) -> StreamingQuery:
