@@ -31,6 +31,7 @@ RECORDS: Final = 3000
 KILL_AT: Final = 1000
 BATCH: Final = 100
 TIMEOUT_S: Final = 60.0
+IDLE_MS: Final = 2000
 
 
 @dataclass(slots=True)
@@ -61,7 +62,7 @@ def survive(cluster: Cluster, kill: Callable[[], object], recover: Callable[[], 
         cluster.name("txn"),
     )
     threads = [
-        threading.Thread(target=_guarded, args=(work, part, cluster))
+        threading.Thread(target=_guarded, args=(work, part, cluster), name=part.__name__)
         for part in (_produce, _read, _pipe)
     ]
     for thread in threads:
@@ -74,7 +75,10 @@ def survive(cluster: Cluster, kill: Callable[[], object], recover: Callable[[], 
     recover()
     for thread in threads:
         thread.join(TIMEOUT_S)
-        assert not thread.is_alive(), f"it did not end: {work.acknowledged_count} acknowledged"
+        assert not thread.is_alive(), (
+            f"{thread.name} did not end: {work.acknowledged_count} acknowledged, "
+            f"{len(work.read)} read; {work.failures}"
+        )
     assert not work.failures, work.failures
     return judge(work, everything(cluster, work.source), everything(cluster, work.target))
 
@@ -205,6 +209,9 @@ def _transactional(cluster: Cluster, work: Work) -> Producer:
         transaction_timeout_ms=20_000,
         # Or the client may wait for ever for the coordinator of before, where there is one node.
         metadata_recovery_strategy="none",
+        # Or it may wait for ever for the group's coordinator that died: who took its place it asks
+        # only when a connection opens or closes, and its own time limit does not count there.
+        connections_max_idle_ms=IDLE_MS,
         retry_backoff_ms=50,
         reconnect_backoff_max_ms=500,
     )

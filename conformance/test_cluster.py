@@ -16,16 +16,16 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from time import monotonic
 from typing import Any, Final
 
 import orjson
 import pytest
-from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
+from confluent_kafka import KafkaError, Message, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from conformance.scenario import REQUEST_TIMEOUT_S
 from penstock.testing.apache_kafka import ApacheKafkaCluster
+from penstock.testing.reading import read_topic
 from penstock.testing.spark_cluster import SparkCluster
 from tests.waiting import eventually
 
@@ -109,35 +109,7 @@ def _text(ms: int) -> str:
 
 def read(bootstrap: str, topic: str) -> list[Any]:
     """All committed values of a topic, as JSON."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": bootstrap,
-            "group.id": "judge",
-            "enable.partition.eof": True,
-            "isolation.level": "read_committed",
-            "auto.offset.reset": "earliest",
-        }
-    )
-    try:
-        known = consumer.list_topics(topic, REQUEST_TIMEOUT_S).topics[topic]
-        parts = list(known.partitions)
-        consumer.assign([TopicPartition(topic, number, 0) for number in parts])
-        found: list[Any] = []
-        ended: set[int | None] = set()
-        deadline = monotonic() + PATIENCE_S
-        while len(ended) < len(parts):
-            assert monotonic() < deadline, f"{topic} is not read to its end"
-            message = consumer.poll(1)
-            if message is None:
-                continue
-            error = message.error()
-            if error is None:
-                found.append(orjson.loads(message.value() or b"null"))
-            elif error.code() == KafkaError._PARTITION_EOF:
-                ended.add(message.partition())
-        return found
-    finally:
-        consumer.close()
+    return [each.json() for each in read_topic(bootstrap, topic)]
 
 
 @contextmanager
