@@ -6,6 +6,7 @@ without anyone doing anything, and in `advice` what a person can do about it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 
@@ -23,6 +24,17 @@ class PenstockError(Exception):
 
 class ConfigError(PenstockError):
     """A setting is unknown or its value is not acceptable."""
+
+
+class SeveralMistakesError(ConfigError):
+    """Several settings are wrong; all are told together."""
+
+    def __init__(self, each: Sequence[ConfigError]) -> None:
+        super().__init__(
+            "\n".join(map(str, each)),
+            advice=" ".join(dict.fromkeys(e.advice for e in each if e.advice)),
+        )
+        self.each = tuple(each)
 
 
 class WireError(PenstockError):

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import orjson
 import pytest
-from confluent_kafka import Consumer, TopicPartition
 
 from penstock.cli.capture_file import add_section, drop_section
 from penstock.cli.project import load
+from penstock.testing.reading import read_topic
 from tests.cli.runner import run
 from tests.waiting import eventually
 
@@ -51,24 +50,7 @@ def triggers(path: Path) -> list[str]:
 
 def events(bootstrap: str, topic: str) -> list[dict[str, Any]]:
     """The events of a topic as another client reads them, deletions' tombstones left out."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": bootstrap,
-            "group.id": "test",
-            "enable.partition.eof": True,
-            "isolation.level": "read_committed",
-        }
-    )
-    consumer.assign([TopicPartition(topic, 0, 0)])
-    found = []
-    try:
-        while (message := consumer.poll(30)) is not None and message.error() is None:
-            value = message.value()
-            if value is not None:
-                found.append(orjson.loads(value))
-    finally:
-        consumer.close()
-    return found
+    return [each.json() for each in read_topic(bootstrap, topic) if each.value is not None]
 
 
 def table(found: list[dict[str, Any]]) -> dict[int, str]:
@@ -226,6 +208,25 @@ def test_what_may_be_left_in_postgres_is_named(shop: Path, at: str) -> None:
     assert "DROP PUBLICATION penstock_far" in forced.err
 
 
+@pytest.mark.parametrize("scheme", ["postgresql", "mysql"])
+def test_a_server_that_does_not_answer_is_one_message(shop: Path, at: str, scheme: str) -> None:
+    """Not at all waited for: host and port may be wrong. What is left to run later is nothing."""
+    url = f"{scheme}://me:secret@127.0.0.1:1/shop"
+    name = f"away_{scheme}"
+    Path("penstock.toml").write_text(f'[capture.{name}]\nurl = "{url}"\n')
+    for command in (("check", url), ("run", name, "--plain")):
+        ran = run("capture", *command)
+        assert ran.status == 1
+        *before, error, remedy = ran.err.splitlines()
+        assert error.startswith("error: ")
+        assert "127.0.0.1:1" in error
+        assert "Connection refused" in error
+        assert "secret" not in ran.err
+        assert remedy.strip() == "Is the server running, and are host and port in the URL right?"
+        assert not any("penstock.capture" in line for line in before)
+    assert state(name) == "failed"
+
+
 # ---- running ---------------------------------------------------------------------------------
 
 
@@ -332,11 +333,16 @@ def test_captures_run_beside_the_broker(shop: Path) -> None:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PENSTOCK_")}
     for turn in range(2):
         change(shop, f"INSERT INTO orders VALUES ({100 + turn}, 'more')")
+        # A machine that starts may start the database last.
+        away = shop.rename(shop.with_name("away.db")) if turn == 0 else shop
         with (shop.parent / f"up-{turn}.log").open("wb") as log:
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, env=environment)
         try:
             assert process.stdout is not None
             address = process.stdout.readline().decode().strip()
+            if away != shop:
+                eventually(lambda: b"trying again" in Path("up-0.log").read_bytes(), poll_s=0.1)
+                away.rename(shop)
             wanted = {n: f"i{n}" for n in range(5)} | {100 + n: "more" for n in range(turn + 1)}
             _wait_for(address, wanted)
             process.send_signal(signal.SIGTERM)
@@ -345,6 +351,7 @@ def test_captures_run_beside_the_broker(shop: Path) -> None:
             if process.poll() is None:
                 process.kill()
             process.communicate()
+    assert Path("up-0.log").read_text().count("there is no") == 1
     log_text = (shop.parent / "up-1.log").read_text()
     assert "Traceback" not in log_text
     assert "ERROR" not in log_text

@@ -48,9 +48,13 @@ class CaptureError(PenstockError):
 
 
 class DatabaseUnreachableError(CaptureError):
-    """The database does not answer (any more); the capture tries again."""
+    """The database does not answer (any more); a capture that had reached it tries again."""
 
     retriable = True
+
+
+class DatabaseBusyError(DatabaseUnreachableError):
+    """The database is there, and something is in the way for a while: it is always tried again."""
 
 
 class PositionLostError(CaptureError):

@@ -206,8 +206,9 @@ def run(
     """Run a capture until Ctrl-C or SIGTERM.
 
     The first time it takes a snapshot; after that it goes on where the log says, also after a
-    crash. While the database or the broker is away it waits and tries again. `penstock up` runs
-    the captures of its project file by itself; one that runs already is not run a second time.
+    crash. A database that cannot be reached at the start is an error; once it was reached, a
+    database or a broker that goes away is waited for. `penstock up` runs the captures of its
+    project file by itself; one that runs already is not run a second time.
 
     \b
     Examples:
@@ -225,7 +226,10 @@ def run(
     level = LogLevel.WARNING if live and log_level is LogLevel.INFO else log_level
     logging.basicConfig(level=level.value.upper(), stream=sys.stderr, force=True,
                         format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")  # fmt: skip
-    capture = Capture(config, lambda: cluster_of(bootstrap, client, config.transactional_id))
+    # Beside a broker, at the start of a machine, the database may come up later than we do.
+    capture = Capture(
+        config, lambda: cluster_of(bootstrap, client, config.transactional_id), waits=beside
+    )
     stop = threading.Event()
     with stopped_by_signals(stop):
         if beside:

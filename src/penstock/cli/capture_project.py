@@ -39,7 +39,7 @@ def configured(found: project.Project, name: str) -> CaptureConfig:
     settings: Any = captures[name]
     path = f"capture.{name}"
     if not isinstance(settings, Mapping):
-        raise found.error(path, f"{path} must be a table of settings, not {settings!r}")
+        raise found.error(path, f"{path} must be a table of settings")
     with found.explained(path):
         return config_of(name, dict(settings), found.folder)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -31,8 +32,11 @@ from penstock.capture.delivery.writing import TooSlowError
 from penstock.capture.source import (
     CaptureError,
     Check,
+    DatabaseBusyError,
     DatabaseUnreachableError,
     PositionLostError,
+    Source,
+    SourceSettings,
 )
 from penstock.client.connection import Cluster
 from penstock.client.transactions import described
@@ -335,6 +339,72 @@ def test_a_database_that_goes_away_is_waited_for(log: str) -> None:
     assert len(tries) == 4
     assert topic(log, made) == {1: "x"}
     assert len(records(log, f"{made.name}.a")) == 1
+
+
+def test_an_outage_is_told_when_it_begins_and_when_it_ends(
+    log: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    data, made = database(), config(new_name())
+    run_to_end(log, made, data)
+    data.commit(Step("a", 1, "x"))
+    caplog.set_level("INFO", logger="penstock.capture.delivery.capture")
+    tries: list[str] = []
+
+    def happens(step: str) -> None:
+        if step == "part" and len(tries) < 4:
+            tries.append(step)
+            raise DatabaseUnreachableError("the database is away")
+
+    run_to_end(log, made, data, fuse=happens_too(happens))
+    assert len(tries) == 4
+    told = [record.getMessage().removeprefix(f"capture {made.name}: ") for record in caplog.records]
+    lost, back = told[1:3]
+    assert lost == "the database is away; trying again until it works"
+    assert re.fullmatch(r"streaming again, after \d+ s", back)
+    assert [told[0], *told[3:]] == ["streaming", "stopped"]
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_database_that_was_never_there(log: str, waits: bool) -> None:
+    data, made = database(), config(new_name())
+    stop = threading.Event()
+    error = DatabaseUnreachableError("nobody is there", advice="Start it.")
+    opens = OpensLate(capture(log, made, data, stop=stop), error)
+    it = Capture(made, log, open_source=opens, waits=waits)
+    if waits:
+        it.run(stop)
+        assert opens.tries == 3
+        return
+    with pytest.raises(DatabaseUnreachableError, match="nobody is there"):
+        it.run(stop)
+    assert opens.tries == 1
+    with Cluster(log) as cluster:
+        told = status_of(cluster, made.name)
+    assert told is not None
+    assert (told.state, told.advice) == ("failed", "Start it.")
+
+
+def test_a_database_that_is_busy_is_waited_for_from_the_start(log: str) -> None:
+    data, made = database(), config(new_name())
+    stop = threading.Event()
+    opens = OpensLate(capture(log, made, data, stop=stop), DatabaseBusyError("it is locked"))
+    Capture(made, log, open_source=opens, waits=False).run(stop)
+    assert opens.tries == 3
+
+
+class OpensLate:
+    """Opens the source of a capture at the third try; an error before."""
+
+    def __init__(self, inner: Capture, error: DatabaseUnreachableError) -> None:
+        self._inner = inner
+        self._error = error
+        self.tries = 0
+
+    def __call__(self, source: SourceSettings) -> Source:
+        self.tries += 1
+        if self.tries < 3:
+            raise self._error
+        return self._inner._open_source(source)
 
 
 class happens_too(Fuse):  # noqa: N801

@@ -338,6 +338,7 @@ def test_what_a_user_may_not_do_is_told_with_the_grant(mariadb: MariaDB, databas
     url = mariadb.url(database, user=user, password="p")
     source = MysqlSource(SourceSettings(f"u{database}", url))
     found = failing(source.check())
+    assert all(f"TO '{user}'@'%'" in check.remedy for check in found.values())
     assert found["BINLOG MONITOR"].remedy.startswith("GRANT BINLOG MONITOR ON *.*")
     assert found["REPLICATION SLAVE"].remedy.startswith("GRANT REPLICATION SLAVE ON *.*")
     assert found[f"SELECT on {database}.t"].remedy.startswith("GRANT SELECT ON")
@@ -348,11 +349,18 @@ def test_what_a_user_may_not_do_is_told_with_the_grant(mariadb: MariaDB, databas
     mariadb.query("INSERT INTO t VALUES (1)", database)
     assert ids(read_to_end(mariadb, source, position)[0]) == [1]
     wrong = MysqlSource(SourceSettings("x", mariadb.url(database, user=user, password="wrong")))
-    assert "Access denied" in failing(wrong.check())["connection"].found
+    denied = failing(wrong.check())["connection"]
+    assert "Access denied" in denied.found
+    assert f"TO '{user}'@'%'" in denied.remedy
+    empty = MysqlSource(
+        SourceSettings("x", mariadb.url(f"{database}_none", user=user, password="p"))
+    )
+    assert f"GRANT SELECT ON `{database}_none`.*" in failing(empty.check())["tables"].remedy
     nobody = MysqlSource(SourceSettings("x", "mysql://root@127.0.0.1:1/x"))
     for step in (nobody.check, nobody.setup):
-        with pytest.raises(DatabaseUnreachableError, match="does not answer"):
+        with pytest.raises(DatabaseUnreachableError, match="does not answer") as caught:
             step()
+        assert "host and port" in caught.value.advice
     mariadb.query(f"DROP USER {user}@'%'")
 
 

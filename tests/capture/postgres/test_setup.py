@@ -166,6 +166,8 @@ def test_a_server_without_logical_decoding() -> None:
         (lambda url: url.rpartition("/")[0] + "/nothere", CaptureError, "nothere"),
         (lambda url: "postgresql://127.0.0.1:1/x", DatabaseUnreachableError, "reach"),
         (lambda url: url + "?nonsense=1", CaptureError, "nonsense"),
+        (lambda url: url.replace("postgresql:", "mysql:"), CaptureError, "begins with mysql"),
+        (lambda url: url.replace("@", "@["), CaptureError, "not a URL"),
         (lambda url: url + "?sslmode=require", CaptureError, "SSL"),
     ],
 )

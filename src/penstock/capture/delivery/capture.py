@@ -8,7 +8,11 @@ older process that still believes it runs it can write nothing more), reads wher
 stands, opens the database, takes a snapshot if there is no position yet, and streams from the
 position on. Whatever goes wrong ends the session; if it may go right later (the database or the
 broker is away), the next session begins after a pause, at the position that the log has. Nothing of
-a session is kept in memory for the next one.
+a session is kept in memory for the next one. An outage is told in a line when it begins and in one
+when it is over, however many sessions were tried meanwhile.
+
+A database that this process has never reached may be a mistake in its address: there is a second
+session only if it `waits`.
 
 Two threads: this one reads the database, the other one writes the log (`deliverer`).
 """
@@ -56,6 +60,8 @@ from penstock.capture.events.registry import SCHEMAS_TOPIC, SchemaRegistry
 from penstock.capture.events.settings import AVRO
 from penstock.capture.source import (
     CaptureError,
+    DatabaseBusyError,
+    DatabaseUnreachableError,
     PositionLostError,
     Source,
     SourceSettings,
@@ -94,7 +100,9 @@ class Capture:
         *,
         open_source: OpenSource = _open_source,
         make_writer: MakeWriter = make_writer,
+        waits: bool = True,
     ) -> None:
+        """`waits`: also for a database that has not been there yet since the start."""
         self.config = config
         self._open_cluster: OpenCluster = (
             (lambda: Cluster(bootstrap, client_id=config.transactional_id))
@@ -109,6 +117,12 @@ class Capture:
         self._kind = ""
         self._error: BaseException | None = None
         self._attempts = 0
+        self._waits = waits
+        # Whether the database was reached in this process.
+        self._connected = False
+        # What went wrong first, and when, since it last went well.
+        self._trouble: PenstockError | None = None
+        self._trouble_since = 0.0
         self._state = State()
         self._deliverer: Deliverer | None = None
         self._database: dict[str, object] = {}
@@ -149,22 +163,26 @@ class Capture:
             except PenstockError as error:
                 if not error.retriable and not isinstance(error, OutcomeUnknownError):
                     raise
+                if not self._may_wait(error):
+                    raise
                 if time.monotonic() - began > _GOOD_SESSION_S:
                     self._attempts = 0
                 self._pause_after(error)
+
+    def _may_wait(self, error: PenstockError) -> bool:
+        is_away = isinstance(error, DatabaseUnreachableError)
+        if isinstance(error, DatabaseBusyError) or not is_away:
+            return True
+        return self._connected or self._waits
 
     def _pause_after(self, error: PenstockError) -> None:
         settings = self.config.delivery
         pause_ms = min(settings.retry_ms * 2 ** min(self._attempts, 20), settings.retry_max_ms)
         self._attempts += 1
         self._error = error
-        _LOGGER.warning(
-            "capture %s: %s: attempt %d in %d ms",
-            self.config.name,
-            error,
-            self._attempts + 1,
-            pause_ms,
-        )
+        self._tell_trouble(error)
+        _LOGGER.debug("capture %s: try %d in %d ms: %s",
+                      self.config.name, self._attempts + 1, pause_ms, error)  # fmt: skip
         self._become(RETRYING)
         until = time.monotonic() + pause_ms / 1_000 * random.uniform(0.8, 1.2)
         while (left_s := until - time.monotonic()) > 0:
@@ -172,6 +190,25 @@ class Capture:
                 return
             # Who says nothing is taken for ended.
             self._tell_now_and_then()
+
+    def _tell_trouble(self, error: PenstockError) -> None:
+        """One line when it begins, or becomes another kind of trouble."""
+        before, self._trouble = self._trouble, error
+        if before is None:
+            self._trouble_since = time.monotonic()
+        if type(before) is not type(error):
+            _LOGGER.warning("capture %s: %s; trying again until it works", self.config.name, error)
+
+    def _recovered(self) -> None:
+        """One line when it is over."""
+        trouble, self._trouble = self._trouble, None
+        if trouble is not None:
+            _LOGGER.warning(
+                "capture %s: %s again, after %.0f s",
+                self.config.name,
+                self._state_name,
+                time.monotonic() - self._trouble_since,
+            )
 
     # ---- a session -----------------------------------------------------------------------
 
@@ -194,6 +231,7 @@ class Capture:
             if state.position is None:
                 _check(source)
             source.setup()
+            self._connected = True
             emptying = self._emptying(log)
             events = self._events(log, source, emptying)
             stack.callback(events.close)
@@ -256,6 +294,7 @@ class Capture:
     def _wait_paused(self, log: Log, listener: Listener, state: State) -> str:
         """Wait until somebody resumes or stops it; what else is said is kept for later."""
         self._become(PAUSED)
+        self._recovered()
         incremental = Incremental(state, self.config.snapshot)
         orders = Commands(self.config, state, incremental, state.tables)
         wait_s = self.config.delivery.control_ms / 1_000
@@ -321,6 +360,7 @@ class Capture:
         confirmed = None
         look_at = 0.0
         for item in source.stream(position):
+            self._recovered()
             handover.put(item, weight_of(item))
             if (now := time.monotonic()) >= look_at:
                 look_at = now + _DATABASE_STATUS_S
@@ -344,6 +384,7 @@ class Capture:
         """Take the snapshot of all tables; the position at which the stream goes on."""
         self._become(SNAPSHOT)
         with source.snapshot() as snapshot:
+            self._recovered()
             position = dict(snapshot.position)
             if self.config.snapshot.mode == NO_DATA and deliverer.state.position is None:
                 names = [table.full_name for table in snapshot.tables]
@@ -403,7 +444,8 @@ class Capture:
         return 0 if self._deliverer is None else self._deliverer.unfilled
 
     def _become(self, state: str) -> None:
-        if state != self._state_name:
+        # Trouble is told once, and whoever raises an error has it told.
+        if state not in {self._state_name, FAILED} and self._trouble is None:
             _LOGGER.info("capture %s: %s", self.config.name, state)
         self._state_name = state
         if self._publisher is not None and state != STARTING:

@@ -49,7 +49,7 @@ def checks(address: Address, chooser: Chooser, modes: Modes, replica_id: int) ->
             out += _privileges(address, connection, server, replica_id)
             out += _replica_id(connection, server, replica_id)
             out += _expiry(known)
-            out += _tables(connection, chooser, modes, server)
+            out += _tables(address, connection, chooser, modes)
         return out
     finally:
         connection.close()
@@ -95,12 +95,12 @@ def _settings(server: Server, known: dict[str, str]) -> Iterator[Check]:
     yield Check("server_id", server_id != "0", server_id, remedy)
 
 
-def _tried(name: str, attempt: Callable[[], object], grant: str) -> Check:
+def _tried(name: str, attempt: Callable[[], object], grant: str, user: str) -> Check:
     try:
         attempt()
     except (pymysql.MySQLError, CaptureError) as error:
         text = str(error.args[1]) if len(error.args) > 1 else str(error)
-        return Check(name, False, text, f"GRANT {grant} TO 'user'@'%';")
+        return Check(name, False, text, f"GRANT {grant} TO '{user}'@'%';")
     return Check(name, True, "granted")
 
 
@@ -108,14 +108,16 @@ def _privileges(
     address: Address, connection: Connection, server: Server, replica_id: int
 ) -> Iterator[Check]:
     monitor = "BINLOG MONITOR" if server.is_mariadb else "REPLICATION CLIENT"
-    yield _tried(monitor, lambda: binlog_end(connection, server), f"{monitor} ON *.*")
+    user = address.user
+    yield _tried(monitor, lambda: binlog_end(connection, server), f"{monitor} ON *.*", user)
     yield _tried(
         "REPLICATION SLAVE",
         lambda: _try_replica(address, server, replica_id),
         "REPLICATION SLAVE ON *.*",
+        user,
     )
     if not server.is_mariadb:
-        yield _tried("RELOAD", lambda: _has_reload(connection), "RELOAD ON *.*")
+        yield _tried("RELOAD", lambda: _has_reload(connection), "RELOAD ON *.*", user)
 
 
 def _try_replica(address: Address, server: Server, replica_id: int) -> None:
@@ -164,20 +166,24 @@ def _expiry(known: dict[str, str]) -> Iterator[Check]:
 
 
 def _tables(
-    connection: Connection, chooser: Chooser, modes: Modes, server: Server
+    address: Address, connection: Connection, chooser: Chooser, modes: Modes
 ) -> Iterator[Check]:
     try:
         found = known_tables(connection, chooser, modes)
     except CaptureError as error:
-        yield Check("tables", False, str(error), error.advice)
+        remedy = error.advice or f"GRANT SELECT ON *.* TO '{address.user}'@'%';"
+        yield Check("tables", False, str(error), remedy)
         return
-    remedy = "Mend the patterns or the database in the URL, or GRANT SELECT on the tables."
+    remedy = (
+        "Mend the patterns or the database in the URL, or let the user see the tables: "
+        f"GRANT SELECT ON `{address.database or '*'}`.* TO '{address.user}'@'%';"
+    ).replace("`*`", "*")
     yield Check("tables", bool(found), f"{len(found)} tables", "" if found else remedy)
     for known in found:
-        yield from _table(connection, known, server)
+        yield from _table(address, connection, known)
 
 
-def _table(connection: Connection, known: KnownTable, server: Server) -> Iterator[Check]:
+def _table(address: Address, connection: Connection, known: KnownTable) -> Iterator[Check]:
     name = known.table.full_name
     if not known.table.key:
         yield Check(
@@ -200,6 +206,7 @@ def _table(connection: Connection, known: KnownTable, server: Server) -> Iterato
         f"SELECT on {name}",
         lambda: query(connection, f"SELECT 1 FROM {known.place} LIMIT 0"),
         grant,
+        address.user,
     )
     if not tried.ok:
         yield tried

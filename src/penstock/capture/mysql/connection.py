@@ -21,7 +21,8 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import pymysql
 
 from penstock.capture.mysql.charsets import Charsets
-from penstock.capture.source import CaptureError, DatabaseUnreachableError
+from penstock.capture.source import CaptureError, DatabaseBusyError, DatabaseUnreachableError
+from penstock.connecting import mysql_away
 
 MARIADB: Final = "mariadb"
 MYSQL: Final = "mysql"
@@ -39,6 +40,8 @@ _UNREACHABLE: Final = frozenset(
     {1040, 1053, 1152, 1158, 1159, 1160, 1161, 1184, 1203, 1205, 1213, 1317, 1927, 2002, 2003, 2006,
      2013, 2014, 2055, 4031}
 )  # fmt: skip
+# Of these: it is there, but full, or something else is in the way.
+_BUSY: Final = frozenset({1040, 1053, 1203, 1205, 1213, 1317})
 # The definition is newer than the snapshot, or the column or table is gone.
 _CHANGED: Final = frozenset({1412, 1054, 1146})
 _DENIED: Final = frozenset({1044, 1045, 1142, 1143, 1227, 1698})
@@ -121,17 +124,25 @@ def explained(where: object) -> Iterator[None]:
         if code in _CHANGED:
             raise TableChangedError(f"{where}: {text}") from error
         if code in _DENIED:
-            raise CaptureError(f"{where}: {text}", advice=_GRANT) from error
+            user = where.user if isinstance(where, Address) else "user"
+            raise CaptureError(f"{where}: {text}", advice=_GRANT.format(user)) from error
         if code in _UNREACHABLE or isinstance(error, pymysql.err.InterfaceError):
-            raise DatabaseUnreachableError(f"{where} does not answer: {text}") from error
+            if code in _BUSY:
+                raise DatabaseBusyError(f"{where} cannot do it now: {text}") from error
+            raise DatabaseUnreachableError(
+                f"{where} does not answer: {mysql_away(text) or text}", advice=_REACH
+            ) from error
         raise CaptureError(f"{where}: {text} (error {code})") from error
     except OSError as error:
-        raise DatabaseUnreachableError(f"{where} does not answer: {error}") from error
+        raise DatabaseUnreachableError(
+            f"{where} does not answer: {error}", advice=_REACH
+        ) from error
 
 
+_REACH: Final = "Is the server running, and are host and port in the URL right?"
 _GRANT: Final = (
     "Check user and password; the user needs: GRANT SELECT, REPLICATION SLAVE, REPLICATION CLIENT"
-    " ON *.* TO 'user'@'%';"
+    " ON *.* TO '{}'@'%';"
 )
 
 

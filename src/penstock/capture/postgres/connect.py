@@ -7,6 +7,7 @@ set to: ISO dates, UTC, all digits of floats, bytea in hex, money without a loca
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +16,8 @@ from typing import Any, Final
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from penstock.capture.source import CaptureError, DatabaseUnreachableError
+from penstock.capture.source import CaptureError, DatabaseBusyError, DatabaseUnreachableError
+from penstock.connecting import why
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -37,30 +39,28 @@ _FORMS: Final = {
     # Rows that a policy hides from us must be an error, not a gap.
     "row_security": "off",
 }
-_TLS_ADVICE: Final = "Check sslmode, sslrootcert, sslcert and sslkey in the URL."
-_ADVICE: Final = (
-    ("password authentication failed", "Check the user and the password in the URL."),
-    ("no password supplied", "Put the password into the URL: postgresql://USER:PASSWORD@HOST/DB"),
-    ("no pg_hba.conf entry", "Let this host and user in: a line in the server's pg_hba.conf."),
-    # A connection that TLS lost in the middle is worth another try; these are not.
-    ("does not support SSL", _TLS_ADVICE),
-    ("certificate", _TLS_ADVICE),
-    ("sslmode", _TLS_ADVICE),
-)
+_GUESS: Final = " This probably means the server terminated abnormally"
 
 
 class PostgresUrl:
     """A libpq URL; everything that libpq knows may stand in it, sslmode too."""
 
     def __init__(self, url: str) -> None:
+        scheme, found, rest = url.partition("://")
         try:
             self._given = conninfo_to_dict(url)
         except psycopg.Error as error:
+            told = str(error).strip()
+            if found and scheme not in {"postgresql", "postgres"}:
+                told = f"it begins with {scheme}://"
+            elif "@" in rest and rest.rpartition("@")[0] in told:
+                # With the password in it.
+                told = "it cannot be read"
             raise CaptureError(
-                f"not a URL of PostgreSQL: {str(error).strip()}",
+                f"not a URL of PostgreSQL: {told}",
                 advice="postgresql://USER:PASSWORD@HOST:PORT/DATABASE",
-            ) from error
-        self.shown = f"{self._given.get('host', 'local socket')}/{self._given.get('dbname', '')}"
+            ) from None
+        self.shown = f"{self._host()}/{self._given.get('dbname', '')}"
 
     def connect(self, *, application: str, replication: bool = False) -> Connection:
         """A connection that commits each statement by itself."""
@@ -83,24 +83,22 @@ class PostgresUrl:
         except psycopg.Error as error:
             raise self._explain(error) from error
 
+    def _host(self) -> str:
+        """HOST:PORT for people; several hosts, and a folder of sockets, as they were given."""
+        host = str(self._given.get("host") or "")
+        if not host or "," in host or host.startswith("/"):
+            return host or "local socket"
+        return f"{host}:{self._given.get('port') or os.environ.get('PGPORT') or 5432}"
+
     def _explain(self, error: psycopg.Error) -> CaptureError:
-        text = " ".join(str(error).split())
-        text = text.removeprefix("connection failed: ")
-        if "does not exist" in text and "database" in text:
-            return CaptureError(
-                f"cannot open {self.shown}: {text}", advice="Check the database in the URL."
-            )
-        for part, advice in _ADVICE:
-            if part in text and "Connection refused" not in text:
-                return CaptureError(f"cannot open {self.shown}: {text}", advice=advice)
-        if "role" in text and "does not exist" in text:
-            return CaptureError(
-                f"cannot open {self.shown}: {text}", advice="Check the user in the URL."
-            )
-        return DatabaseUnreachableError(
-            f"cannot reach PostgreSQL at {self.shown}: {text}",
-            advice="Is the server running, and are host and port in the URL right?",
-        )
+        trouble = why(error)
+        if trouble.kind == "refused":
+            told = f"cannot open {self.shown}: {trouble.reason}"
+            return CaptureError(told, advice=trouble.advice)
+        if trouble.kind == "busy":
+            return DatabaseBusyError(f"{self.shown} lets nobody in now: {trouble.reason}")
+        told = f"cannot reach PostgreSQL at {self.shown}: {trouble.reason}"
+        return DatabaseUnreachableError(told, advice=trouble.advice)
 
 
 class TableLockedError(CaptureError):
@@ -123,7 +121,10 @@ def explained(doing: str) -> Iterator[None]:
     except psycopg.errors.LockNotAvailable as error:
         raise TableLockedError(f"{doing}: {one_line(error)}") from error
     except (psycopg.OperationalError, psycopg.InterfaceError) as error:
-        raise DatabaseUnreachableError(f"{doing}: {one_line(error)}") from error
+        told = one_line(error).partition(_GUESS)[0]
+        # With a code it is the server that has answered.
+        kind = DatabaseBusyError if error.sqlstate else DatabaseUnreachableError
+        raise kind(f"{doing}: {told}") from error
     except psycopg.Error as error:
         raise CaptureError(f"{doing}: {one_line(error)}") from error
 

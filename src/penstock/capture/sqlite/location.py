@@ -13,7 +13,12 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote, unquote
 
-from penstock.capture.source import CaptureError, DatabaseUnreachableError, SourceSettings
+from penstock.capture.source import (
+    CaptureError,
+    DatabaseBusyError,
+    DatabaseUnreachableError,
+    SourceSettings,
+)
 
 # How long we wait for others' locks.
 BUSY_MS: Final = 10_000
@@ -84,8 +89,11 @@ def is_busy(error: sqlite3.Error) -> bool:
 def mapped(error: sqlite3.Error, path: Path) -> CaptureError:
     """What an error of SQLite means to a capture."""
     if isinstance(error, sqlite3.OperationalError) and not _is_ours(error):
-        advice = "Another program holds a lock on it." if is_busy(error) else None
-        return DatabaseUnreachableError(f"{path}: {error}", advice=advice)
+        if is_busy(error):
+            return DatabaseBusyError(
+                f"{path}: {error}", advice="Another program holds a lock on it."
+            )
+        return DatabaseUnreachableError(f"{path}: {error}")
     return CaptureError(f"{path}: {error}", advice="Look at it with: PRAGMA integrity_check")
 
 

@@ -16,7 +16,7 @@ from queue import SimpleQueue
 from time import time_ns
 from typing import Any, Final
 
-from penstock.capture.source import CaptureError, DatabaseUnreachableError, Row, Snapshot, Table
+from penstock.capture.source import CaptureError, DatabaseBusyError, Row, Snapshot, Table
 from penstock.capture.sqlite.catalog import Catalog, Version, schema_version
 from penstock.capture.sqlite.location import connect, errors_of, transaction
 from penstock.capture.sqlite.reading import Pages
@@ -71,7 +71,7 @@ class SqliteSnapshot(Snapshot):
                 break
             self._drop()
         else:
-            raise DatabaseUnreachableError(f"{self._path}: its tables are changed all the time")
+            raise DatabaseBusyError(f"{self._path}: its tables are changed all the time")
         meta, top = catalog.meta(first), catalog.top(first)
         self.position = {"id": meta.id, "seq": top}
         self._versions: dict[Table, Version] = {v.table: v for v in catalog.active(first)}
