@@ -19,18 +19,24 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+import typer
 
 from penstock.cli import project
 from penstock.cli.sinks_alerts import SinkAlerts
-from penstock.cli.sinks_file import read
+from penstock.cli.sinks_file import declared, read
+from penstock.cli.sinks_reach import must_reach_some
+from penstock.client.connection import Cluster
+from penstock.client.topics import create
+from penstock.errors import ConfigError
 from penstock.sinks import Position, Schema, open_sink
 from penstock.sinks.fields import from_text
 from penstock.sinks.spec import SinkSpec
 from penstock.sinks.webhook import WebhookSink
 from penstock.spark.archive import MODE_VARIABLE
-from penstock.spark.flows.manager import Settings
+from penstock.spark.flows.overseeing import Settings
 from penstock.spark.flows.supervisor import Policy, State
-from penstock.spark.sinking.folder import SinkFolder
+from penstock.spark.flows.turns import Turns
+from penstock.spark.sinking.folder import SinkFolder, SinkRecord
 from penstock.spark.sinking.manager import SinkManager, _Unit
 from penstock.testing.sinks import changes, never
 from tests.cli.runner import Ran, run
@@ -66,6 +72,12 @@ def test_wrong_settings_are_told_with_their_line(folder: Path, at: str) -> None:
     for line, told in (
         ('topic = "a"', "sinks.orders.url is missing"),
         ('topic = "a"\nurl = "nosql:///x"', "no kind of store is called 'nosql'"),
+        ('topic = "a"\nurl = "sqlite:///x.db?foo=1"', "there is no option 'foo'"),
+        ('topic = "a"\nurl = "sqlite:///x.db?timeout=x"', "timeout must be a number"),
+        ('topic = "a"\nurl = "mysql://h/d?ssl=perhaps"', "ssl must be true or false"),
+        ('topic = "a"\nurl = "postgresql://h/d?foo=1"', "there is no option 'foo'"),
+        ('topic = "a"\nurl = "redis://h/d"', "a database of Redis is a number"),
+        ('topic = "a"\nurl = "webhook+http://h"\noptions.x = 1', "sinks.orders.options.x: "),
         ('topic = "a"\nurl = "sqlite:///x.db"\nfields = "id wrong"', "no type is called 'wrong'"),
         ('topic = "a"\nurl = "sqlite:///x.db"\nkeys = "id"', "sinks.orders.keys is no setting"),
         ('topic = "a b"\nurl = "sqlite:///x.db"', "sinks.orders.topic cannot be 'a b'"),
@@ -87,6 +99,42 @@ def test_what_is_not_there(folder: Path, at: str) -> None:
         assert "no sink 'other'" in ran.err
         assert "There are: orders." in ran.err
     assert run("sinks", "wait", "orders", "--record", "x").status == 2
+
+
+def test_a_topic_that_is_not_there_is_not_waited_for(folder: Path, at: str, topic: str) -> None:
+    declare(folder, GOOD.format(topic=topic))
+    schema = Schema.of(from_text("id bigint"), "id")
+    with read(project.load(None), "orders").sink() as sink:
+        sink.open(schema)
+    told = refused("wait", "orders", "--timeout", "10s").err
+    assert f"topic {topic} does not exist" in told
+    with Cluster(at) as cluster:
+        create(cluster, topic, partitions=1)
+    run("sinks", "wait", "orders", "--timeout", "10s").ok()
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("sqlite:///x.db?table=t", "sqlite:///x.db?table=t&timeout=3", True),
+        ("sqlite:///x.db", "sqlite:///x.db", False),
+        ("postgresql://me:a@h/d?table=t", "postgresql://me:b@h/d?table=t", True),
+        ("postgresql://h/d?table=t", "postgresql://h/d?table=t&host=other", False),
+        ("redis://h/0?prefix=p", "redis://h/0?prefix=p", True),
+        ("redis://h/0?prefix=p", "redis://h/1?prefix=p", False),
+        ("delta:///w/t", "delta:///w/t", True),
+        ("webhook+http://h/x", "webhook+http://h/x", False),
+        ("webhook+http://h/x?state=s.db", "webhook+http://h/y?state=s.db", True),
+    ],
+)
+def test_two_sinks_on_one_table(folder: Path, one: str, other: str, same: bool) -> None:
+    text = '[sinks.{}]\ntopic = "t"\nurl = "{}"\n'
+    declare(folder, text.format("a", one) + text.format("b", other))
+    if not same:
+        assert len(declared(project.load(None))) == 2
+        return
+    with pytest.raises(ConfigError, match=r"line 6: sinks\.b\.url: sinks\.a \(line 3\)"):
+        project.load(None)
 
 
 def test_at_rest(folder: Path, at: str, topic: str, seed: int) -> None:
@@ -115,6 +163,55 @@ def test_a_store_that_is_not_there(folder: Path, at: str, topic: str) -> None:
     declare(folder, f'[sinks.orders]\ntopic = "{topic}"\nurl = "postgresql://127.0.0.1:1/x"\n')
     (status,) = run("sinks", "list", "--json").ok().json
     assert "127.0.0.1:1" in status["error"]
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "mysql", "redis", "webhook+http"])
+def test_no_store_answers_when_they_are_to_be_fed(
+    folder: Path, at: str, topic: str, scheme: str
+) -> None:
+    """One message, without Spark; a webhook is not asked before there is something to send."""
+    declare(
+        folder, f'[sinks.orders]\ntopic = "{topic}"\nurl = "{scheme}://me:secret@127.0.0.1:1/0"'
+    )
+    if scheme.startswith("webhook"):
+        must_reach_some(declared(project.load()), folder / "sinks")
+        return
+    ran = refused("run", "--once")
+    error, remedy = ran.err.splitlines()
+    assert error.startswith("error: sink orders: ")
+    assert "127.0.0.1:1" in error
+    assert "refused" in error
+    assert "secret" not in ran.err
+    assert "address right?" in remedy
+    # With one that answers the other is tried again.
+    with (folder / "penstock.toml").open("a") as file:
+        file.write(f'\n[sinks.there]\ntopic = "{topic}"\nurl = "sqlite:///shop.db"\n')
+    must_reach_some(declared(project.load()), folder / "sinks")
+    run("sinks", "pause", "there", "--data", str(folder / "sinks")).ok()
+    with pytest.raises(typer.Exit):
+        must_reach_some(declared(project.load()), folder / "sinks")
+
+
+def test_one_that_was_killed_does_not_run(folder: Path, at: str, topic: str) -> None:
+    declare(folder, GOOD.format(topic=topic))
+    known = SinkFolder(folder / ".penstock/sinks")
+    known.write_sink(SinkRecord("orders", topic, state="running"))
+    (status,) = run("sinks", "list", "--json").ok().json
+    assert status["state"] == "killed"
+
+
+def test_sinks_whose_java_is_gone_do_not_run(tmp_path: Path) -> None:
+    spec = SinkSpec("orders", "t", f"sqlite:///{tmp_path}/s.db")
+    spark: Any = None
+    settings = Settings("127.0.0.1:1", turns=Turns(2))
+    manager = SinkManager(spark, [spec], SinkFolder(tmp_path), settings)
+    unit = manager._live["orders"] = _Unit(spec, Policy())
+    unit.life.state = "running"
+    manager._remember(unit)
+    manager._break(ConnectionRefusedError("gone"))
+    kept = SinkFolder(tmp_path).sink("orders")
+    assert (kept.state, "Java process has ended" in kept.error) == ("failed", True)
+    manager.close()
 
 
 def test_how_far_it_is_behind_when_nothing_feeds_it(
@@ -146,10 +243,30 @@ def test_no_password_is_ever_told(folder: Path, at: str, topic: str) -> None:
         "redis://:geheim@127.0.0.1:1/none",
     ):
         declare(folder, f'[sinks.orders]\ntopic = "{topic}"\nurl = "{url}"\n')
-        for command in (["list"], ["wait", "orders", "--record", "0:0", "--timeout", "10ms"]):
-            ran = run("sinks", *command)
-            assert "geheim" not in ran.out + ran.err, (url, command)
-            assert "Traceback" not in ran.err
+        _no_password_is_told(url)
+    # URLs where none are wanted.
+    for text in (
+        'sinks = "{}"',
+        '[sinks]\norders = "{}"',
+        '[sinks.orders]\nurl = ["{}"]',
+        '[sinks.orders]\ntopic = "t"\nurl = "sqlite:///x"\nalert_webhook = ["{}"]',
+        'capture = "{}"',
+        '[capture]\nshop = "{}"',
+    ):
+        declare(folder, text.format("redis://:geheim@127.0.0.1:1/0"))
+        _no_password_is_told(text)
+
+
+def _no_password_is_told(text: str) -> None:
+    for command in (
+        ["sinks", "list"],
+        ["sinks", "describe", "orders"],
+        ["sinks", "wait", "orders", "--record", "0:0", "--timeout", "10ms"],
+        ["doctor"],
+    ):
+        ran = run(*command)
+        assert "geheim" not in ran.out + ran.err, (text, command)
+        assert "Traceback" not in ran.err
 
 
 def test_webhooks_remember_in_the_folder_of_the_project(
@@ -184,7 +301,8 @@ def test_alarms_are_sent(tmp_path: Path) -> None:
         alerts = SinkAlerts({"orders": f"http://127.0.0.1:{server.server_port}/x", "other": ""})
         spec = SinkSpec("orders", "t", f"sqlite:///{tmp_path}/s.db", max_lag_s=5.0)
         spark: Any = None
-        manager = SinkManager(spark, [spec], SinkFolder(tmp_path), Settings("127.0.0.1:1"))
+        settings = Settings("127.0.0.1:1", turns=Turns(2))
+        manager = SinkManager(spark, [spec], SinkFolder(tmp_path), settings)
         manager.on_alarm = alerts
         unit = manager._live["orders"] = _Unit(spec, Policy())
         steps: list[tuple[float, State]] = [(1.0, "running"), (6.0, "running"), (9.0, "running"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from decimal import Decimal
 from itertools import count
 
@@ -14,6 +15,7 @@ import redis
 
 from penstock.errors import ConfigError
 from penstock.sinks import (
+    Changes,
     Position,
     Refused,
     Schema,
@@ -23,6 +25,7 @@ from penstock.sinks import (
     open_sink,
 )
 from penstock.sinks.cache import RedisSink
+from penstock.sinks.contract import ORIGIN
 from penstock.testing.redis import RedisServer
 from penstock.testing.sinks import PLACE, Row, SinkKit, Store, changes, never, read
 from tests.waiting import eventually
@@ -99,14 +102,53 @@ def test_rows_are_read_by_anyone(server: RedisServer, client: redis.Redis, form:
             assert client.hget(name, "country") == b"D:E%"
 
 
-def test_rows_live_as_long_as_wanted(server: RedisServer, client: redis.Redis) -> None:
-    with sink_at(server, prefix="short", ttl_s=1) as sink:
+def written(rows: list[Row], *ago_s: float | None, since: int = 0) -> Changes:
+    """Rows whose records were written so long ago; None: a record without a time."""
+    now = dt.datetime.now(dt.UTC)
+    made = changes(ORDERS, rows, [], since=since, until=since + len(rows))
+    at = made.upserted_at.to_pylist()
+    for origin, ago in zip(at, ago_s, strict=True):
+        no_time = dt.datetime(1969, 12, 31, 23, 59, 59, 999000, dt.UTC)
+        origin["timestamp"] = no_time if ago is None else now - dt.timedelta(seconds=ago)
+    return replace(made, upserted_at=pa.Table.from_pylist(at, schema=ORIGIN))
+
+
+@pytest.mark.parametrize("form", ["json", "hash"])
+def test_rows_live_as_long_as_wanted(server: RedisServer, client: redis.Redis, form: str) -> None:
+    with sink_at(server, prefix=f"short-{form}", ttl_s=1, **{"as": form}) as sink:
         sink.open(ORDERS)
-        sink.apply(changes(ORDERS, [ROW], [], since=0, until=1), never)
+        sink.apply(written([ROW], 0.0), never)
         eventually(lambda: sink.get("D:E%", 7) is None)
         assert read(sink) == []
         assert sink.position() == Position({PLACE: 1})
-    assert client.ttl("short") == -1
+    assert client.ttl(f"short-{form}") == -1
+
+
+@pytest.mark.parametrize("form", ["json", "hash"])
+def test_rows_lapse_by_the_time_of_their_records(server: RedisServer, form: str) -> None:
+    rows = [{**ROW, "id": number} for number in range(4)]
+    with sink_at(server, ttl_s=60, chunk_rows=2, **{"as": form}) as sink:
+        assert sink.lifetime_s == 60
+        assert abs(sink.now_s() - dt.datetime.now(dt.UTC).timestamp()) < 30
+        sink.open(ORDERS)
+        batch = written(rows, 61, 30, None, 3600)
+        assert sink.apply(batch, never).rows == 4
+        assert [row["id"] for row in read(sink)] == [1, 2]
+        # A table that is built anew has not more.
+        with sink.beside(fresh=True) as anew:
+            anew.open(ORDERS)
+            anew.apply(batch, never)
+            anew.switch()
+        assert [row["id"] for row in read(sink)] == [1, 2]
+        sink.open(ORDERS)
+        # The last change counts, though it may say that it is older.
+        sink.apply(written([rows[1], rows[2], rows[3]], 61, 61, 30, since=4), never)
+        assert [row["id"] for row in read(sink)] == [3]
+        sink.apply(written([rows[3]], None, since=7), never)
+        client = redis.Redis.from_url(server.url)
+        (name,) = client.scan_iter(match=f"{sink._meta}*:3", count=10_000)
+        assert client.ttl(name) == -1
+        client.close()
 
 
 def test_another_form_is_built_anew(server: RedisServer) -> None:
@@ -169,6 +211,33 @@ def test_a_wrong_password_is_told() -> None:
             sink.position()
         assert "password" in told.value.advice
         assert "wrong@" not in sink.target
+
+
+@pytest.mark.parametrize("kind", ["hash", "string"])
+def test_a_key_of_somebody_else_is_told_and_kept(
+    server: RedisServer, client: redis.Redis, kind: str
+) -> None:
+    name = f"theirs-{kind}"
+    if kind == "hash":
+        client.hset(name, mapping={"rows": "precious:", "position": "sitting"})
+    else:
+        client.set(name, "theirs")
+    client.set("precious:1", "kept")
+    with sink_at(server, prefix=name) as sink:
+
+        def rebuilt() -> None:
+            with sink.beside() as anew:
+                anew.open(ORDERS)
+                anew.switch()
+
+        for each in (sink.position, sink.stored_schema, lambda: sink.open(ORDERS), rebuilt,
+                     lambda: read(sink), sink.remove):  # fmt: skip
+            with pytest.raises(StoreError, match=f"{name} is there.*not made") as told:
+                each()
+            assert "another prefix" in told.value.advice
+        sink.beside(fresh=True).close()
+    assert client.type(name) == kind.encode()
+    assert client.get("precious:1") == b"kept"
 
 
 def test_wrong_options_are_told() -> None:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import duckdb
+import pyarrow as pa
 import pytest
 
+from penstock.sinks import Refused, Schema
+from penstock.sinks.sql.postgresql import PostgresSink
 from penstock.testing.mariadb import MariaDB
 from penstock.testing.postgres import PostgresServer
-from penstock.testing.sinks import SinkKit, Store
+from penstock.testing.sinks import Store, changes, never, read
+from tests.sinks.sql_kit import SqlKit
 
 
 @pytest.fixture(scope="module")
@@ -24,20 +30,51 @@ def mariadb() -> Iterator[MariaDB]:
         yield server
 
 
-class TestPostgres(SinkKit):
+class TestPostgres(SqlKit):
     @pytest.fixture
     def store(self, postgres: PostgresServer) -> Store:
         return Store(postgres.create_database(), {"table": "orders"}, cannot=frozenset({"nul"}))
 
+    def test_a_key_that_the_server_does_not_take_need_not_be_deleted(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Nobody here knew it before: it is the server that says so."""
+        monkeypatch.setattr(PostgresSink, "_unfit", lambda sink, rows: [])
+        schema = Schema.of([pa.field("id", pa.string())], "id")
+        keys = [("a",), ("with\0nul",), ("b",)]
+        with store.sink() as sink:
+            sink.open(schema)
+            rows = [{"id": name} for name in "abc"]
+            sink.apply(changes(schema, rows, [], since=0, until=3), never)
+            sink.apply(changes(schema, [], keys, since=3, until=6), never)
+            assert read(sink) == [{"id": "c"}]
 
-class TestMariadb(SinkKit):
+
+class TestMariadb(SqlKit):
+    forgets = True
+
     @pytest.fixture
     def store(self, mariadb: MariaDB) -> Store:
         url = mariadb.url(mariadb.create_database())
         return Store(url, {"table": "orders"}, cannot=frozenset({"nan", "infinity"}))
 
 
-class TestDuckdb(SinkKit):
+class TestDuckdb(SqlKit):
     @pytest.fixture
     def store(self, tmp_path: Path) -> Store:
         return Store(f"duckdb:///{tmp_path}/shop.duckdb?table=orders")
+
+    def test_it_has_no_time_that_duckdb_dies_of(self, store: Store, tmp_path: Path) -> None:
+        schema = Schema.of([pa.field("id", pa.int64()), pa.field("at", pa.timestamp("us"))], "id")
+        # What capture makes of PostgreSQL's -infinity and infinity.
+        times = pa.array([-9_223_372_036_832_400_000, 9_223_372_036_825_200_000], pa.int64())
+        rows = pa.table([[1, 2], times.cast(pa.timestamp("us"))], schema=schema.arrow)
+        aside: list[Refused] = []
+        with store.sink() as sink:
+            sink.open(schema)
+            given = changes(schema, [{"id": 1}, {"id": 2}], [], since=0, until=2)
+            sink.apply(replace(given, upserts=rows), aside.extend)
+        assert [each.key for each in aside] == [(1,)]
+        with duckdb.connect(str(tmp_path / "shop.duckdb")) as found:
+            shown = found.sql("SELECT CAST(orders.at AS VARCHAR) FROM orders").fetchall()
+        assert shown == [("294247-01-10 04:00:25.2",)]

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.testing.sinks import SinkKit, Store
+from penstock.testing.sinks import Store
+from tests.sinks.sql_kit import SqlKit
 
 
-class TestSqlite(SinkKit):
+class TestSqlite(SqlKit):
     @pytest.fixture
     def store(self, tmp_path: Path) -> Store:
         return Store(f"sqlite:///{tmp_path}/shop.db?table=orders")

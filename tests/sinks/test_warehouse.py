@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import boto3
 import deltalake
@@ -21,11 +24,15 @@ from penstock.sinks import (
     Position,
     Schema,
     SchemaChangedError,
+    Sink,
     StoreError,
     StoreUnreachableError,
+    delta,
+    objects,
     open_sink,
 )
 from penstock.sinks.delta import DeltaSink
+from penstock.sinks.parquet import ParquetSink
 from penstock.testing.sinks import (
     ALL,
     PLACE,
@@ -166,6 +173,42 @@ def test_delta_commits_only_what_follows(tmp_path: Path, monkeypatch: pytest.Mon
         assert new.position() == Position({PLACE: 2})
 
 
+def test_delta_fences_before_a_new_partition_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first commit of a partition is two: another writer comes before the first of them."""
+    with orders(tmp_path) as old, orders(tmp_path) as new:
+        old.open(SIMPLE)
+        know, came = delta._know, iter([True])
+
+        def late(*given: Any) -> None:
+            if next(came, False):
+                new.open(SIMPLE)
+            know(*given)
+
+        monkeypatch.setattr(delta, "_know", late)
+        with pytest.raises(FencedError):
+            old.apply(changes(SIMPLE, [{"id": 1, "name": "a"}], [], since=0, until=1), never)
+        assert read(new) == []
+        assert new.position() == Position()
+
+
+@pytest.mark.parametrize("first", [SIMPLE.fields, SIMPLE.fields[:1]])
+def test_delta_tells_of_names_that_differ_only_in_case(
+    tmp_path: Path, first: tuple[pa.Field, ...]
+) -> None:
+    both = Schema.of([*SIMPLE.fields, pa.field("Name", pa.string())], "id")
+    with orders(tmp_path) as sink:
+        with pytest.raises(StoreError, match=r"'name' and 'Name'") as told:
+            sink.open(both)
+        assert "fields" in told.value.advice
+        assert sink.position() is None
+        sink.open(Schema.of(first, "id"))
+        with pytest.raises(StoreError, match=r"'name' and 'Name'"):
+            sink.open(both)
+        assert sink.stored_schema() == Schema.of(first, "id")
+
+
 def test_delta_tells_what_is_wrong(tmp_path: Path) -> None:
     deltalake.write_deltalake(tmp_path / "orders", pa.table({"id": [1]}))
     with orders(tmp_path) as sink, pytest.raises(StoreError, match="not made"):
@@ -233,6 +276,105 @@ def test_parquet_removes_what_no_commit_names(tmp_path: Path) -> None:
         assert not stray.exists()
 
 
+def put(sink: Sink, number: int) -> None:
+    row = {"id": number, "name": "a"}
+    sink.apply(changes(SIMPLE, [row], [], since=number, until=number + 1), never)
+
+
+def ids(sink: Sink) -> list[int]:
+    return [row["id"] for row in read(sink)]
+
+
+@pytest.mark.parametrize("after", [0, 1, 3, 4])
+def test_parquet_is_read_while_it_is_compacted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    url = f"parquet:///{tmp_path}/orders?compact_files=4"
+    with open_sink(url) as sink, open_sink(url) as reader:
+        sink.open(SIMPLE)
+        for number in range(3):
+            put(sink, number)
+        get, asked = ParquetSink._get, count()
+
+        def late(self: ParquetSink, *given: Any) -> Any:
+            if self is reader and next(asked) == after:
+                put(sink, 3)
+            return get(self, *given)
+
+        monkeypatch.setattr(ParquetSink, "_get", late)
+        # Of the commit before, or of the new one, if what was to be read is gone.
+        assert ids(reader) == [0, 1, 2, 3]
+        assert len(list((tmp_path / "orders" / "changes").iterdir())) == 1
+
+
+def test_parquet_tells_of_a_file_that_is_gone(tmp_path: Path) -> None:
+    with open_sink(f"parquet:///{tmp_path}/orders?compact_files=3") as sink:
+        sink.open(SIMPLE)
+        put(sink, 0)
+        put(sink, 1)
+        (tmp_path / "orders" / "changes").joinpath(
+            min(os.listdir(tmp_path / "orders" / "changes"))
+        ).unlink()
+        with pytest.raises(StoreError, match="lacks a file") as told:
+            read(sink)
+        assert "rebuild" in told.value.advice
+        with pytest.raises(StoreError, match="lacks a file"):
+            put(sink, 2)
+        with sink.beside(fresh=True) as anew:
+            anew.open(SIMPLE)
+            put(anew, 0)
+            anew.switch()
+        assert ids(sink) == [0]
+
+
+@pytest.mark.parametrize("torn", [b"", b"\0" * 200, b'{"token":"5f', b"[]"])
+def test_parquet_without_a_commit_that_a_power_loss_has_prevented(
+    tmp_path: Path, torn: bytes
+) -> None:
+    url = f"parquet:///{tmp_path}/orders"
+    folder = tmp_path / "orders" / "_penstock" / "commits" / "live"
+    with open_sink(url) as sink:
+        sink.open(SIMPLE)
+        (folder / min(os.listdir(folder))).write_bytes(torn)
+        assert sink.position() is None
+        assert sink.open(SIMPLE) == Position()
+        put(sink, 0)
+        put(sink, 1)
+    for _ in range(2):
+        (folder / max(os.listdir(folder))).write_bytes(torn)
+        with open_sink(url) as sink:
+            assert sink.position() == Position({PLACE: 1})
+            assert ids(sink) == [0]
+            assert sink.open(SIMPLE) == Position({PLACE: 1})
+            put(sink, 1)
+            assert ids(sink) == [0, 1]
+    with open_sink(url) as sink:
+        sink.open(SIMPLE)
+        for number in range(2, 20):
+            put(sink, number)
+        for name in os.listdir(folder):
+            (folder / name).write_bytes(torn)
+        with pytest.raises(StoreError, match="damaged") as told:
+            sink.position()
+        assert "Delete" in told.value.advice
+
+
+def test_parquet_writes_rows_before_the_commit_that_names_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[tuple[str, int]] = []
+    commits = tmp_path / "orders" / "_penstock" / "commits" / "live"
+
+    def noted(path: Path) -> None:
+        synced.append((path.name if path.is_dir() else path.suffix, len(os.listdir(commits))))
+
+    with open_sink(f"parquet:///{tmp_path}/orders") as sink:
+        sink.open(SIMPLE)
+        monkeypatch.setattr(objects, "sync", noted)
+        put(sink, 0)
+    assert synced == [(".parquet", 1), ("changes", 1), (".json", 2), ("live", 2)]
+
+
 # ---- S3 --------------------------------------------------------------------------------------
 
 
@@ -254,15 +396,38 @@ def s3_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         process.wait()
 
 
-@pytest.mark.parametrize("kind", ["delta+s3", "parquet+s3"])
-def test_the_same_on_s3(
-    s3_endpoint: str, kind: str, seed: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def bucket(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
-    bucket = f"bucket-{random.randrange(1 << 30)}"
+    name = f"bucket-{random.randrange(1 << 30)}"
     client = boto3.client("s3", endpoint_url=s3_endpoint, region_name="us-east-1")
-    client.create_bucket(Bucket=bucket)
+    client.create_bucket(Bucket=name)
+    return name
+
+
+def test_a_damaged_commit_on_s3_is_told(s3_endpoint: str, bucket: str) -> None:
+    """What is written there is whole, so somebody has damaged what counts."""
+    with open_sink(f"parquet+s3://{bucket}/orders?endpoint={s3_endpoint}") as sink:
+        sink.open(SIMPLE)
+        put(sink, 0)
+        put(sink, 1)
+        client = boto3.client("s3", endpoint_url=s3_endpoint, region_name="us-east-1")
+        listed = client.list_objects_v2(Bucket=bucket, Prefix="orders/_penstock/")["Contents"]
+        newest = max(each["Key"] for each in listed)
+        client.put_object(Bucket=bucket, Key=newest, Body=b"")
+        with pytest.raises(StoreError, match="damaged") as told:
+            sink.position()
+        # The advice is right.
+        assert "Delete that file" in told.value.advice
+        client.delete_object(Bucket=bucket, Key=newest)
+        assert sink.open(SIMPLE) == Position({PLACE: 1})
+        put(sink, 1)
+        assert ids(sink) == [0, 1]
+
+
+@pytest.mark.parametrize("kind", ["delta+s3", "parquet+s3"])
+def test_the_same_on_s3(s3_endpoint: str, bucket: str, kind: str, seed: int) -> None:
     store = Store(f"{kind}://{bucket}/some/orders?endpoint={s3_endpoint}")
     kit, load = SinkKit(), Load(seed)
     with store.sink() as sink:

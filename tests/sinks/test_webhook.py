@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import random
 import socket
+import sqlite3
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -19,6 +22,7 @@ from standardwebhooks import Webhook
 
 from penstock.errors import ConfigError
 from penstock.sinks import (
+    Changes,
     NotReadableError,
     Position,
     Refused,
@@ -27,9 +31,11 @@ from penstock.sinks import (
     StoreUnreachableError,
     open_sink,
 )
-from penstock.sinks.webhook import NotForWebhooksError, _messages
+from penstock.sinks.contract import ORIGIN
+from penstock.sinks.webhook import NotForWebhooksError, WebhookSink, _messages, _Sent
 from penstock.testing.sinks import PLACE, SIMPLE, TOPIC, SinkKit, Store, changes, never
 
+TAKEN = -1
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 
 
@@ -40,6 +46,8 @@ class Receiver:
         self.lock = threading.Lock()
         self.chance = random.Random(1)
         self.failing = 0.0
+        # Of those that fail: 0 is no answer, TAKEN none though it was taken.
+        self.statuses = [0, 500, 503]
         self.status: dict[int, int] = {}
         self.taken: list[dict[str, Any]] = []
         self.tries: Counter[str] = Counter()
@@ -52,7 +60,7 @@ class Receiver:
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 status = receiver.received(dict(self.headers), body)
-                if status == 0:
+                if status <= 0:
                     self.close_connection = True
                     return
                 self.send_response(status)
@@ -83,8 +91,8 @@ class Receiver:
             fails = self.chance.random() < self.failing
             status = self.status.get(number, 200)
             if fails:
-                status = self.chance.choice([0, 500, 503])
-            if status == 200:
+                status = self.chance.choice(self.statuses)
+            if status in {200, TAKEN}:
                 self.taken.append({"id": headers["webhook-id"], **event})
             self.at_once -= 1
         return status
@@ -174,6 +182,123 @@ def test_a_receiver_that_is_down_keeps_the_sink_waiting(receiver: Receiver, tmp_
         assert sink.apply(made, never).rows == 5
     # What was delivered before is not sent again.
     assert sorted(event["data"]["id"] for event in receiver.taken) == list(range(5))
+
+
+Log = list[tuple[int, str | None]]
+
+
+def cut(log: Log, since: int, until: int) -> Changes:
+    """A batch of a log of changes: the last change of each key; None is a deletion."""
+    last = {log[at][0]: at for at in range(since, until)}
+    puts = [at for at in last.values() if log[at][1] is not None]
+    gone = [at for at in last.values() if log[at][1] is None]
+    made = changes(SIMPLE, [{"id": log[at][0], "name": log[at][1]} for at in puts],
+                   [(log[at][0],) for at in gone], since=since, until=until)  # fmt: skip
+    return replace(made, upserted_at=_at(puts), deleted_at=_at(gone))
+
+
+def _at(offsets: list[int]) -> pa.Table:
+    moment = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
+    return pa.Table.from_pylist(
+        [{"topic": TOPIC, "partition": 0, "offset": at, "timestamp": moment} for at in offsets],
+        schema=ORIGIN,
+    )
+
+
+def seen_once(receiver: Receiver) -> list[tuple[int, int]]:
+    """Keys and offsets as a receiver sees them that remembers ids."""
+    events = {event["id"]: event["data"]["id"] for event in receiver.taken}
+    return [(key, int(name.rpartition("-")[2])) for name, key in events.items()]
+
+
+@pytest.mark.parametrize("ending", ["failure", "kill"])
+@pytest.mark.parametrize("status", [503, TAKEN])
+def test_a_retry_may_be_smaller_than_the_batch_that_failed(
+    receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, ending: str
+) -> None:
+    log: Log = [(1, "old"), (3, "old"), (1, "new"), (2, "x"), (3, "new")]
+    receiver.status = {2: status}
+    with open_sink(receiver.url, options(tmp_path, attempts=1, concurrency=1)) as sink:
+        sink.open(SIMPLE)
+        if ending == "kill":
+            monkeypatch.setattr(WebhookSink, "_remember", lambda *_: None)
+        with pytest.raises(StoreUnreachableError):
+            sink.apply(cut(log, 0, 5), never)
+        monkeypatch.undo()
+    receiver.status = {}
+    with open_sink(receiver.url, options(tmp_path, attempts=1, concurrency=1)) as sink:
+        assert sink.open(SIMPLE) == Position()
+        assert sink.apply(cut(log, 0, 2), never).rows == 2
+        assert sink.position() == Position({PLACE: 2})
+        sink.apply(cut(log, 2, 5), never)
+        assert sink.position() == Position({PLACE: 5})
+    # What was surely not sent is, and nothing that is older than what may have arrived.
+    before = [(1, 2), *([(2, 3)] if status == TAKEN else [])]
+    after = [(2, 3), (3, 4)] if status != TAKEN else [(3, 4)]
+    older = [(3, 1)] if ending == "failure" else []
+    assert seen_once(receiver) == [*before, *older, *after]
+    with closing(sqlite3.connect(tmp_path / "state.db")) as state:
+        assert state.execute("SELECT count(*) FROM sent").fetchone() == (0,)
+
+
+def test_what_may_have_arrived_is_not_forgotten_by_a_second_failure(
+    receiver: Receiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log: Log = [(1, "old"), (2, "x"), (1, "new")]
+    with open_sink(receiver.url, options(tmp_path, attempts=1, concurrency=1)) as sink:
+        sink.open(SIMPLE)
+        receiver.status = {1: TAKEN}
+        monkeypatch.setattr(WebhookSink, "_remember", lambda *_: None)
+        with pytest.raises(StoreUnreachableError):
+            sink.apply(cut(log, 0, 3), never)
+        monkeypatch.undo()
+        # Now the change of key 1 is not begun.
+        receiver.status = {2: 503}
+        with pytest.raises(StoreUnreachableError):
+            sink.apply(cut(log, 0, 3), never)
+        receiver.status = {}
+        sink.apply(cut(log, 0, 1), never)
+        sink.apply(cut(log, 1, 3), never)
+    assert seen_once(receiver) == [(2, 1), (1, 2)]
+
+
+def test_however_the_log_is_cut_receivers_end_with_the_last_change(
+    receiver: Receiver, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chance = random.Random(seed)
+    log: Log = [
+        (chance.randrange(6), None if chance.random() < 0.2 else f"n{at}") for at in range(120)
+    ]
+    receiver.chance.seed(seed)
+    receiver.failing, receiver.statuses = 0.15, [0, 503, TAKEN]
+    remember = WebhookSink._remember
+    at = 0
+    while at < len(log):
+        # Killed, it remembers only what it wrote down before.
+        forgets = chance.random() < 0.3
+        monkeypatch.setattr(WebhookSink, "_remember", (lambda *_: None) if forgets else remember)
+        with open_sink(receiver.url, options(tmp_path, attempts=1)) as sink:
+            assert sink.open(SIMPLE) == (Position({PLACE: at}) if at else Position())
+            until = min(len(log), at + chance.randint(1, 20))
+            try:
+                sink.apply(cut(log, at, until), never)
+                at = until
+            except StoreUnreachableError:
+                continue
+    seen = seen_once(receiver)
+    for key in range(6):
+        offsets = [offset for each, offset in seen if each == key]
+        assert offsets == sorted(offsets)
+        assert offsets[-1:] == [at for at, change in enumerate(log) if change[0] == key][-1:]
+
+
+def test_of_two_partitions_the_time_decides() -> None:
+    """A key that has moved: what was written earlier does not follow what was written later."""
+    here = _Sent("t-0-9", "1", "t", 0, 9, time_us=20)
+    there = _Sent("t-1-3", "1", "t", 1, 3, time_us=30)
+    assert there.is_later_than(here)
+    assert not here.is_later_than(there)
+    assert replace(here, offset=10, time_us=0).is_later_than(here)
 
 
 def test_nobody_there_and_gone_for_good(receiver: Receiver, tmp_path: Path) -> None:

@@ -157,13 +157,15 @@ def list_command(
 def _at_rest(spec: SinkSpec, folder: SinkFolder, place: Place) -> dict[str, Any]:
     """A sink that nobody feeds, as its store, the broker and the last who fed it tell."""
     from penstock.spark.flows.progress import Progress
-    from penstock.spark.sinking.manager import SinkStatus, ends_of, lag_of, unread_since
+    from penstock.spark.sinking.lag import ends_of, lag_of, unread_since
+    from penstock.spark.sinking.manager import SinkStatus
 
     record = folder.sink(spec.name)
     alive = {"starting", "running", "waiting", "stopping"}
     state = "paused" if record.paused else record.state
     if state in alive:
-        state = f"{state}, then killed"
+        # Whoever wrote this has ended before it could write more.
+        state = "killed"
     error, advice, position = record.error, record.advice, None
     lag: int | None = None
     lag_s: float | None = None
@@ -266,7 +268,8 @@ def run(
     """Feed the sinks of the project on Spark, until Ctrl-C or SIGTERM, without any flows.
 
     Each sink begins where its store says that it is. One that fails is started again after a
-    pause, unless trying again cannot help; then it stops, says why, and the others go on.
+    pause, unless trying again cannot help; then it stops, says why, and the others go on. If no
+    store answers at the start, nothing is begun.
 
     The status is 0 if no sink has failed for good, else 1.
 
@@ -450,13 +453,19 @@ def wait(
 
 def _wanted(spec: SinkSpec, record: list[str], bootstrap: str, client: list[str]) -> Position:
     from penstock.sinks import Position
-    from penstock.spark.sinking.manager import ends_of
+    from penstock.spark.sinking.lag import ends_of
 
     if record:
         return Position(dict(_places(spec.topic, record)))
     place = _place(bootstrap, client)
     connect(place.bootstrap, client)
-    return Position(ends_of(place, {spec.topic}))
+    ends = ends_of(place, {spec.topic})
+    if not ends:
+        raise PenstockError(
+            f"topic {spec.topic} does not exist at {place.bootstrap}: there is nothing to wait for",
+            advice="`penstock topics list` lists them; --record waits for what is still to come.",
+        )
+    return Position(ends)
 
 
 def _places(topic: str, record: list[str]) -> Iterator[tuple[tuple[str, int], int]]:

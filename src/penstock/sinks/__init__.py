@@ -18,6 +18,7 @@ from where to read, and reading again from there makes it right. Nothing else re
 - Changes that begin after the store's position leave a gap, those that go back in some partition
   would bring back old rows: both are an `OutOfStepError`, and nothing is done. (Changes that begin
   before the store's position and end after it are welcome: the rows are put in once more.)
+- The ids of topics in the position are kept with it: offsets of one topic mean nothing in another.
 
 **One writer.** `open` makes the caller the writer. Whoever was it before finds out at his next
 `apply` with a `FencedError`, in the same transaction that would have written. Reading (`position`,
@@ -38,6 +39,10 @@ the schema does not have any more stay, empty in new rows. A number may become w
 start of the log while the old one is still kept and read. Its `switch()` puts it in the place of
 the old one in one step, position included, and removes the old one. Asked again after a kill,
 `beside()` finds what was begun.
+
+**Rows that lapse.** A store with a time to live (`lifetime_s`) has a row until so long after the
+time of its last record, by the store's own clock (`now_s`), whenever it was written: so a rebuild
+brings nothing back, and whoever compares knows what must be there.
 
 **Read your own writes.** `wait_for(position, timeout_s)` returns when the store has reached it.
 

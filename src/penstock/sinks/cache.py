@@ -16,8 +16,11 @@ or read with `RedisSink.get`, which does both in one go.
 
 Rows and position change together, in one script, up to `chunk_rows` rows (5000) at a time: while a
 script runs, Redis does nothing else. Of larger batches the position comes with the last chunk; a
-writer killed in between leaves rows that the next one writes again. With `ttl_s` a row is gone so
-long after its last change, and `scan` no longer gives it.
+writer killed in between leaves rows that the next one writes again.
+
+With `ttl_s` a row is gone so long after the time that its last record has in the log, by the clock
+of Redis, whenever it was written: a table built anew has no rows that were gone before. A record
+without a time never lapses. Rows that are there already keep their end if `ttl_s` is changed.
 
 A Redis Cluster is used like a single server only if all keys are in one slot: put the prefix in
 braces (`prefix={orders}`).
@@ -27,8 +30,9 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import orjson
@@ -54,6 +58,7 @@ from penstock.sinks.contract import (
 from penstock.sinks.errors import (
     FencedError,
     SchemaChangedError,
+    StoreAwayError,
     StoreError,
     StoreUnreachableError,
 )
@@ -69,58 +74,70 @@ _RETRY_S: Final = 0.02
 _RETRY_MAX_S: Final = 0.5
 _SCAN_COUNT: Final = 2000
 _FENCED: Final = 0
+_FOREIGN: Final = -1
+# The fields of the hash about a table.
+_ABOUT: Final = (b"schema", b"rows", b"as", b"position", b"token")
 
-# KEYS: the table. ARGV: the token, the position or "", seconds to live or "0", how many rows,
-# their keys and values, and then keys to delete.
-_APPLY_JSON: Final = """
+# KEYS: the table. ARGV: the token, the position or "", how many rows, "1" if they lapse, their keys
+# and values; if they lapse, the time of each in ms, or ""; and then keys to delete.
+_BEGIN: Final = """
 if redis.call('HGET', KEYS[1], 'token') ~= ARGV[1] then return 0 end
-local last = 4 + 2 * tonumber(ARGV[4])
-if ARGV[3] == '0' then
-  for at = 5, last, 2 do redis.call('SET', ARGV[at], ARGV[at + 1]) end
-else
-  for at = 5, last, 2 do redis.call('SET', ARGV[at], ARGV[at + 1], 'EX', ARGV[3]) end
+local rows = tonumber(ARGV[3])
+local last = 4 + 2 * rows
+"""
+# A time that has passed takes the row out.
+_END: Final = """
+if ARGV[4] == '1' then
+  for row = 1, rows do
+    local till = ARGV[last + row]
+    if till ~= '' then redis.call('PEXPIREAT', ARGV[3 + 2 * row], till) end
+  end
+  last = last + rows
 end
 for at = last + 1, #ARGV do redis.call('DEL', ARGV[at]) end
 if ARGV[2] ~= '' then redis.call('HSET', KEYS[1], 'position', ARGV[2]) end
 return 1
 """
+_APPLY_JSON: Final = f"""{_BEGIN}
+for at = 5, last, 2 do redis.call('SET', ARGV[at], ARGV[at + 1]) end
+{_END}"""
 # A row is here a list of fields and values, packed.
-_APPLY_HASH: Final = """
-if redis.call('HGET', KEYS[1], 'token') ~= ARGV[1] then return 0 end
-local last = 4 + 2 * tonumber(ARGV[4])
+_APPLY_HASH: Final = f"""{_BEGIN}
 for at = 5, last, 2 do
   redis.call('DEL', ARGV[at])
   redis.call('HSET', ARGV[at], unpack(cjson.decode(ARGV[at + 1])))
-  if ARGV[3] ~= '0' then redis.call('EXPIRE', ARGV[at], ARGV[3]) end
 end
-for at = last + 1, #ARGV do redis.call('DEL', ARGV[at]) end
-if ARGV[2] ~= '' then redis.call('HSET', KEYS[1], 'position', ARGV[2]) end
-return 1
-"""
+{_END}"""
 # ARGV: the schema that was read or "", then token, rows, schema and form of what is to be.
 _OPEN: Final = """
 local found = redis.call('HGET', KEYS[1], 'schema') or ''
 if found ~= ARGV[1] then return 0 end
 if found == '' then
+  if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
   redis.call('HSET', KEYS[1], 'rows', ARGV[3], 'as', ARGV[5], 'position', '{}')
 end
 redis.call('HSET', KEYS[1], 'token', ARGV[2], 'schema', ARGV[4])
 return 1
 """
-# KEYS: the table that goes, the set of what is to be swept. 0 if there is none.
+# KEYS: the table that goes, the set of what is to be swept. -1 if it is not ours.
 _REMOVE: Final = """
+if redis.call('EXISTS', KEYS[1]) == 0 then return 1 end
 local rows = redis.call('HGET', KEYS[1], 'rows')
-if not rows then return 0 end
+if not rows or redis.call('HEXISTS', KEYS[1], 'schema') == 0 then return -1 end
 redis.call('SADD', KEYS[2], rows)
 redis.call('DEL', KEYS[1])
 return 1
 """
 # KEYS: the table beside, the live one, the set of what is to be swept. ARGV: the writer's token,
-# and one that nobody has: whoever wrote to either is fenced.
+# and one that nobody has: whoever wrote to either is fenced. -1 if the live one is not ours.
 _SWITCH: Final = """
 if redis.call('HGET', KEYS[1], 'token') ~= ARGV[1] then return 0 end
-local old = redis.call('HGET', KEYS[2], 'rows')
-if old then redis.call('SADD', KEYS[3], old) end
+if redis.call('EXISTS', KEYS[2]) == 1 then
+  if redis.call('TYPE', KEYS[2]).ok ~= 'hash' then return -1 end
+  local old = redis.call('HGET', KEYS[2], 'rows')
+  if not old or redis.call('HEXISTS', KEYS[2], 'schema') == 0 then return -1 end
+  redis.call('SADD', KEYS[3], old)
+end
 redis.call('RENAME', KEYS[1], KEYS[2])
 redis.call('HSET', KEYS[2], 'token', ARGV[2])
 return 1
@@ -137,6 +154,28 @@ return rows and redis.call('HGETALL', rows .. ARGV[1])
 Form = Literal["json", "hash"]
 
 
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Changes as a script takes them."""
+
+    # Keys and values in turn.
+    puts: list[bytes]
+    # When each of these rows lapses; empty if none does.
+    ends: list[bytes]
+    # Keys to delete.
+    gone: list[bytes]
+
+    @property
+    def rows(self) -> int:
+        return len(self.puts) // 2
+
+    def part(self, begin: int, end: int, gone: Sequence[bytes] = ()) -> _Batch:
+        return _Batch(self.puts[2 * begin : 2 * end], self.ends[begin:end], list(gone))
+
+    def given(self) -> list[bytes | str]:
+        return [str(self.rows), "1" if self.ends else "", *self.puts, *self.ends, *self.gone]
+
+
 class RedisSink(Sink):
     """A table in Redis; see the module."""
 
@@ -151,7 +190,7 @@ class RedisSink(Sink):
         self._slot = slot
         self._meta = self._prefix + slot
         self._garbage = f"{self._prefix}+garbage"
-        self._ttl_s = address.number("ttl_s", 0)
+        self.lifetime_s = address.number("ttl_s", 0)
         self._chunk_rows = address.number("chunk_rows", 5000, least=1)
         self._client = _client(address)
         self._token: str | None = None
@@ -194,30 +233,27 @@ class RedisSink(Sink):
             stored = Position.from_json(found["position"])
             if not follows(changes, stored, self.target):
                 return Applied(0)
-            puts, gone, refused = self._encoded(changes, self._schema)
+            batch, refused = self._encoded(changes, self._schema)
             if refused:
                 refusing(refused, self.target)
                 aside(refused)
             position = stored.merged(changes.position).text()
             script = _APPLY_HASH if self._form == "hash" else _APPLY_JSON
-            chunks = self._chunks(puts, gone)
-            for at, (some, keys) in enumerate(chunks):
+            chunks = self._chunks(batch)
+            for at, each in enumerate(chunks):
                 reached = position if at == len(chunks) - 1 else ""
-                count = str(len(some) // 2)
-                arguments = [self._token, reached, str(self._ttl_s), count, *some, *keys]
-                if self._run(script, [self._meta], *arguments) == _FENCED:
+                if self._run(script, [self._meta], self._token, reached, *each.given()) == _FENCED:
                     raise self._fenced()
-            return Applied(len(puts) // 2 + len(gone), tuple(refused))
+            return Applied(batch.rows + len(batch.gone), tuple(refused))
 
-    def _encoded(
-        self, changes: Changes, schema: Schema
-    ) -> tuple[list[bytes], list[bytes], list[Refused]]:
-        """Keys and values in turn, keys to delete, and what has too long a key."""
+    def _encoded(self, changes: Changes, schema: Schema) -> tuple[_Batch, list[Refused]]:
+        """What goes into scripts, and what has too long a key."""
         prefix = self._rows
         keys = [(prefix + key).encode() for key in coding.readable_keys(changes.upserts, schema)]
         gone = [(prefix + key).encode() for key in coding.readable_keys(changes.deletes, schema)]
         encode = _hash_rows if self._form == "hash" else coding.encoded_rows
         values = encode(changes.upserts)
+        ends = self._ends(changes.upserted_at) if self.lifetime_s else []
         refused: list[Refused] = []
         if any(len(key) > KEY_BYTES_MAX for key in (*keys, *gone)):
             reason = f"the key is longer than {KEY_BYTES_MAX} bytes"
@@ -225,29 +261,37 @@ class RedisSink(Sink):
             refused = [coding.refused_upsert(changes, schema, at, reason) for at in long]
             fits = [at for at, key in enumerate(keys) if len(key) <= KEY_BYTES_MAX]
             keys, values = [keys[at] for at in fits], [values[at] for at in fits]
+            ends = [ends[at] for at in fits] if ends else []
             # A row with such a key was never taken, so there is nothing to delete.
             gone = [key for key in gone if len(key) <= KEY_BYTES_MAX]
         puts: list[bytes] = [b""] * (2 * len(keys))
         puts[::2], puts[1::2] = keys, values
-        return puts, gone, refused
+        return _Batch(puts, ends, gone), refused
 
-    def _chunks(
-        self, puts: list[bytes], gone: list[bytes]
-    ) -> list[tuple[list[bytes], list[bytes]]]:
+    def _ends(self, origin: pa.Table) -> list[bytes]:
+        """When each row lapses, in ms since 1970; nothing if its record has no time."""
+        times_us = origin.column("timestamp").cast(pa.int64()).to_pylist()
+        return [
+            b"" if time_us is None or time_us < 0
+            else b"%d" % (time_us // 1000 + self.lifetime_s * 1000)
+            for time_us in times_us
+        ]  # fmt: skip
+
+    def _chunks(self, batch: _Batch) -> list[_Batch]:
         """What goes into one script each: at least one, the position goes with the last."""
-        found: list[tuple[list[bytes], list[bytes]]] = []
+        found: list[_Batch] = []
         begin = size = 0
-        for at in range(0, len(puts), 2):
-            size += len(puts[at]) + len(puts[at + 1])
-            if (at - begin) // 2 + 1 >= self._chunk_rows or size >= CHUNK_BYTES:
-                found.append((puts[begin : at + 2], []))
-                begin, size = at + 2, 0
-        rest = puts[begin:]
-        free = self._chunk_rows - len(rest) // 2
-        if rest or gone[:free] or not found:
-            found.append((rest, gone[:free]))
-        more = range(free, len(gone), self._chunk_rows)
-        found.extend(([], gone[at : at + self._chunk_rows]) for at in more)
+        for at in range(batch.rows):
+            size += len(batch.puts[2 * at]) + len(batch.puts[2 * at + 1])
+            if at - begin + 1 >= self._chunk_rows or size >= CHUNK_BYTES:
+                found.append(batch.part(begin, at + 1))
+                begin, size = at + 1, 0
+        free = self._chunk_rows - (batch.rows - begin)
+        rest = batch.part(begin, batch.rows, batch.gone[:free])
+        if rest.rows or rest.gone or not found:
+            found.append(rest)
+        more = range(free, len(batch.gone), self._chunk_rows)
+        found.extend(_Batch([], [], batch.gone[at : at + self._chunk_rows]) for at in more)
         return found
 
     def _fenced(self) -> FencedError:
@@ -257,13 +301,18 @@ class RedisSink(Sink):
 
     def position(self) -> Position | None:
         with self._talking():
-            found = self._client.hget(self._meta, "position")
-        return None if found is None else Position.from_json(_text(found))
+            found = self._about()
+        return Position.from_json(found["position"]) if found else None
 
     def stored_schema(self) -> Schema | None:
         with self._talking():
-            found = self._client.hget(self._meta, "schema")
-        return None if found is None else Schema.from_json(orjson.loads(_text(found)))
+            found = self._about()
+        return Schema.from_json(orjson.loads(found["schema"])) if found else None
+
+    def now_s(self) -> float:
+        with self._talking():
+            seconds, us = self._client.time()
+        return float(seconds + us / 1e6)
 
     def get(self, *key: Any) -> dict[str, Any] | None:
         """The row with this key, columns as Python has them; None if there is none."""
@@ -291,12 +340,16 @@ class RedisSink(Sink):
                 return
             schema = Schema.from_json(orjson.loads(found["schema"]))
             prefix, form = found["rows"].encode(), found["as"]
+            first, last = (
+                None if limit is None else coding.comparable_key(limit, schema)
+                for limit in (low, high)
+            )
             keys: dict[Key, bytes] = {}
             for name in self._client.scan_iter(
                 match=_literal(prefix) + b"*", count=_SCAN_COUNT, _type=None
             ):
-                key = coding.key_from_readable(name[len(prefix) :].decode(), schema)
-                if (low is None or key >= low) and (high is None or key < high):
+                key = coding.comparable_from_readable(name[len(prefix) :].decode(), schema)
+                if (first is None or key >= first) and (last is None or key < last):
                     keys[key] = name
             names = [keys[key] for key in sorted(keys)]
             for at in range(0, len(names), batch_rows):
@@ -336,14 +389,18 @@ class RedisSink(Sink):
         assert self._token is not None, "open it first"
         with self._talking():
             keys = [self._meta, self._prefix, self._garbage]
-            if self._run(_SWITCH, keys, self._token, secrets.token_hex(8)) == _FENCED:
+            done = self._run(_SWITCH, keys, self._token, secrets.token_hex(8))
+            if done == _FENCED:
                 raise self._fenced()
+            if done == _FOREIGN:
+                raise self._foreign(self._prefix)
             self._token = None
             self._sweep()
 
     def remove(self) -> None:
         with self._talking():
-            self._run(_REMOVE, [self._meta, self._garbage])
+            if self._run(_REMOVE, [self._meta, self._garbage]) == _FOREIGN:
+                raise self._foreign(self._meta)
             self._token = None
             self._sweep()
 
@@ -366,8 +423,17 @@ class RedisSink(Sink):
     # ---- talking to it
 
     def _about(self) -> dict[str, str]:
-        found = self._client.hgetall(self._meta)
-        return {_text(name): _text(value) for name, value in found.items()}
+        """What the hash about the table says; nothing if there is none."""
+        found: dict[Any, Any] = self._client.hgetall(self._meta)
+        if found and not all(name in found for name in _ABOUT):
+            raise self._foreign(self._meta)
+        return {name.decode(): found[name].decode() for name in _ABOUT if found}
+
+    def _foreign(self, key: str) -> StoreError:
+        return StoreError(
+            f"{self._address.shown}: the key {key} is there, and Penstock has not made it",
+            advice="Name another prefix, or rename the key.",
+        )
 
     def _run(self, script: str, keys: list[str], *arguments: Any) -> Any:
         run: Callable[..., Any] = self._client.register_script(script)
@@ -381,13 +447,17 @@ class RedisSink(Sink):
             raise StoreError(
                 f"{self.target}: {error}", advice="Check user and password in the URL."
             ) from error
-        except (redis.ConnectionError, redis.TimeoutError, redis.BusyLoadingError) as error:
+        except redis.BusyLoadingError as error:
             raise StoreUnreachableError(f"{self.target}: {error}") from error
+        except (redis.ConnectionError, redis.TimeoutError) as error:
+            raise StoreAwayError(f"{self.target}: {error}") from error
         except redis.OutOfMemoryError as error:
             raise StoreUnreachableError(
                 f"{self.target}: {error}", advice="Raise maxmemory of Redis, or set ttl_s."
             ) from error
         except redis.RedisError as error:
+            if "WRONGTYPE" in str(error):
+                raise self._foreign(self._meta) from error
             raise StoreError(f"{self.target}: {error}") from error
 
 
@@ -443,7 +513,7 @@ def _from_text(text: str, kind: pa.DataType) -> Any:
         return text == "true"
     if types.is_floating(kind):
         return text if text in {"NaN", "Infinity", "-Infinity"} else float(text)
-    if types.is_date32(kind) or types.is_timestamp(kind):
+    if types.is_temporal(kind):
         return int(text) if text.lstrip("-").isdigit() else text
     return text
 
@@ -452,7 +522,3 @@ def _literal(prefix: bytes | str) -> bytes:
     """A pattern that only this matches."""
     plain = prefix.encode() if isinstance(prefix, str) else prefix
     return re.sub(rb"([*?\[\]\\^-])", rb"\\\1", plain)
-
-
-def _text(found: Any) -> str:
-    return found.decode() if isinstance(found, bytes) else str(found)

@@ -20,6 +20,8 @@ MAX_SHOWN: Final = 200
 SCAN_ROWS: Final = 10_000
 _POLL_S: Final = 0.02
 _POLL_MAX_S: Final = 0.5
+# Of a topic, among the numbers of its partitions in what stores keep.
+_ID: Final = "id"
 
 Place = tuple[str, int]
 """A partition: its topic and its number."""
@@ -40,19 +42,25 @@ ORIGIN: Final = pa.schema(
 @dataclass(frozen=True, slots=True)
 class Position:
     """How far the log was read: the next offset of each partition. Partitions that are not named
-    were not read at all."""
+    were not read at all.
+
+    Offsets mean something in one topic only: `ids` has the id of each topic that was read, as far
+    as it is known. One of the same name that was made anew, or is elsewhere, has another.
+    """
 
     offsets: Mapping[Place, int] = field(default_factory=dict)
+    ids: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def reaches(self, other: Position) -> bool:
         """Whether all that `other` has read was read here too."""
         return all(self.offsets.get(place, 0) >= at for place, at in other.offsets.items())
 
     def merged(self, other: Position) -> Position:
-        """The further of both, in each partition."""
+        """The further of both, in each partition; of ids those of `other`."""
         places = {*self.offsets, *other.offsets}
         return Position(
-            {at: max(self.offsets.get(at, 0), other.offsets.get(at, 0)) for at in sorted(places)}
+            {at: max(self.offsets.get(at, 0), other.offsets.get(at, 0)) for at in sorted(places)},
+            {**self.ids, **other.ids},
         )
 
     def __hash__(self) -> int:
@@ -66,18 +74,25 @@ class Position:
         return found
 
     def text(self) -> str:
-        return json.dumps(self.as_json(), separators=(",", ":"))
+        """For a store to keep: {"orders": {"0": 12, "id": "..."}}."""
+        found: dict[str, dict[str, Any]] = {**self.as_json()}
+        for topic, told in self.ids.items():
+            if topic in found:
+                found[topic] = {**found[topic], _ID: told}
+        return json.dumps(found, separators=(",", ":"))
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Mapping[str, int]] | str | bytes) -> Position:
-        """Back from `as_json`, or its text."""
+    def from_json(cls, found: Mapping[str, Mapping[str, Any]] | str | bytes) -> Position:
+        """Back from `as_json`, or from `text`."""
         data = json.loads(found) if isinstance(found, str | bytes) else found
         return cls(
             {
                 (str(topic), int(partition)): int(offset)
                 for topic, places in data.items()
                 for partition, offset in places.items()
-            }
+                if partition != _ID
+            },
+            {str(topic): str(places[_ID]) for topic, places in data.items() if _ID in places},
         )
 
     def __str__(self) -> str:
@@ -167,6 +182,8 @@ class Sink(ABC):
 
     # Whether `scan` can read back what was written.
     readable: ClassVar[bool] = True
+    # Rows are gone so long after the time of their last record; 0: they stay.
+    lifetime_s: int = 0
     # What is written to, for people: the URL without the password.
     target: str = ""
 
@@ -211,6 +228,10 @@ class Sink(ABC):
     @abstractmethod
     def close(self) -> None:
         """Give connections back. May be called twice."""
+
+    def now_s(self) -> float:
+        """The time by the clock that rows lapse by, in seconds since 1970."""
+        return time.time()
 
     def wait_for(self, position: Position, timeout_s: float) -> Position:
         """Wait until the store has reached the position; NotReachedError after the timeout."""

@@ -21,6 +21,7 @@ one commit that replaces all rows; the old ones are in the table's history.
 from __future__ import annotations
 
 import base64
+import re
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -58,6 +59,7 @@ from penstock.sinks.contract import (
     Position,
     Sink,
     follows,
+    refusing,
 )
 from penstock.sinks.errors import (
     FencedError,
@@ -68,11 +70,17 @@ from penstock.sinks.errors import (
 from penstock.sinks.objects import OPTIONS, Folder
 from penstock.sinks.schema import Schema, is_json, json_field
 from penstock.sinks.stores import Address
+from penstock.sinks.times import Times
 
 ATTEMPTS: Final = 8
 _WRITER: Final = "penstock:writer"
 _DELETED: Final = "__penstock_deleted"
-_KEY, _MARKS, _PLACES = "penstock.key", "penstock.marks", "penstock.places"
+_KEY, _MARKS = "penstock.key", "penstock.marks"
+_PLACES, _IDS = "penstock.places", "penstock.ids"
+_STATS, _STATS_DIGITS = "delta.dataSkippingStatsColumns", 15
+_SIMPLE_NAME: Final = re.compile(r"\w+")
+# Dates beyond these panic in its library.
+_TIMES: Final = Times((-95_000_000, 95_000_000), (-(2**63), 2**63 - 1), "a day that Delta knows")
 _WEEK_HOURS: Final = 168
 # Python stands still while deltalake waits for a store that does not answer.
 _PATIENCE: Final = {"timeout": "20s", "max_retries": "3", "retry_timeout": "20s"}
@@ -118,6 +126,7 @@ class DeltaSink(Sink):
     def _prepare(self, schema: Schema, token: int) -> Schema:
         table = self._table()
         if table is None:
+            schema.told_apart(schema, str.lower, self.target)
             DeltaTable.create(
                 self._folder.uri,
                 _stored(schema),
@@ -135,7 +144,7 @@ class DeltaSink(Sink):
                 f"{self.target} is a table that Penstock has not made",
                 advice="Name another folder, or move the table away.",
             )
-        wanted = old.evolved(schema, self.target)
+        wanted = old.evolved(schema, self.target).told_apart(schema, str.lower, self.target)
         parts = list(table.metadata().partition_columns)
         if parts != self._partition_by:
             raise SchemaChangedError(
@@ -153,11 +162,14 @@ class DeltaSink(Sink):
     ) -> None:
         table.update_incremental()
         # What a column means is told before it is there.
-        table.alter.set_table_properties(_properties(wanted), raise_if_not_exists=False)
+        table.alter.set_table_properties(
+            _properties(wanted), raise_if_not_exists=False, commit_properties=_commit([])
+        )
         if added:
             new = _stored(Schema(tuple(added), ()))
             fields = DeltaSchema.from_arrow(new).fields
-            table.alter.add_columns([Field(f.name, f.type, nullable=True) for f in fields])
+            columns = [Field(f.name, f.type, nullable=True) for f in fields]
+            table.alter.add_columns(columns, commit_properties=_commit([]))
         if changed:
             # Delta tables of this kind cannot widen a column: all rows are written again.
             rows = pa.table(QueryBuilder().register("t", table).execute("SELECT * FROM t"))
@@ -175,6 +187,8 @@ class DeltaSink(Sink):
 
     def apply(self, changes: Changes, aside: Aside) -> Applied:
         assert self._schema is not None, "open it first"
+        fit, refused = coding.fitting(changes, self._schema, _TIMES.unfit)
+        refusing(refused, self.target)
         with self._talking():
             for _ in range(ATTEMPTS):
                 table = self._table()
@@ -183,13 +197,15 @@ class DeltaSink(Sink):
                 stored = _position(table)
                 if not follows(changes, stored, self.target):
                     return Applied(0)
+                if refused:
+                    aside(refused)
                 try:
-                    self._write(table, changes, stored, self._schema)
+                    self._write(table, fit, stored, self._schema)
                 except CommitFailedError:
                     # Someone else has committed: look again.
                     continue
                 self._tidy(table)
-                return Applied(changes.rows)
+                return Applied(changes.rows - len(refused), tuple(refused))
         raise StoreUnreachableError(f"{self.target}: others keep committing to it")
 
     def _write(self, table: DeltaTable, changes: Changes, stored: Position, schema: Schema) -> None:
@@ -198,7 +214,7 @@ class DeltaSink(Sink):
             for place, offset in changes.position.offsets.items()
             if offset > stored.offsets.get(place, 0)
         }
-        _know(table, moved)
+        _know(table, Position(moved, changes.position.ids))
         transactions = [Transaction(_app(place), offset) for place, offset in moved.items()]
         source = _source(changes, schema)
         before = table.version()
@@ -309,7 +325,7 @@ class DeltaSink(Sink):
                 self._prepare(schema, secrets.randbits(62) + 1)
                 continue
             try:
-                _know(table, position.offsets)
+                _know(table, Position(position.offsets))
                 before = dict.fromkeys(_position(table).offsets, 0)
                 offsets = {**before, **position.offsets}
                 moved = [Transaction(_app(place), offset) for place, offset in offsets.items()]
@@ -320,6 +336,8 @@ class DeltaSink(Sink):
                 self._replace(table, plain, moved)
                 table.update_incremental()
                 table.alter.set_table_properties(_properties(schema), raise_if_not_exists=False)
+                # Not before: old rows must not seem to be of this topic.
+                _know(table, position)
             except CommitFailedError:
                 continue
             return
@@ -397,17 +415,29 @@ def _places(table: DeltaTable) -> list[Place]:
     return [(topic, partition) for topic, partition in found]
 
 
-def _know(table: DeltaTable, places: Any) -> None:
-    """Add to the list of partitions whose positions the log may have."""
-    known = _places(table)
-    if new := [place for place in places if place not in known]:
-        text = orjson.dumps(sorted((*known, *new))).decode()
-        table.alter.set_table_properties({_PLACES: text}, raise_if_not_exists=False)
+def _ids(table: DeltaTable) -> dict[str, str]:
+    found: dict[str, str] = orjson.loads(table.metadata().configuration.get(_IDS) or "{}")
+    return found
+
+
+def _know(table: DeltaTable, position: Position) -> None:
+    """Add to the list of partitions whose positions the log may have, and to their topics' ids."""
+    known, ids = _places(table), _ids(table)
+    new = [place for place in position.offsets if place not in known]
+    told = {**ids, **position.ids}
+    if new or told != ids:
+        texts = {_PLACES: sorted((*known, *new)), _IDS: told}
+        # Whoever has committed since the table was looked at may be its new writer.
+        table.alter.set_table_properties(
+            {name: orjson.dumps(each).decode() for name, each in texts.items()},
+            raise_if_not_exists=False,
+            commit_properties=_commit([]),
+        )
 
 
 def _position(table: DeltaTable) -> Position:
     found = {place: table.transaction_version(_app(place)) for place in _places(table)}
-    return Position({place: offset for place, offset in found.items() if offset})
+    return Position({place: offset for place, offset in found.items() if offset}, _ids(table))
 
 
 # ---- columns ---------------------------------------------------------------------------------
@@ -430,7 +460,17 @@ def _properties(schema: Schema) -> dict[str, str]:
         if is_json(f) or pa.types.is_time64(f.type)
     }
     # Names may hold what the properties of a table may not.
-    return {_KEY: _packed(list(schema.key)), _MARKS: _packed(marks)}
+    packed = {_KEY: _packed(list(schema.key)), _MARKS: _packed(marks)}
+    rest = [f.name for f in schema.fields if not _is_long(f.type)]
+    if len(rest) == len(schema.fields):
+        return packed
+    return packed | {_STATS: ",".join(name for name in rest if _SIMPLE_NAME.fullmatch(name))}
+
+
+def _is_long(kind: pa.DataType) -> bool:
+    """Whether it is a decimal that deltalake rounds in the statistics of files, by which files are
+    passed over that hold what is looked for."""
+    return bool(pa.types.is_decimal(kind) and kind.precision > _STATS_DIGITS)
 
 
 def _packed(value: Any) -> str:
@@ -530,7 +570,7 @@ def _literal(value: Any, schema: Schema, name: str) -> str:
     if types.is_boolean(kind) or types.is_integer(kind):
         return str(value)
     if types.is_decimal(kind):
-        return f"CAST('{value}' AS DECIMAL({kind.precision},{kind.scale}))"
+        return f"CAST('{value:f}' AS DECIMAL({kind.precision},{kind.scale}))"
     text = str(coding.columns_of(pa.table([pa.array([value], kind)], names=[name]))[0][0])
     if types.is_time64(kind):
         return f"'{text}'"

@@ -18,6 +18,10 @@ class StoreUnreachableError(SinkError):
     advice = "Is the store running, and its address right?"
 
 
+class StoreAwayError(StoreUnreachableError):
+    """Nobody answers at the store's address, which may be wrong."""
+
+
 class StoreError(SinkError):
     """The store refuses, and trying again does not help."""
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.sinks.errors import StoreError, StoreUnreachableError
+from penstock.sinks.errors import StoreAwayError, StoreError, StoreUnreachableError
 
 ANSWER_BYTES_MAX: Final = 512 << 20
 # These say that a later try may succeed.
@@ -114,9 +114,7 @@ class Connection:
                 f"{where}: {error.verify_message}",
                 advice="Name the certificate of its authority: ca_file=PATH.",
             )
-        return StoreUnreachableError(
-            f"{where} does not answer: {str(error) or type(error).__name__}"
-        )
+        return StoreAwayError(f"{where} does not answer: {str(error) or type(error).__name__}")
 
     def close(self) -> None:
         """Close it; the next request makes another."""

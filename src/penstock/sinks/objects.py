@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from penstock.errors import ConfigError
+from penstock.sinks.disk import sync
 from penstock.sinks.stores import Address
 
 if TYPE_CHECKING:
@@ -81,6 +82,13 @@ class Folder:
             client_options=http,  # type: ignore[arg-type]
         )
         return made
+
+    def keep(self, path: str) -> None:
+        """Return when an object that was written would survive a power loss; in a bucket it does
+        already."""
+        if self.storage is None:
+            sync(Path(self.uri) / path)
+            sync((Path(self.uri) / path).parent)
 
     def remove(self) -> None:
         """Take away all that is in it."""

@@ -16,7 +16,11 @@ last change of each key, as `scan` gives it:
 names the files that count, the position and the writer, and is made only if there is none with its
 number, so of two writers one finds out. A file that no commit names was left by a writer that was
 killed; the next one removes it. When `compact_files` (64) small files have gathered, they become
-one.
+one; who reads the old ones just then begins again with the newest commit.
+
+In a folder, a file is on the disk before the commit that names it is begun, and the commit is
+before anyone is told of it. So a newest commit that cannot be read is one that a power loss has
+prevented: the one before it counts. In a bucket objects are there as a whole, or not at all.
 """
 
 from __future__ import annotations
@@ -46,7 +50,7 @@ from penstock.sinks.contract import (
     Sink,
     follows,
 )
-from penstock.sinks.errors import FencedError, StoreUnreachableError
+from penstock.sinks.errors import FencedError, StoreError, StoreUnreachableError
 from penstock.sinks.objects import OPTIONS, Folder
 from penstock.sinks.schema import Schema
 from penstock.sinks.stores import Address
@@ -83,7 +87,7 @@ class _Commit:
         return orjson.dumps(
             {
                 "token": self.token,
-                "position": self.position.as_json(),
+                "position": self.position.text(),
                 "schema": None if self.schema is None else self.schema.as_json(),
                 "files": self.files,
             }
@@ -165,6 +169,7 @@ class ParquetSink(Sink):
         out = io.BytesIO()
         pq.write_table(table, out, compression=self._compression)
         obstore.put(self._store(), f"{_CHANGES}/{name}", out.getvalue())
+        self._folder.keep(f"{_CHANGES}/{name}")
         return name, table.num_rows
 
     def _compact(self, held: _Commit) -> None:
@@ -175,7 +180,12 @@ class ParquetSink(Sink):
         if len(small) < self._compact_files or sum(rows for _, rows in small) > 4 * SMALL_ROWS:
             return
         schema = pa.schema([*self._known(held).fields, *_OWN])
-        tables = [_shaped(self._get(name), schema) for name, _ in small]
+        try:
+            tables = [_shaped(self._get(name), schema) for name, _ in small]
+        except FileNotFoundError as error:
+            # A new writer may have compacted them already.
+            self._held()
+            raise self._incomplete(error) from error
         made = self._put(pa.concat_tables(tables), held.number + 1)
         kept = held.files[: len(held.files) - len(small)]
         if self._commit(replace(held, files=(*kept, made))):
@@ -201,31 +211,56 @@ class ParquetSink(Sink):
         self, low: Key | None = None, high: Key | None = None, *, batch_rows: int = SCAN_ROWS
     ) -> Iterator[pa.RecordBatch]:
         with self._talking():
+            table = self._table(low, high)
+            yield from table.combine_chunks().to_batches(max_chunksize=batch_rows)
+
+    def _table(self, low: Key | None, high: Key | None) -> pa.Table:
+        """The rows as of the newest commit.
+
+        Its files may be compacted while they are read: then there is a newer one.
+        """
+        before = -1
+        missing: FileNotFoundError | None = None
+        for _ in range(ATTEMPTS):
             found = self._latest()
             if found is None or found.schema is None:
-                return
-            schema = found.schema
-            # First only the keys: which row of which file is the last of each.
-            last: dict[str, tuple[int, int]] = {}
-            for at, (name, _) in enumerate(found.files):
-                columns = self._get(name, [*schema.key, "_op"])
-                keys = coding.sortable_keys(columns, schema)
-                for row, (key, op) in enumerate(
-                    zip(keys, columns.column("_op").to_pylist(), strict=True)
-                ):
-                    if op == "u":
-                        last[key] = (at, row)
-                    else:
-                        last.pop(key, None)
-            first = None if low is None else coding.sortable_key(low, schema)
-            end = None if high is None else coding.sortable_key(high, schema)
-            wanted = sorted(
-                key
-                for key in last
-                if (first is None or key >= first) and (end is None or key < end)
-            )
-            table = self._picked(found, schema, [last[key] for key in wanted])
-            yield from table.combine_chunks().to_batches(max_chunksize=batch_rows)
+                return pa.table({})
+            if found.number == before:
+                assert missing is not None
+                raise self._incomplete(missing) from missing
+            try:
+                return self._picked(found, found.schema, self._last(found, found.schema, low, high))
+            except FileNotFoundError as error:
+                before, missing = found.number, error
+        raise StoreUnreachableError(f"{self.target}: it is compacted faster than it can be read")
+
+    def _incomplete(self, error: FileNotFoundError) -> StoreError:
+        return StoreError(
+            f"{self.target} lacks a file that its newest commit names: {str(error)[:1000]}",
+            advice="Build it anew: `penstock sinks rebuild NAME`.",
+        )
+
+    def _last(
+        self, found: _Commit, schema: Schema, low: Key | None, high: Key | None
+    ) -> list[tuple[int, int]]:
+        """Which row of which file is the last of each key, ordered by key; only keys are read."""
+        last: dict[str, tuple[int, int]] = {}
+        for at, (name, _) in enumerate(found.files):
+            columns = self._get(name, [*schema.key, "_op"])
+            keys = coding.sortable_keys(columns, schema)
+            for row, (key, op) in enumerate(
+                zip(keys, columns.column("_op").to_pylist(), strict=True)
+            ):
+                if op == "u":
+                    last[key] = (at, row)
+                else:
+                    last.pop(key, None)
+        first = None if low is None else coding.sortable_key(low, schema)
+        end = None if high is None else coding.sortable_key(high, schema)
+        wanted = sorted(
+            key for key in last if (first is None or key >= first) and (end is None or key < end)
+        )
+        return [last[key] for key in wanted]
 
     def _picked(self, found: _Commit, schema: Schema, places: list[tuple[int, int]]) -> pa.Table:
         """These rows of these files, in this order."""
@@ -319,17 +354,37 @@ class ParquetSink(Sink):
         if local is not None and not local.exists():
             return None
         for _ in range(ATTEMPTS):
-            names = self._listed(f"{_COMMITS}/{slot or self._slot}")
+            names = sorted(self._listed(f"{_COMMITS}/{slot or self._slot}"), reverse=True)
             if not names:
                 return None
-            newest = max(names)
             try:
-                text = bytes(obstore.get(self._store(), newest).bytes())
+                return self._newest(names)
             except FileNotFoundError:
                 # So much was committed meanwhile that it was swept away.
                 continue
-            return _Commit.read(int(newest.rpartition("/")[2].removesuffix(".json")), text)
         return None
+
+    def _newest(self, names: list[str]) -> _Commit:
+        """What the first of these commits says that is whole. It has the number of the very first:
+        none of the others can be made again."""
+        number = _number(names[0])
+        for name in names:
+            text = bytes(obstore.get(self._store(), name).bytes())
+            try:
+                return _Commit.read(number, text)
+            except (ValueError, KeyError, TypeError) as error:
+                if self._folder.local is None:
+                    raise self._damaged(name) from error
+        if _number(names[-1]) > 1:
+            raise self._damaged(names[-1])
+        return replace(_NOTHING, number=number)
+
+    def _damaged(self, name: str) -> StoreError:
+        return StoreError(
+            f"{self.target}: its commit {name} is damaged",
+            advice="Delete that file: the commit before it counts then, and the sink goes on from "
+            "there. If there is none, delete the folder: it is made again from the log.",
+        )
 
     def _commit(self, new: _Commit) -> bool:
         """Make the commit after `new.number`; False if there is one already."""
@@ -338,6 +393,7 @@ class ParquetSink(Sink):
             obstore.put(self._store(), name, new.text(), mode="create", use_multipart=False)
         except AlreadyExistsError:
             return False
+        self._folder.keep(name)
         if (new.number + 1) % _KEPT_COMMITS == 0:
             self._delete(sorted(self._listed(f"{_COMMITS}/{self._slot}"))[:-_KEPT_COMMITS])
         return True
@@ -366,6 +422,11 @@ class ParquetSink(Sink):
 
 
 _NOTHING: Final = _Commit(0, "", Position(), None, ())
+
+
+def _number(name: str) -> int:
+    """Of a commit, by its path."""
+    return int(name.rpartition("/")[2].removesuffix(".json"))
 
 
 def make(address: Address) -> ParquetSink:

@@ -3,7 +3,8 @@
 A row is a JSON object. What JSON lacks is text: decimals as they are written, times as ISO 8601,
 bytes in base64, numbers that are none as "NaN", "Infinity" and "-Infinity". A date or time outside
 of the years 1 to 9999, which ISO 8601 has no common way for, is its number of days or
-microseconds since 1970. The schema says what to read it as.
+microseconds since 1970, a time of a day that no day has its number of microseconds. The schema says
+what to read it as.
 
 A key is text in two ways: `sortable_keys`, whose order is that of the keys, and `readable_keys`,
 for people and their programs: "42", "DE:4711".
@@ -15,7 +16,9 @@ import base64
 import datetime as dt
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from decimal import Decimal
+from functools import reduce
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -23,15 +26,10 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.sinks.contract import Changes, Key, Refused
+from penstock.sinks.contract import MAX_REFUSED, Changes, Key, Refused
 from penstock.sinks.schema import Schema
+from penstock.sinks.times import DAY_RANGE, DAY_US, US_RANGE, Unfit
 
-_EPOCH_DAY: Final = dt.date(1970, 1, 1)
-_DAY_RANGE: Final = ((dt.date.min - _EPOCH_DAY).days, (dt.date.max - _EPOCH_DAY).days)
-_US_RANGE: Final = (
-    _DAY_RANGE[0] * 86_400_000_000,
-    (_DAY_RANGE[1] + 1) * 86_400_000_000 - 1,
-)
 _ODD_FLOATS: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _OFFSET: Final = 1 << 63
 _DECIMAL_OFFSET: Final = 10**38
@@ -79,10 +77,12 @@ def _json_values(column: pa.Array) -> list[Any]:
             None if value is None else encode(value).decode("ascii") for value in column.to_pylist()
         ]
     if types.is_date32(kind):
-        return _json_times(column, pa.int32(), _DAY_RANGE)
+        return _json_times(column, pa.int32(), DAY_RANGE)
     if types.is_timestamp(kind):
-        return _json_times(column, pa.int64(), _US_RANGE)
-    if types.is_decimal(kind) or types.is_time64(kind):
+        return _json_times(column, pa.int64(), US_RANGE)
+    if types.is_time64(kind):
+        return _json_times(column, pa.int64(), (0, DAY_US - 1))
+    if types.is_decimal(kind):
         return list(column.cast(pa.string()).to_pylist())
     return list(column.to_pylist())
 
@@ -118,23 +118,28 @@ def _arrow_values(values: list[Any], kind: pa.DataType) -> pa.Array:
     if types.is_binary(kind):
         decode = base64.b64decode
         return pa.array([None if v is None else decode(v) for v in values], kind)
-    if types.is_timestamp(kind) or types.is_date32(kind):
+    if types.is_temporal(kind):
         return _arrow_times(values, kind)
     if types.is_decimal(kind):
         return pa.array([None if v is None else Decimal(v) for v in values], kind)
-    if types.is_time64(kind):
-        read = dt.time.fromisoformat
-        return pa.array([None if v is None else read(v) for v in values], kind)
     return pa.array(values, kind)
 
 
 def _arrow_times(values: list[Any], kind: pa.DataType) -> pa.Array:
     if not any(type(value) is int for value in values):
-        return pa.array(values, pa.string()).cast(kind)
+        return _from_iso(values, kind)
     number = pa.int32() if pa.types.is_date32(kind) else pa.int64()
-    texts = pa.array([v if type(v) is str else None for v in values], pa.string()).cast(kind)
+    texts = _from_iso([v if type(v) is str else None for v in values], kind)
     numbers = pa.array([v if type(v) is int else None for v in values], number)
     return pc.coalesce(texts.cast(number), numbers).cast(kind)
+
+
+def _from_iso(texts: list[str | None], kind: pa.DataType) -> pa.Array:
+    if pa.types.is_time64(kind):
+        # Arrow does not read them.
+        read = dt.time.fromisoformat
+        return pa.array([None if text is None else read(text) for text in texts], kind)
+    return pa.array(texts, pa.string()).cast(kind)
 
 
 # ---- keys ------------------------------------------------------------------------------------
@@ -142,8 +147,16 @@ def _arrow_times(values: list[Any], kind: pa.DataType) -> pa.Array:
 
 def keys_of(table: pa.Table, schema: Schema) -> list[Key]:
     """The keys of the rows as Python has them."""
-    columns = [table.column(name).to_pylist() for name in schema.key]
+    columns = [_python_values(table.column(name)) for name in schema.key]
     return list(zip(*columns, strict=True))
+
+
+def _python_values(column: pa.ChunkedArray) -> list[Any]:
+    try:
+        return list(column.to_pylist())
+    except (ValueError, OverflowError):
+        # Python has no time beyond the year 9999: it is told by its number.
+        return _plain(column)
 
 
 def sortable_keys(table: pa.Table, schema: Schema) -> list[str]:
@@ -169,7 +182,7 @@ def sortable_key(key: Key, schema: Schema) -> str:
     )
 
 
-def _plain(column: pa.Array) -> list[Any]:
+def _plain(column: pa.Array | pa.ChunkedArray) -> list[Any]:
     """Times and dates as numbers, decimals as Python has them."""
     if pa.types.is_date32(column.type):
         return list(column.cast(pa.int32()).to_pylist())
@@ -189,8 +202,13 @@ def _sortable(values: list[Any], kind: pa.DataType, *, last: bool) -> list[str]:
     if types.is_boolean(kind):
         return ["1" if value else "0" for value in values]
     if types.is_decimal(kind):
-        return [f"{_unscaled(v, kind.scale) + _DECIMAL_OFFSET:039d}" for v in values]
+        return [sortable_decimal(value, kind.scale) for value in values]
     return [f"{value + _OFFSET:016x}" for value in values]
+
+
+def sortable_decimal(value: Decimal, scale: int) -> str:
+    """The text of a decimal, in order as the numbers are."""
+    return f"{_unscaled(value, scale) + _DECIMAL_OFFSET:039d}"
 
 
 def _unscaled(value: Decimal, scale: int) -> int:
@@ -232,8 +250,16 @@ def _readable(values: list[Any], kind: pa.DataType, *, several: bool) -> list[st
     return [str(value) for value in values]
 
 
-def key_from_readable(text: str, schema: Schema) -> Key:
-    """Back from `readable_keys`."""
+def comparable_key(key: Key, schema: Schema) -> Key:
+    """A key that can be compared with others: times as numbers, for Python does not have all."""
+    fields = [schema.field(name) for name in schema.key]
+    return tuple(
+        _plain(pa.array([value], field.type))[0] for value, field in zip(key, fields, strict=True)
+    )
+
+
+def comparable_from_readable(text: str, schema: Schema) -> Key:
+    """Such a key from what `readable_keys` gives."""
     several = len(schema.key) > 1
     parts = [unquote(part) for part in text.split(":")] if several else [text]
     return tuple(
@@ -255,23 +281,62 @@ def _key_value(text: str, kind: pa.DataType) -> Any:
         if test(kind):
             return convert(text)
     number = text.lstrip("-").isdigit()
-    return _arrow_values([int(text) if number else text], kind)[0].as_py()
+    return _plain(_arrow_values([int(text) if number else text], kind))[0]
 
 
-# ---- refused rows ----------------------------------------------------------------------------
+# ---- rows that do not fit ---------------------------------------------------------------------
+
+
+def fitting(
+    changes: Changes, schema: Schema, unfit: Callable[[pa.Table], list[Unfit]]
+) -> tuple[Changes, list[Refused]]:
+    """Changes without what a store has no place for, and the rows that this takes out. A key that
+    it cannot hold is in none of its rows: nothing is to be deleted."""
+    gone = _any(unfit(changes.deletes))
+    if gone is not None:
+        changes = replace(
+            changes,
+            deletes=changes.deletes.filter(pc.invert(gone)),
+            deleted_at=changes.deleted_at.filter(pc.invert(gone)),
+        )
+    found = unfit(changes.upserts)
+    bad = _any(found)
+    if bad is None:
+        return changes, []
+    refused = [
+        refused_upsert(changes, schema, at, next(why for mask, why in found if mask[at].as_py()))
+        for at in pc.indices_nonzero(bad).to_pylist()[: MAX_REFUSED + 1]
+    ]
+    kept = pc.invert(bad)
+    fits = replace(
+        changes,
+        upserts=changes.upserts.filter(kept),
+        upserted_at=changes.upserted_at.filter(kept),
+    )
+    return fits, refused
+
+
+def _any(unfit: list[Unfit]) -> pa.ChunkedArray | None:
+    """The rows that do not fit for whatever reason; None if all do."""
+    masks = [pc.fill_null(mask, False) for mask, _ in unfit]
+    masks = [mask for mask in masks if pc.any(mask).as_py()]
+    return reduce(pc.or_, masks) if masks else None
 
 
 def refused_upsert(changes: Changes, schema: Schema, row: int, reason: str) -> Refused:
     """The row of the upserts that the store cannot take."""
-    return _refused(changes.upserts, changes.upserted_at, schema, row, reason)
+    return refused_row(changes.upserts, changes.upserted_at, schema, row, reason)
 
 
 def refused_delete(changes: Changes, schema: Schema, row: int, reason: str) -> Refused:
     """The row of the deletes that the store cannot take."""
-    return _refused(changes.deletes, changes.deleted_at, schema, row, reason)
+    return refused_row(changes.deletes, changes.deleted_at, schema, row, reason)
 
 
-def _refused(table: pa.Table, origin: pa.Table, schema: Schema, row: int, reason: str) -> Refused:
-    key = tuple(table.column(name)[row].as_py() for name in schema.key)
+def refused_row(
+    table: pa.Table, origin: pa.Table, schema: Schema, row: int, reason: str
+) -> Refused:
+    """A row that the store cannot take, with its place in the log."""
+    key = keys_of(table.slice(row, 1), schema)[0]
     place = origin.slice(row, 1).to_pylist()[0]
     return Refused(key, reason, place["topic"], place["partition"], place["offset"])

@@ -12,14 +12,14 @@ Columns of the key are never null, and neither numbers with a fraction nor JSON.
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
 
 from penstock.errors import ConfigError
-from penstock.sinks.errors import SchemaChangedError
+from penstock.sinks.errors import SchemaChangedError, StoreError
 
 JSON_MARK: Final = {b"penstock": b"json"}
 MAX_COLUMNS: Final = 1000
@@ -124,6 +124,30 @@ class Schema:
             other = new.pop(field.name, None)
             merged.append(field if other is None else _wider(field, other, store))
         return Schema((*merged, *new.values()), self.key)
+
+    def told_apart(self, wanted: Schema, folded: Callable[[str], str], store: str) -> Schema:
+        """This schema, which a store gets when `wanted` is opened, if no two of its columns are one
+        to the store, which compares names folded like this.
+
+        StoreError, with the remedy, if it cannot tell those of `wanted` apart; SchemaChangedError
+        if it is one that the store has.
+        """
+        told = "{}: the columns {!r} and {!r} differ only in case, and are one to this store"
+        if pair := wanted._alike(folded):
+            raise StoreError(
+                told.format(store, *pair),
+                advice='Name the columns to be stored, without one of the two: fields = "...".',
+            )
+        if pair := self._alike(folded):
+            raise SchemaChangedError(told.format(store, *pair))
+        return self
+
+    def _alike(self, folded: Callable[[str], str]) -> tuple[str, str] | None:
+        seen: dict[str, str] = {}
+        for name in self.names:
+            if (other := seen.setdefault(folded(name), name)) != name:
+                return other, name
+        return None
 
     def differences(self, old: Schema | None) -> tuple[list[pa.Field], list[pa.Field]]:
         """The columns that this one has more than `old`, and those that are of another type."""

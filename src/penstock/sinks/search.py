@@ -51,6 +51,7 @@ from penstock.sinks.contract import (
     follows,
     refusing,
 )
+from penstock.sinks.disk import sync
 from penstock.sinks.errors import (
     FencedError,
     SinkError,
@@ -355,16 +356,10 @@ class TantivySink(Sink):
         """Replace the file, in one step that survives a power loss."""
         file = self._file(slot or self._slot)
         part = file.with_suffix(".part")
-        with part.open("wb") as writing:
-            writing.write(state.text())
-            writing.flush()
-            os.fsync(writing.fileno())
+        part.write_bytes(state.text())
+        sync(part)
         part.replace(file)
-        folder = os.open(self._root, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync(self._root)
 
     def _sweep(self) -> None:
         """Take away indexes that nobody names any more."""

@@ -7,8 +7,9 @@
     fields = "id bigint, total decimal(10,2), placed timestamp"
 
 Without `fields` the columns are found out: from the schema block of change events if they have one,
-else from the first records; then columns that appear later are added. `format` is "debezium" for
-change events as capture writes them, "json" for rows as JSON objects; found out if left out.
+else from the first records; then columns that appear later are added in the same way. `format` is
+"debezium" for change events as capture writes them, "json" for rows as JSON objects; found out if
+left out.
 
 Further settings: `options` of the store; `dead_letters`, the topic for what cannot be read or taken
 (TOPIC.dead unless said otherwise); `max_records` of one micro-batch; `every`, the least time
@@ -21,13 +22,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any, Final
 
 from penstock.errors import ConfigError
 from penstock.sinks import stores
 from penstock.sinks.contract import Sink
+from penstock.sinks.errors import MissingPackageError
 from penstock.sinks.fields import UNITS, from_text
 
 MAX_RECORDS: Final = 200_000
@@ -44,6 +46,10 @@ _SETTINGS: Final = (
     "topic", "url", "key", "fields", "format", "options", "dead_letters", "max_records", "every",
     "max_lag", "time_unit", "decimals", "alert_webhook",
 )  # fmt: skip
+# Options of stores that lead elsewhere than the rest of the URL.
+_WHERE: Final = ("host", "hostaddr", "port", "dbname", "service", "options", "endpoint", "region")
+# Those that may have a password in them, and are never shown.
+_SECRET: Final = ("url", "alert_webhook")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +77,17 @@ class SinkSpec:
         return stores.parse(self.url, self.options, self.name).shown
 
     @property
+    def place(self) -> tuple[str, ...]:
+        """Where its rows are, as far as can be told from here: a sink with the same place is a
+        second writer of the same table."""
+        address = stores.parse(self.url, self.options, self.name)
+        if address.scheme.startswith("webhook+"):
+            # Many may call the same address; each has what it has sent in a file of its own.
+            return ("webhook", address.option("state") or self.name)
+        with self.sink() as sink:
+            return (sink.target, *(f"{each}={address.option(each)}" for each in _WHERE))
+
+    @property
     def letters(self) -> str:
         return self.dead_letters or f"{self.topic}.dead"
 
@@ -88,7 +105,8 @@ def from_config(name: str, found: Any) -> SinkSpec:
             advice="Use up to 100 letters, digits, dots, dashes and underscores.",
         )
     if not isinstance(found, Mapping):
-        raise ConfigError(f"{path} must be a table of settings, not {found!r}")
+        # What stands there may be a URL with its password.
+        raise ConfigError(f"{path} must be a table of settings")
     for each in found:
         if each not in _SETTINGS:
             near = get_close_matches(str(each), _SETTINGS, 1)
@@ -123,9 +141,12 @@ def from_config(name: str, found: Any) -> SinkSpec:
 
 def _check(spec: SinkSpec, path: str) -> None:
     try:
-        stores.parse(spec.url, spec.options, spec.name)
+        spec.sink().close()
+    except MissingPackageError:
+        # Whoever is to feed it says so.
+        pass
     except ConfigError as error:
-        raise ConfigError(f"{path}.url: {error}", advice=error.advice) from None
+        raise ConfigError(f"{path}.{_wrong(spec, error)}: {error}", advice=error.advice) from None
     if spec.fields:
         try:
             names = [each.name for each in from_text(spec.fields)]
@@ -137,6 +158,19 @@ def _check(spec: SinkSpec, path: str) -> None:
                     f"{path}.key: {each!r} is none of the fields",
                     advice=f"They are {', '.join(names)}.",
                 )
+
+
+def _wrong(spec: SinkSpec, error: ConfigError) -> str:
+    """The setting that a store complains of: the option without which it does not, or the URL."""
+    for name in spec.options:
+        others = {each: value for each, value in spec.options.items() if each != name}
+        try:
+            replace(spec, options=others).sink().close()
+        except ConfigError as other:
+            if str(other) == str(error):
+                continue
+        return f"options.{name}"
+    return "url"
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +189,8 @@ class _Settings:
                 raise ConfigError(f"{self.path}.{name} is missing")
             return ""
         if not isinstance(value, str) or not value.strip():
-            raise ConfigError(f"{self.path}.{name} must be a text, not {value!r}")
+            told = "" if name in _SECRET else f", not {value!r}"
+            raise ConfigError(f"{self.path}.{name} must be a text{told}")
         if pattern is not None and not pattern.fullmatch(value):
             raise ConfigError(
                 f"{self.path}.{name} cannot be {value!r}"

@@ -154,7 +154,7 @@ def open_sink(url: str, options: Mapping[str, object] | None = None, *, name: st
     address = parse(url, options, name)
     kind = KINDS[address.scheme]
     try:
-        module = import_module(kind.module)
+        made = import_module(kind.module).make(address)
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("penstock"):
             raise
@@ -165,6 +165,5 @@ def open_sink(url: str, options: Mapping[str, object] | None = None, *, name: st
             f"{address.scheme} needs the package {error.name}, which is not installed",
             advice=f"Install it: {remedy}",
         ) from error
-    made = module.make(address)
     assert isinstance(made, Sink)
     return made

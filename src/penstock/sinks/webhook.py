@@ -14,10 +14,15 @@ with growing pauses, `attempts` times (8). Any library for Standard Webhooks che
 
 **At least once.** A request has no transaction with us: what was received while we were killed is
 sent again, with the same `webhook-id` (topic, partition and offset of the change), so a receiver
-that remembers ids has each change once. Changes of one key are in order, since a batch has one
-change of a key, and the next batch waits for the whole of this one; different keys go over
-`concurrency` (8) connections at once, in no order. What was delivered, and the position, are in
-the SQLite file `state`, which belongs to this one sink.
+that remembers ids has each change once.
+
+**Changes of one key are in order**: a batch has one change of a key, and the next batch waits for
+the whole of this one. After a failure, or a kill, the log may be cut into other batches, and a
+smaller one has an older change of a key than the one that failed. So what is about to be sent is
+written down first, and an older change of a key of which a newer one may have arrived is never
+sent: the newer one comes (again) with its own batch. Different keys go over `concurrency` (8)
+connections at once, in no order. What was or may have been sent, and the position, are in the
+SQLite file `state`, which belongs to this one sink.
 
 A request that got an answer other than 2xx to its last try is put aside with the reason. If there
 is no answer, or it says that the receiver is overloaded or down (429, 502, 503, 504), it is not the
@@ -37,15 +42,16 @@ import sqlite3
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Final, NoReturn
 
 import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock.errors import ConfigError
 from penstock.sinks import rows as coding
@@ -80,7 +86,10 @@ _REASON_CHARS: Final = 300
 _TABLES: Final = """
 CREATE TABLE IF NOT EXISTS about (
   one INTEGER PRIMARY KEY CHECK (one = 1), token TEXT, position TEXT, schema TEXT);
-CREATE TABLE IF NOT EXISTS delivered (id TEXT PRIMARY KEY) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS sent (
+  id TEXT PRIMARY KEY, key TEXT, topic TEXT, partition INTEGER, offset INTEGER, time_us INTEGER,
+  delivered INTEGER) WITHOUT ROWID;
+DROP TABLE IF EXISTS delivered;
 """
 
 
@@ -91,15 +100,36 @@ class NotForWebhooksError(SinkError):
 
 
 @dataclass(frozen=True, slots=True)
+class _Sent:
+    """A change of a key that a receiver has, or may have."""
+
+    id: str
+    key: str
+    topic: str
+    partition: int
+    offset: int
+    time_us: int
+    delivered: int = 0
+
+    def is_later_than(self, other: _Sent) -> bool:
+        """Of two partitions the time decides, as it does within a batch."""
+        if (self.topic, self.partition) == (other.topic, other.partition):
+            return self.offset > other.offset
+        return self.time_us > other.time_us
+
+
+@dataclass(frozen=True, slots=True)
 class _Message:
     id: str
     body: bytes
     refuse: Callable[[str], Refused]
+    about: _Sent
 
     def with_own_id(self) -> _Message:
         document = orjson.loads(self.body)
         told = orjson.dumps([document["type"], document["data"]])
-        return replace(self, id=f"{self.id}-{hashlib.sha256(told).hexdigest()[:16]}")
+        own = f"{self.id}-{hashlib.sha256(told).hexdigest()[:16]}"
+        return replace(self, id=own, about=replace(self.about, id=own))
 
 
 class WebhookSink(Sink):
@@ -153,17 +183,20 @@ class WebhookSink(Sink):
             stored = self._held(database)
             if not follows(changes, stored, self.target):
                 return Applied(0)
-            done = {row[0] for row in database.execute("SELECT id FROM delivered")}
-        waiting = _messages(changes, self._schema, self._name)
-        refused = self._deliver([each for each in waiting if each.id not in done])
+            sent = [_Sent(*row) for row in database.execute("SELECT * FROM sent")]
+        due = _due(_messages(changes, self._schema, self._name), sent)
+        refused = self._deliver(due, {each.id for each in sent})
         if refused:
             refusing(refused, self.target)
             aside(refused)
+        position = stored.merged(changes.position)
         with self._database() as database:
             self._held(database)
-            position = stored.merged(changes.position).text()
-            database.execute("UPDATE about SET position = ?", (position,))
-            database.execute("DELETE FROM delivered")
+            database.execute("UPDATE about SET position = ?", (position.text(),))
+            database.executemany(
+                "DELETE FROM sent WHERE topic = ? AND partition = ? AND offset < ?",
+                [(*place, offset) for place, offset in position.offsets.items()],
+            )
         return Applied(changes.rows - len(refused), tuple(refused))
 
     def _held(self, database: sqlite3.Connection) -> Position:
@@ -173,19 +206,22 @@ class WebhookSink(Sink):
             raise FencedError(f"{self.target} has another writer")
         return Position.from_json(row[1])
 
-    def _deliver(self, messages: list[_Message]) -> list[Refused]:
-        """Send all, several at once; those that the receiver does not take.
+    def _deliver(self, messages: list[_Message], known: set[str]) -> list[Refused]:
+        """Send all, several at once; those that the receiver does not take. `known` are ids that
+        may have been sent before.
 
         After a failure that is not a row's fault nothing new is begun; what was delivered is
         remembered.
         """
         failures: list[SinkError] = []
+        begun: list[str] = []
         delivered: list[str] = []
         refused: dict[str, Refused] = {}
 
         def one(message: _Message) -> None:
             if failures:
                 return
+            begun.append(message.id)
             try:
                 reason = self._send(message, failures)
             except SinkError as failure:
@@ -196,23 +232,36 @@ class WebhookSink(Sink):
             else:
                 refused[message.id] = message.refuse(reason)
 
+        self._plan(messages)
         try:
             with ThreadPoolExecutor(self._concurrency, "penstock-webhook") as pool:
                 for _ in pool.map(one, messages):
                     pass
         finally:
             if len(delivered) < len(messages):
-                self._remember(delivered)
+                never = {each.id for each in messages} - known - set(begun)
+                self._remember(delivered, never)
         if failures:
             raise failures[0]
         return [refused[each.id] for each in messages if each.id in refused]
 
-    def _remember(self, ids: list[str]) -> None:
+    def _plan(self, messages: list[_Message]) -> None:
+        """Write down what is about to be sent."""
         with self._database() as database:
             self._held(database)
             database.executemany(
-                "INSERT OR IGNORE INTO delivered VALUES (?)", [(each,) for each in ids]
+                "INSERT OR IGNORE INTO sent VALUES (?, ?, ?, ?, ?, ?, ?)",
+                [astuple(each.about) for each in messages],
             )
+
+    def _remember(self, delivered: Iterable[str], never: Iterable[str]) -> None:
+        """What of the plan has arrived, and what was never begun; of the rest nobody knows."""
+        with self._database() as database:
+            self._held(database)
+            database.executemany(
+                "UPDATE sent SET delivered = 1 WHERE id = ?", [(each,) for each in delivered]
+            )
+            database.executemany("DELETE FROM sent WHERE id = ?", [(each,) for each in never])
 
     def _send(self, message: _Message, failures: list[SinkError]) -> str | None:
         """None if the receiver has it, else why it does not take it."""
@@ -360,7 +409,7 @@ def _secret(address: Address) -> bytes:
 
 
 def _messages(changes: Changes, schema: Schema, name: str) -> list[_Message]:
-    made: list[tuple[tuple[str, int, int], _Message]] = []
+    made: list[_Message] = []
     for table, origin, verb, refused in (
         (changes.upserts, changes.upserted_at, "upserted", coding.refused_upsert),
         (changes.deletes, changes.deleted_at, "deleted", coding.refused_delete),
@@ -368,9 +417,11 @@ def _messages(changes: Changes, schema: Schema, name: str) -> list[_Message]:
         times = origin.select(["timestamp"])
         moments = coding.columns_of(times)[0] if times.num_rows else []
         places = zip(
+            coding.readable_keys(table, schema),
             origin.column("topic").to_pylist(),
             origin.column("partition").to_pylist(),
             origin.column("offset").to_pylist(),
+            pc.fill_null(origin.column("timestamp").cast(pa.int64()), -1).to_pylist(),
             strict=True,
         )
         for at, (row, place, moment) in enumerate(
@@ -382,13 +433,28 @@ def _messages(changes: Changes, schema: Schema, name: str) -> list[_Message]:
                 found: Refused = make(changes, schema, at, reason)
                 return found
 
-            topic, partition, offset = place
-            made.append(
-                (place, _Message(f"{topic}-{partition}-{offset}", orjson.dumps(body), refuse))
-            )
+            key, topic, partition, offset, time_us = place
+            identity = f"{topic}-{partition}-{offset}"
+            about = _Sent(identity, key, topic, partition, offset, time_us)
+            made.append(_Message(identity, orjson.dumps(body), refuse, about))
     # In the order of the log, as far as there is one.
-    made.sort(key=lambda each: each[0])
+    made.sort(key=lambda each: (each.about.topic, each.about.partition, each.about.offset))
     # Several changes may stand at one place, as the rows of a flow's batch do: what else they say
     # tells them apart, and is the same when the batch is sent again.
-    alone = Counter(message.id for _, message in made)
-    return [message if alone[message.id] == 1 else message.with_own_id() for _, message in made]
+    alone = Counter(each.id for each in made)
+    return [each if alone[each.id] == 1 else each.with_own_id() for each in made]
+
+
+def _due(messages: list[_Message], sent: Iterable[_Sent]) -> list[_Message]:
+    """Without what was delivered, and what is older than what may have been."""
+    by_key: dict[str, list[_Sent]] = {}
+    for each in sent:
+        by_key.setdefault(each.key, []).append(each)
+    return [
+        message
+        for message in messages
+        if not any(
+            each.is_later_than(message.about) or (each.delivered and each.id == message.id)
+            for each in by_key.get(message.about.key, ())
+        )
+    ]

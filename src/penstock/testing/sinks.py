@@ -14,18 +14,16 @@ Run as a program (`python -m penstock.testing.sinks URL SEED`) it writes changes
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 import math
 import random
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from decimal import Context, Decimal
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import count
-from typing import Any, Final, Literal
+from typing import Final
 
 import pyarrow as pa
 import pytest
@@ -45,192 +43,50 @@ from penstock.sinks import (
     TooManyRefusedError,
     open_sink,
 )
-from penstock.sinks.contract import ORIGIN
-from penstock.sinks.schema import json_field
+from penstock.testing.sink_changes import (
+    ALL,
+    PLACE,
+    SIMPLE,
+    TEXTS,
+    TOPIC,
+    Load,
+    Model,
+    Row,
+    Store,
+    changes,
+    check,
+    merged,
+    never,
+    ordered,
+    rank,
+    read,
+    same,
+)
+from penstock.testing.sink_hazards import HazardKit
 
-TOPIC: Final = "kit.changes"
-PLACE: Final = (TOPIC, 0)
-KEYS: Final = 40
+__all__ = [
+    "ALL",
+    "PLACE",
+    "SIMPLE",
+    "TEXTS",
+    "TOPIC",
+    "Load",
+    "Model",
+    "Row",
+    "SinkKit",
+    "Store",
+    "changes",
+    "never",
+    "ordered",
+    "read",
+    "same",
+]
+
 KILLS: Final = 2
 KILL_ROWS: Final = 200
-Cannot = Literal["nul", "nan", "infinity", "switch", "widen"]
-Row = dict[str, Any]
-Model = dict[tuple[Any, ...], Row]
-
-ALL: Final = Schema.of(
-    [
-        pa.field("id", pa.int64()),
-        pa.field("part", pa.string()),
-        pa.field("small", pa.int16()),
-        pa.field("many", pa.int64()),
-        pa.field("ratio", pa.float64()),
-        pa.field("short_ratio", pa.float32()),
-        pa.field("price", pa.decimal128(10, 2)),
-        pa.field("exact", pa.decimal128(38, 10)),
-        pa.field("name", pa.string()),
-        pa.field("data", pa.binary()),
-        pa.field("ok", pa.bool_()),
-        pa.field("day", pa.date32()),
-        pa.field("clock", pa.time64("us")),
-        pa.field("local", pa.timestamp("us")),
-        pa.field("at", pa.timestamp("us", "UTC")),
-        json_field("more"),
-    ],
-    ["id", "part"],
-)
-SIMPLE: Final = Schema.of([pa.field("id", pa.int64()), pa.field("name", pa.string())], "id")
-_WIDE: Final = Context(prec=60)
-TEXTS: Final = (
-    "",
-    "a",
-    "A",
-    "a ",
-    "ä",
-    "🦆 duck",
-    'it\'s "quoted" \\ and\ttabbed\nlines',
-    "é" * 50,
-)
 
 
-@dataclass(frozen=True)
-class Store:
-    """A store to be tested: empty at first."""
-
-    url: str
-    options: Mapping[str, object] = field(default_factory=dict)
-    # What it has no place for.
-    cannot: frozenset[Cannot] = frozenset()
-
-    def sink(self) -> Sink:
-        return open_sink(self.url, self.options, name="kit")
-
-
-def changes(
-    schema: Schema,
-    upserts: Sequence[Row],
-    deletes: Sequence[tuple[Any, ...]],
-    *,
-    since: int,
-    until: int,
-) -> Changes:
-    """Changes of one partition from offset to offset."""
-    return Changes(
-        pa.Table.from_pylist(list(upserts), schema=schema.arrow),
-        pa.Table.from_pylist(
-            [dict(zip(schema.key, key, strict=True)) for key in deletes], schema=schema.key_arrow
-        ),
-        Position({PLACE: until}),
-        Position({PLACE: since} if since else {}),
-        _origin(len(upserts), since),
-        _origin(len(deletes), since + len(upserts)),
-    )
-
-
-def _origin(rows: int, first: int) -> pa.Table:
-    moment = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
-    return pa.Table.from_pylist(
-        [
-            {"topic": TOPIC, "partition": 0, "offset": first + at, "timestamp": moment}
-            for at in range(rows)
-        ],
-        schema=ORIGIN,
-    )
-
-
-def never(refused: Sequence[Refused]) -> None:
-    """For rows that must all be taken."""
-    raise AssertionError(f"refused: {refused[:3]}")
-
-
-def read(sink: Sink, low: Any = None, high: Any = None) -> list[Row]:
-    """All rows of a store, in its order."""
-    return [row for batch in sink.scan(low, high, batch_rows=7) for row in batch.to_pylist()]
-
-
-def ordered(model: Model) -> list[Row]:
-    """The rows of a model as `scan` gives them."""
-
-    def rank(key: tuple[Any, ...]) -> tuple[Any, ...]:
-        return tuple(part.encode() if isinstance(part, str) else part for part in key)
-
-    return [model[key] for key in sorted(model, key=rank)]
-
-
-def same(left: Sequence[Row], right: Sequence[Row]) -> bool:
-    """Equal, NaN being equal to itself."""
-    return list(map(_comparable, left)) == list(map(_comparable, right))
-
-
-def _comparable(row: Row) -> Row:
-    return {
-        name: "NaN" if isinstance(value, float) and math.isnan(value) else value
-        for name, value in row.items()
-    }
-
-
-class Load:
-    """Random changes of the table `ALL`, and what the table is after them."""
-
-    def __init__(self, seed: int, cannot: frozenset[Cannot] = frozenset()) -> None:
-        self._random = random.Random(seed)
-        self._cannot = cannot
-        self.at = 0
-        self.model: Model = {}
-
-    def next(self, rows: int = 20) -> Changes:
-        """Some changes; the model has them already."""
-        chance = self._random
-        wanted = chance.sample(range(KEYS), min(KEYS, chance.randint(0, rows)))
-        keys = [(number % 20 - 5, TEXTS[number % 8]) for number in wanted]
-        keys = list(dict.fromkeys(keys))
-        upserts = [self.row(key) for key in keys if chance.random() < 0.7]
-        put = {(row["id"], row["part"]) for row in upserts}
-        deletes = [key for key in keys if key not in put]
-        made = changes(ALL, upserts, deletes, since=self.at, until=self.at + len(keys) + 1)
-        self.at += len(keys) + 1
-        for row in upserts:
-            self.model[row["id"], row["part"]] = row
-        for key in deletes:
-            self.model.pop(key, None)
-        return made
-
-    def row(self, key: tuple[int, str]) -> Row:
-        """A row with anything in it that the store can hold."""
-        chance = self._random
-        ratios = [0.0, -1.5, 1e300, 5e-324, 0.1]
-        if "nan" not in self._cannot:
-            ratios.append(math.nan)
-        if "infinity" not in self._cannot:
-            ratios += [math.inf, -math.inf]
-        texts = [*TEXTS, "x" * 3000] + ([] if "nul" in self._cannot else ["nul\0inside", "\0"])
-        moment = dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(
-            microseconds=chance.randrange(2**51)
-        )
-        row: Row = {
-            "id": key[0],
-            "part": key[1],
-            "small": chance.choice([-(2**15), 2**15 - 1, 0, 7]),
-            "many": chance.choice([-(2**63), 2**63 - 1, 0, 123456789012345678]),
-            "ratio": chance.choice(ratios),
-            "short_ratio": chance.choice([0.0, 0.5, -3.25, 2.0**100]),
-            "price": Decimal(chance.randrange(-(10**10) + 1, 10**10)).scaleb(-2),
-            "exact": Decimal(chance.choice([-1, 1]) * chance.randrange(10**37)).scaleb(-10, _WIDE),
-            "name": chance.choice(texts),
-            "data": chance.choice([b"", b"\0\xff\x00", bytes(range(256)), "é".encode()]),
-            "ok": chance.random() < 0.5,
-            "day": dt.date(1, 1, 1) + dt.timedelta(chance.randrange(3_652_058)),
-            "clock": moment.time(),
-            "local": moment.replace(tzinfo=None),
-            "at": moment,
-            "more": chance.choice(['{"a":[1,2,{"b":null}]}', '"text"', "[]", '{"z":1,"a":"é"}']),
-        }
-        for name in ALL.names:
-            if name not in ALL.key and chance.random() < 0.15:
-                row[name] = None
-        return row
-
-
-class SinkKit:
+class SinkKit(HazardKit):
     """The tests; subclasses have the fixture `store`."""
 
     @pytest.fixture
@@ -250,13 +106,13 @@ class SinkKit:
                     # A repetition does nothing.
                     assert sink.apply(batch, never).rows == 0
             assert sink.position() == Position({PLACE: load.at})
-            _check(sink, load.model)
+            check(sink, load.model)
         with store.sink() as reader:
             assert reader.position() == Position({PLACE: load.at})
             found = reader.stored_schema()
             assert found is not None
             assert (found.key, found.arrow) == (ALL.key, ALL.arrow)
-            _check(reader, load.model)
+            check(reader, load.model)
 
     def test_ranges_of_keys(self, store: Store, seed: int) -> None:
         load = Load(seed, store.cannot)
@@ -274,8 +130,8 @@ class SinkKit:
                 (keys[4], None),
                 ((99, ""), None),
             ):
-                first = 0 if low is None else sum(_rank(key) < _rank(low) for key in keys)
-                last = len(keys) if high is None else sum(_rank(k) < _rank(high) for k in keys)
+                first = 0 if low is None else sum(rank(key) < rank(low) for key in keys)
+                last = len(keys) if high is None else sum(rank(k) < rank(high) for k in keys)
                 assert same(read(sink, low, high), rows[first:last])
 
     def test_nothing_is_lost_between_opens(self, store: Store, seed: int) -> None:
@@ -285,7 +141,7 @@ class SinkKit:
                 assert sink.open(ALL) == (Position({PLACE: load.at}) if load.at else Position())
                 sink.apply(load.next(), never)
         with store.sink() as sink:
-            _check(sink, load.model)
+            check(sink, load.model)
 
     def test_gaps_and_steps_back_are_refused(self, store: Store) -> None:
         with store.sink() as sink:
@@ -305,6 +161,25 @@ class SinkKit:
             assert sink.position() == Position({PLACE: 12})
             if sink.readable:
                 assert read(sink) == [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}]
+
+    def test_changes_may_be_in_pieces(self, store: Store, seed: int) -> None:
+        """Tables of Arrow have chunks, some of them empty, where they were put together."""
+        load = Load(seed, store.cannot)
+        with store.sink() as sink:
+            sink.open(ALL)
+            for _ in range(4):
+                whole = load.next(40)
+                sink.apply(
+                    replace(
+                        whole,
+                        upserts=_in_pieces(whole.upserts),
+                        deletes=_in_pieces(whole.deletes),
+                        upserted_at=_in_pieces(whole.upserted_at),
+                        deleted_at=_in_pieces(whole.deleted_at),
+                    ),
+                    never,
+                )
+            check(sink, load.model)
 
     def test_positions_of_several_partitions(self, store: Store) -> None:
         with store.sink() as sink:
@@ -452,7 +327,7 @@ class SinkKit:
                 begun.apply(other.next(40), never)
             # The old one is as it was, and goes on.
             sink.apply(load.next(40), never)
-            _check(sink, load.model)
+            check(sink, load.model)
             with sink.beside() as again:
                 assert again.open(ALL) == Position({PLACE: other.at})
                 again.apply(other.next(40), never)
@@ -460,12 +335,36 @@ class SinkKit:
             with pytest.raises(FencedError):
                 sink.apply(load.next(40), never)
         with store.sink() as sink:
-            _check(sink, other.model)
+            check(sink, other.model)
             assert sink.open(ALL) == Position({PLACE: other.at})
             sink.apply(other.next(40), never)
-            _check(sink, other.model)
+            check(sink, other.model)
             with sink.beside() as empty:
                 assert empty.position() is None
+
+    def test_it_knows_the_topic_that_it_was_filled_from(self, store: Store) -> None:
+        def filled(sink: Sink, topic_id: str, *, since: int = 0) -> None:
+            one = changes(SIMPLE, [{"id": since, "name": "a"}], [], since=since, until=since + 1)
+            sink.apply(replace(one, position=replace(one.position, ids={TOPIC: topic_id})), never)
+
+        with store.sink() as sink:
+            assert sink.open(SIMPLE).ids == {}
+            filled(sink, "first")
+        with store.sink() as sink:
+            # Also after changes of somebody who does not say it, and with more columns.
+            sink.open(Schema.of([*SIMPLE.fields, pa.field("more", pa.int64())], "id"))
+            sink.apply(changes(SIMPLE, [], [(7,)], since=1, until=2), never)
+            found = sink.position()
+            assert found is not None
+            assert found.ids == {TOPIC: "first"}
+        if "switch" in store.cannot:
+            return
+        with store.sink() as sink, sink.beside(fresh=True) as begun:
+            begun.open(SIMPLE)
+            filled(begun, "second")
+            begun.switch()
+        with store.sink() as sink:
+            assert sink.open(SIMPLE).ids == {TOPIC: "second"}
 
     def test_a_fresh_one_beside_forgets_what_was_begun(self, store: Store) -> None:
         if "switch" in store.cannot:
@@ -519,18 +418,17 @@ class SinkKit:
             while load.at < at:
                 load.next(KILL_ROWS)
             assert load.at == at
-            _check(sink, load.model)
-            sink.apply(load.next(KILL_ROWS), never)
-            _check(sink, load.model)
+            # The log is cut anew: what may have been begun comes now in two batches, and of each
+            # row that changes in both of them the older one comes again first.
+            for _ in range(2):
+                sink.apply(load.next(KILL_ROWS), never)
+            check(sink, load.model)
 
 
-def _rank(key: tuple[Any, ...]) -> tuple[Any, ...]:
-    return (key[0], key[1].encode())
-
-
-def _check(sink: Sink, model: Model) -> None:
-    if sink.readable:
-        assert same(read(sink), ordered(model))
+def _in_pieces(rows: pa.Table) -> pa.Table:
+    # Empty ones that are made so: those that are cut off are left out by Arrow.
+    empty = rows.take(pa.array([], pa.int64()))
+    return pa.concat_tables([empty, rows.slice(0, 3), empty, rows.slice(3)])
 
 
 def _kill_a_writer(store: Store, seed: int, after: int) -> None:
@@ -558,7 +456,7 @@ def _write_for_ever(told: str) -> None:
         while load.at < at:
             load.next(KILL_ROWS)
         for _ in count():
-            sink.apply(load.next(KILL_ROWS), never)
+            sink.apply(merged(load.next(KILL_ROWS), load.next(KILL_ROWS)), never)
             print("applied", flush=True)
 
 

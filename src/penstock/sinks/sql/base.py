@@ -6,18 +6,21 @@ Invariants:
 - A row that the database refuses is found by halving the batch inside of savepoints; everything
   else is written by then, and the transaction goes on.
 - A table without a row in `penstock_positions` is not ours, and is never touched.
+- Numbers of writers begin anywhere: whoever wrote to a table that was removed, or switched away,
+  has another number than all who write to the one that has come in its place.
 """
 
 from __future__ import annotations
 
 import json
+import secrets
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any, ClassVar, Final, Self
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from penstock.errors import ConfigError, PenstockError
 from penstock.sinks.contract import (
@@ -33,13 +36,20 @@ from penstock.sinks.contract import (
     refusing,
 )
 from penstock.sinks.errors import FencedError, StoreError
+from penstock.sinks.rows import fitting, refused_row
 from penstock.sinks.schema import Schema
 from penstock.sinks.stores import Address
+from penstock.sinks.times import WRITTEN, Unfit
 
 POSITIONS: Final = "penstock_positions"
 BUILDING: Final = "__building"
 MAX_TABLE_NAME: Final = 52
 _REASON_CHARACTERS: Final = 500
+
+
+def first_epoch() -> int:
+    """The number before that of a new table's first writer."""
+    return secrets.randbits(62)
 
 
 class RowFault(Exception):  # noqa: N818 (not an error of ours: the base turns it into one)
@@ -90,7 +100,7 @@ class SqlSink(Sink):
 
     @abstractmethod
     def _delete(self, keys: pa.Table, schema: Schema) -> None:
-        """Take rows out."""
+        """Take rows out. RowFault if one of the keys is at fault."""
 
     @abstractmethod
     def _explained(self, error: Exception) -> PenstockError:
@@ -99,6 +109,10 @@ class SqlSink(Sink):
     @abstractmethod
     def _has_table(self, name: str) -> bool:
         """Whether there is such a table, ours or not."""
+
+    def _is_there(self) -> bool:
+        """Whether there is a database: a look at what is none must not make one."""
+        return True
 
     def _batches(self, sql: str, values: Sequence[Any], rows: int) -> Iterator[list[Any]]:
         """The rows of a query, in pieces."""
@@ -121,9 +135,18 @@ class SqlSink(Sink):
     def _begin(self, *, write: bool) -> None:
         self._run("BEGIN")
 
-    def _unfit(self, rows: pa.Table) -> list[tuple[pa.ChunkedArray, str]]:
-        """Which rows the database has no place for, by columns of true and false, and why."""
-        return []
+    def _unfit(self, rows: pa.Table) -> list[Unfit]:
+        """Which rows the database has no place for."""
+        return WRITTEN.unfit(rows)
+
+    def _folded(self, name: str) -> str:
+        """A column's name as the database compares it: here without regard to ASCII's cases."""
+        return name.encode().lower().decode()
+
+    def _sorted_by(self, field: pa.Field) -> str:
+        """What a scan orders and compares a column of the key by."""
+        # Of the table: what is selected may be the text of it.
+        return f"t.{self.quote(field.name)}"
 
     def _retyped(self, field: pa.Field, schema: Schema) -> None:
         """Make a column wider."""
@@ -170,7 +193,25 @@ class SqlSink(Sink):
             told = self._explained(error)
             if told.retriable:
                 self.close()
+            elif self._is_gone():
+                raise self._gone() from error
             raise told from error
+
+    def _is_gone(self) -> bool:
+        """Whether there is a position, and no table any more."""
+        if self._connection is None:
+            return False
+        with suppress(*self.faults):
+            known = self._has_table(POSITIONS) and self._row() is not None
+            return known and not self._has_table(self.table)
+        return False
+
+    def _gone(self) -> StoreError:
+        name = self.address.name or "NAME"
+        return StoreError(
+            f"{self.target} is gone: somebody has dropped or renamed it",
+            advice=f"Build it anew from the log: penstock sinks rebuild {name}",
+        )
 
     @contextmanager
     def _transaction(self, *, write: bool = True) -> Iterator[None]:
@@ -239,12 +280,15 @@ class SqlSink(Sink):
             self._make_positions()
             found = self._row(lock=True)
             if found is None:
-                epoch, position, merged = 0, Position(), schema
+                epoch, position = first_epoch(), Position()
                 self._must_not_be_foreign()
-                self._make_table(schema)
+                merged = self._merged(None, schema)
+                self._make_table(merged)
             else:
                 epoch, position, old = found
-                merged = old.evolved(schema, self.target)
+                if not self._has_table(self.table):
+                    raise self._gone()
+                merged = self._merged(old, schema)
                 added, changed = merged.differences(old)
                 for each in added:
                     self._run(
@@ -256,6 +300,11 @@ class SqlSink(Sink):
             self._write_row(epoch + 1, position, merged)
         self._epoch, self._schema = epoch + 1, merged
         return position
+
+    def _merged(self, old: Schema | None, wanted: Schema) -> Schema:
+        """What the table becomes; an error if it cannot."""
+        merged = wanted if old is None else old.evolved(wanted, self.target)
+        return merged.told_apart(wanted, self._folded, self.target)
 
     def _must_not_be_foreign(self) -> None:
         if self._has_table(self.table):
@@ -273,20 +322,23 @@ class SqlSink(Sink):
         return None if found is None else found[2]
 
     def _seen(self) -> tuple[int, Position, Schema] | None:
+        if self._connection is None and not self._is_there():
+            return None
         with self._explaining():
             return self._row() if self._has_table(POSITIONS) else None
 
     def apply(self, changes: Changes, aside: Aside) -> Applied:
         if self._epoch is None or self._schema is None:
             raise StoreError(f"{self.target} was not opened for writing", advice="Call open().")
-        refused: list[Refused] = []
         with self._transaction():
-            stored = self._fenced()
+            stored = self._fenced(self._epoch)
             if not follows(changes, stored, self.target):
                 return Applied(0)
-            rows, origin = self._fit(changes, refused)
-            written = self._put(rows, origin, refused)
-            self._take_out(changes.deletes)
+            fit, refused = fitting(self._completed(changes), self._schema, self._unfit)
+            refusing(refused, self.target)
+            written = self._put(fit.upserts, fit.upserted_at, refused)
+            # What the database does not take as a key is in no row of it.
+            self._halving(fit.deletes, self._delete, lambda at, reason: None)
             if refused:
                 refusing(refused, self.target)
                 aside(refused)
@@ -296,15 +348,17 @@ class SqlSink(Sink):
             )
         return Applied(written + changes.deletes.num_rows, tuple(refused))
 
-    def _fenced(self) -> Position:
+    def _fenced(self, epoch: int) -> Position:
         """The position, the row locked; FencedError if there is another writer by now."""
         found = self._row(lock=True)
-        if found is None or found[0] != self._epoch:
+        if found is None and not self._has_table(self.table):
+            raise self._gone()
+        if found is None or found[0] != epoch:
             raise FencedError(f"another writer has taken over {self.target}")
         return found[1]
 
-    def _fit(self, changes: Changes, refused: list[Refused]) -> tuple[pa.Table, pa.Table]:
-        """The upserts as all columns of the table, without those that cannot be stored."""
+    def _completed(self, changes: Changes) -> Changes:
+        """The upserts as all columns of the table."""
         assert self._schema is not None
         given = changes.upserts
         names = set(given.column_names)
@@ -314,58 +368,41 @@ class SqlSink(Sink):
             else pa.chunked_array([pa.nulls(given.num_rows, each.type)])
             for each in self._schema.fields
         ]
-        rows = pa.table(columns, schema=self._schema.arrow)
-        unfit = [(mask, why) for mask, why in self._unfit(rows) if pc.any(mask).as_py()]
-        if not unfit:
-            return rows, changes.upserted_at
-        bad = pc.fill_null(unfit[0][0], False)
-        for mask, _ in unfit[1:]:
-            bad = pc.or_(bad, pc.fill_null(mask, False))
-        for at in pc.indices_nonzero(bad).to_pylist():
-            reason = next(why for mask, why in unfit if mask[at].as_py())
-            self._refuse(rows, changes.upserted_at, at, reason, refused)
-        keep = pc.invert(bad)
-        return rows.filter(keep), changes.upserted_at.filter(keep)
-
-    def _take_out(self, keys: pa.Table) -> None:
-        """Delete rows. A key that the table cannot hold is in none of them."""
-        assert self._schema is not None
-        for mask, _ in self._unfit(keys):
-            fits = pc.invert(pc.fill_null(mask, False))
-            if not pc.all(fits, min_count=0).as_py():
-                return self._take_out(keys.filter(fits))
-        if keys.num_rows:
-            self._delete(keys, self._schema)
-        return None
-
-    def _refuse(
-        self, rows: pa.Table, origin: pa.Table, at: int, reason: str, refused: list[Refused]
-    ) -> None:
-        assert self._schema is not None
-        key = tuple(rows.column(name)[at].as_py() for name in self._schema.key)
-        where = {name: origin.column(name)[at].as_py() for name in origin.column_names}
-        refused.append(
-            Refused(key, reason[:_REASON_CHARACTERS], where["topic"], where["partition"],
-                    where["offset"])
-        )  # fmt: skip
-        refusing(refused, self.target)
+        return replace(changes, upserts=pa.table(columns, schema=self._schema.arrow))
 
     def _put(self, rows: pa.Table, origin: pa.Table, refused: list[Refused]) -> int:
+        """Write rows. How many were written."""
+
+        def refuse(at: int, reason: str) -> None:
+            assert self._schema is not None
+            reason = reason[:_REASON_CHARACTERS]
+            refused.append(refused_row(rows, origin, self._schema, at, reason))
+            refusing(refused, self.target)
+
+        return self._halving(rows, self._upsert, refuse)
+
+    def _halving(
+        self,
+        rows: pa.Table,
+        write: Callable[[pa.Table, Schema], None],
+        at_fault: Callable[[int, str], None],
+        first: int = 0,
+    ) -> int:
         """Write rows; those at fault are found by halving. How many were written."""
         assert self._schema is not None
         if not rows.num_rows:
             return 0
         try:
             with self._savepoint():
-                self._upsert(rows, self._schema)
+                write(rows, self._schema)
             return int(rows.num_rows)
         except RowFault as fault:
             if rows.num_rows == 1:
-                self._refuse(rows, origin, 0, str(fault), refused)
+                at_fault(first, str(fault))
                 return 0
         half = rows.num_rows // 2
-        return self._put(rows.slice(0, half), origin.slice(0, half), refused) + self._put(
-            rows.slice(half), origin.slice(half), refused
+        return self._halving(rows.slice(0, half), write, at_fault, first) + self._halving(
+            rows.slice(half), write, at_fault, first + half
         )
 
     def scan(
@@ -377,8 +414,7 @@ class SqlSink(Sink):
         values: list[Any] = []
         limits = []
         keys = [schema.field(name) for name in schema.key]
-        # Of the table: what is selected may be the text of it.
-        names = ", ".join(f"t.{self.quote(each.name)}" for each in keys)
+        names = ", ".join(map(self._sorted_by, keys))
         for limit, sign in ((low, ">="), (high, "<")):
             if limit is not None:
                 marks = ", ".join([self.mark] * len(keys))
@@ -408,7 +444,7 @@ class SqlSink(Sink):
             raise StoreError(f"{self.target} was not built beside another")
         old = type(self)(self.address, self.live, self.live)
         with self._transaction():
-            self._fenced()
+            self._fenced(self._epoch)
             old._connection = self._connection
             before = old._row(lock=True)
             if before is None:

@@ -4,7 +4,8 @@
 
 DuckDB lets one process at a time have the file open for writing, and then nobody read it. So it is
 opened for each batch and closed after it; who comes in between waits, up to `timeout` seconds.
-The table has no index for its key, which DuckDB would have to keep in memory.
+The table has no index for its key, which DuckDB would have to keep in memory. Times that DuckDB
+does not know (before 290309 BC) are refused.
 """
 
 from __future__ import annotations
@@ -25,9 +26,16 @@ from penstock.sinks.errors import StoreError, StoreUnreachableError
 from penstock.sinks.schema import Schema
 from penstock.sinks.sql.base import SqlSink
 from penstock.sinks.stores import Address
+from penstock.sinks.times import Times, Unfit
 
 WAIT_S: Final = 30
 _POLL_S: Final = 0.02
+# Whatever works with times outside of these ends in a fatal error of DuckDB.
+_TIMES: Final = Times(
+    (-2_147_483_646, 2_147_483_646),
+    (-9_223_372_022_400_000_000, 9_223_372_036_854_775_806),
+    "among the times of DuckDB",
+)
 _BY_NAME: Final = {
     pa.bool_(): "BOOLEAN",
     pa.int8(): "TINYINT",
@@ -53,6 +61,7 @@ def make(address: Address) -> DuckdbSink:
             f"{address.shown} names no file",
             advice="A file is named with three slashes, as in duckdb:///shop.db; four if absolute.",
         )
+    address.number("timeout", WAIT_S)
     return DuckdbSink(address)
 
 
@@ -61,6 +70,9 @@ class DuckdbSink(SqlSink):
 
     faults: ClassVar[tuple[type[Exception], ...]] = (duckdb.Error,)
     text_type: ClassVar[str] = "VARCHAR"
+
+    def _is_there(self) -> bool:
+        return Path(self.address.path).exists()
 
     def _connect(self) -> duckdb.DuckDBPyConnection:
         path = Path(self.address.path)
@@ -114,6 +126,9 @@ class DuckdbSink(SqlSink):
         if pa.types.is_decimal(kind):
             return f"DECIMAL({kind.precision},{kind.scale})"
         return _BY_NAME[kind]
+
+    def _unfit(self, rows: pa.Table) -> list[Unfit]:
+        return _TIMES.unfit(rows)
 
     def _make_table(self, schema: Schema) -> None:
         columns = ", ".join(

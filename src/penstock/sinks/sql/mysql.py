@@ -3,17 +3,26 @@
     mysql://user:password@host/shop?table=orders
 
 Keys of text or bytes have up to 255 characters; longer ones are refused, as are NaN and infinity,
-which MySQL does not know. Times with a zone are kept as UTC. Text compares by its characters'
-numbers, blanks at the end included.
+which MySQL does not know, and times outside of the years 1 to 9999. Times with a zone are kept as
+UTC. Text compares by its characters' numbers, blanks at the end included.
 
 A statement that changes a table ends the transaction here. So a table says in its comment which row
 of `penstock_positions` is its own: renaming the table, which is one step, takes the position along.
+Whoever changes tables has a lock of the server's that outlives transactions, and goes with the
+connection. What a kill leaves in between is finished by the next who has the lock (`_sweep`):
+- A table is made before its row: one with our comment and without a row or rows was just made.
+- A table goes by getting the name `penstock_gone_` and that of its row, in one step.
+- A writer takes over (and fences) before it changes columns, and tells of them after that: columns
+  that are already there are no error.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import ssl
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, ClassVar, Final
 from uuid import uuid4
 
@@ -23,19 +32,23 @@ import pymysql
 from pymysql.constants import CR, ER
 from pymysql.cursors import SSCursor
 
+from penstock.connecting import mysql_away
 from penstock.errors import ConfigError, PenstockError
 from penstock.sinks.contract import Position
-from penstock.sinks.errors import StoreError, StoreUnreachableError
+from penstock.sinks.errors import StoreAwayError, StoreError, StoreUnreachableError
 from penstock.sinks.schema import Schema
-from penstock.sinks.sql.base import POSITIONS, RowFault, SqlSink
+from penstock.sinks.sql.base import BUILDING, POSITIONS, RowFault, SqlSink, first_epoch
 from penstock.sinks.sql.text import from_text, to_text
 from penstock.sinks.stores import Address
+from penstock.sinks.times import Unfit
 
 CONNECT_S: Final = 10
 ANSWER_S: Final = 300
 KEY_LENGTH: Final = 255
+# How long to wait for another that changes the same table.
+ALONE_S: Final = 30
 _COMMENT: Final = "penstock "
-_OLD: Final = "__old"
+_GONE: Final = "penstock_gone_"
 _MODE: Final = "STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION"
 _ROW_FAULTS: Final = frozenset(
     {ER.DATA_TOO_LONG, ER.WARN_DATA_OUT_OF_RANGE, ER.TRUNCATED_WRONG_VALUE_FOR_FIELD,
@@ -68,6 +81,7 @@ def make(address: Address) -> MysqlSink:
         raise ConfigError(
             f"{address.shown} names no database", advice="As in mysql://user@host/shop?table=t."
         )
+    address.flag("ssl", False)
     return MysqlSink(address)
 
 
@@ -121,8 +135,15 @@ class MysqlSink(SqlSink):
         return None if found is None else str(found[0])
 
     def _row_name(self) -> str:
-        comment = self._comment(self.table) or ""
+        return self._row_of(self.table)
+
+    def _row_of(self, table: str) -> str:
+        """The name of a table's row, as the table tells it; empty if it is not ours."""
+        comment = self._comment(table) or ""
         return comment.removeprefix(_COMMENT) if comment.startswith(_COMMENT) else ""
+
+    def _folded(self, name: str) -> str:
+        return name.lower()
 
     def _type(self, field: pa.Field, *, is_key: bool) -> str:
         kind = field.type
@@ -135,44 +156,109 @@ class MysqlSink(SqlSink):
             return f"VARBINARY({KEY_LENGTH})" if is_key else "LONGBLOB"
         return _BY_NAME[kind]
 
-    def open(self, schema: Schema) -> Position:
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Nobody else changes the table, nor the one that is built beside it."""
+        name = hashlib.sha1(f"{self.address.path}/{self.live}".encode()).hexdigest()
         with self._explaining():
-            self._connected()
+            if self._one("SELECT GET_LOCK(%s, %s)", (_COMMENT + name, ALONE_S))[0] != 1:
+                raise StoreUnreachableError(
+                    f"{self.target} is being changed by another process",
+                    advice="Trying again helps, as soon as the other is done.",
+                )
+            try:
+                yield
+            finally:
+                if self._connection is not None:
+                    with suppress(*self.faults):
+                        self._run("SELECT RELEASE_LOCK(%s)", (_COMMENT + name,))
+
+    def _sweep(self) -> None:
+        """Finish what was begun before a kill."""
+        gone = self._run(
+            "SELECT table_name, table_comment FROM information_schema.tables "
+            "WHERE table_schema = DATABASE() AND LEFT(table_name, %s) = %s",
+            (len(_GONE), _GONE),
+        ).fetchall()
+        for table, comment in gone:
+            row = table.removeprefix(_GONE)
+            if comment == _COMMENT + row:
+                self._run(f"DELETE FROM {POSITIONS} WHERE name = %s", (row,))
+                self._run(f"DROP TABLE IF EXISTS {self.quote(table)}")
+        for table in (self.live, self.live + BUILDING):
+            row = self._row_of(table)
+            if (
+                row
+                and not self._one(f"SELECT 1 FROM {POSITIONS} WHERE name = %s", (row,))
+                and not self._one(f"SELECT 1 FROM {self.quote(table)} LIMIT 1")
+            ):
+                self._run(f"DROP TABLE {self.quote(table)}")
+
+    def open(self, schema: Schema) -> Position:
+        with self._alone():
             self._make_positions()
-            self._run(f"DROP TABLE IF EXISTS {self.quote(self.live + _OLD)}")
-        return super().open(schema)
+            self._sweep()
+            if self._row() is None:
+                self._must_not_be_foreign()
+                self._make_table(self._merged(None, schema))
+            with self._transaction():
+                found = self._row(lock=True)
+                if found is None:
+                    raise self._gone()
+                epoch, position, old = found[0] + 1, *found[1:]
+                merged = self._merged(old, schema)
+                self._set("epoch", epoch)
+            self._change(old, merged)
+            with self._transaction():
+                self._fenced(epoch)
+                self._set("columns_json", json.dumps(merged.as_json()))
+        self._epoch, self._schema = epoch, merged
+        return position
+
+    def _set(self, column: str, value: Any) -> None:
+        self._run(
+            f"UPDATE {POSITIONS} SET {column} = %s WHERE name = %s", (value, self._row_name())
+        )
 
     def _make_table(self, schema: Schema) -> None:
-        # The row first: a table without one would be taken for someone else's.
         name = uuid4().hex
-        self._run(
-            f"INSERT INTO {POSITIONS} (name, epoch, offsets, columns_json) "
-            "VALUES (%s, 0, '{}', %s)",
-            (name, "{}"),
-        )
-        columns = [
-            f"{self.quote(each.name)} {self._type(each, is_key=each.name in schema.key)}"
-            + (" NOT NULL" if each.name in schema.key else " NULL")
-            for each in schema.fields
-        ]
         keys = ", ".join(map(self.quote, schema.key))
+        columns = [self._defined(each, schema) for each in schema.fields]
         body = ", ".join([*columns, f"PRIMARY KEY ({keys})"])
         self._run(
             f"CREATE TABLE {self.quote(self.table)} ({body}) ENGINE=InnoDB "
             f"COMMENT='{_COMMENT}{name}'"
         )
-        self._run("BEGIN")
-
-    def _retyped(self, field: pa.Field, schema: Schema) -> None:
-        is_key = field.name in schema.key
-        kind = self._type(field, is_key=is_key)
         self._run(
-            f"ALTER TABLE {self.quote(self.table)} MODIFY COLUMN {self.quote(field.name)} {kind}"
-            + (" NOT NULL" if is_key else " NULL")
+            f"INSERT INTO {POSITIONS} (name, epoch, offsets, columns_json) VALUES (%s, %s, %s, %s)",
+            (name, first_epoch(), Position().text(), json.dumps(schema.as_json())),
         )
 
-    def _unfit(self, rows: pa.Table) -> list[tuple[pa.ChunkedArray, str]]:
-        return [
+    def _defined(self, field: pa.Field, schema: Schema) -> str:
+        is_key = field.name in schema.key
+        kind = self._type(field, is_key=is_key)
+        return f"{self.quote(field.name)} {kind} {'NOT NULL' if is_key else 'NULL'}"
+
+    def _change(self, old: Schema, merged: Schema) -> None:
+        """Give the table its new columns, and those that are wider."""
+        added, changed = merged.differences(old)
+        if not added and not changed:
+            return
+        found = self._run(
+            "SELECT column_name FROM information_schema.columns "
+            "WHERE table_schema = DATABASE() AND table_name = %s",
+            (self.table,),
+        ).fetchall()
+        there = {self._folded(name) for (name,) in found}
+        steps = [
+            f"{'MODIFY' if self._folded(each.name) in there else 'ADD'} COLUMN "
+            f"{self._defined(each, merged)}"
+            for each in (*added, *changed)
+        ]
+        self._run(f"ALTER TABLE {self.quote(self.table)} {', '.join(steps)}")
+
+    def _unfit(self, rows: pa.Table) -> list[Unfit]:
+        return super()._unfit(rows) + [
             (pc.invert(pc.is_finite(column)), f"column {name} is not a finite number")
             for name, column in zip(rows.column_names, rows.columns, strict=True)
             if pa.types.is_floating(column.type)
@@ -188,13 +274,8 @@ class MysqlSink(SqlSink):
             f"INSERT INTO {self.quote(self.table)} ({names}) VALUES ({marks}) "
             f"ON DUPLICATE KEY UPDATE {sets}"
         )
-        try:
-            with self._connected().cursor() as cursor:
-                cursor.executemany(sql, _tuples(rows))
-        except pymysql.MySQLError as error:
-            if error.args and error.args[0] in _ROW_FAULTS:
-                raise RowFault(str(error.args[-1])) from error
-            raise
+        with _blaming_rows(), self._connected().cursor() as cursor:
+            cursor.executemany(sql, _tuples(rows))
 
     def _delete(self, keys: pa.Table, schema: Schema) -> None:
         names = ", ".join(map(self.quote, schema.key))
@@ -203,10 +284,11 @@ class MysqlSink(SqlSink):
         for at in range(0, len(rows), piece):
             some = rows[at : at + piece]
             marks = ", ".join(["(" + ", ".join(["%s"] * len(schema.key)) + ")"] * len(some))
-            self._run(
-                f"DELETE FROM {self.quote(self.table)} WHERE ({names}) IN ({marks})",
-                [value for row in some for value in row],
-            )
+            with _blaming_rows():
+                self._run(
+                    f"DELETE FROM {self.quote(self.table)} WHERE ({names}) IN ({marks})",
+                    [value for row in some for value in row],
+                )
 
     def _selected(self, field: pa.Field) -> str:
         name = self.quote(field.name)
@@ -236,38 +318,39 @@ class MysqlSink(SqlSink):
         if self.table == self.live or self._epoch is None:
             raise StoreError(f"{self.target} was not built beside another")
         old = MysqlSink(self.address, self.live, self.live)
-        live, building, gone = map(self.quote, (self.live, self.table, self.live + _OLD))
-        with self._explaining():
-            self._connected()
+        with self._alone():
             old._connection = self._connection
-            had = old._has_table(self.live)
+            self._sweep()
             with self._transaction():
-                self._fenced()
-                before = old._row(lock=True) if had else None
-                if had and before is None:
+                self._fenced(self._epoch)
+                if old._row(lock=True) is None:
                     old._must_not_be_foreign()
                 # From here on neither of the two has a writer.
+                before = old._row_name()
                 self._run(
                     f"UPDATE {POSITIONS} SET epoch = epoch + 1 WHERE name IN (%s, %s)",
-                    (self._row_name(), old._row_name()),
+                    (self._row_name(), before),
                 )
-            self._run(f"DROP TABLE IF EXISTS {gone}")
-            old_row = old._row_name()
-            if had:
-                self._run(f"RENAME TABLE {live} TO {gone}, {building} TO {live}")
-            else:
-                self._run(f"RENAME TABLE {building} TO {live}")
-            self._run(f"DROP TABLE IF EXISTS {gone}")
-            self._run(f"DELETE FROM {POSITIONS} WHERE name = %s", (old_row,))
+            moves = [(self.live, _GONE + before)] if before else []
+            self._move(*moves, (self.table, self.live))
+            self._sweep()
         old._connection = None
         self._epoch = None
 
+    def _move(self, *moves: tuple[str, str]) -> None:
+        """Rename tables, all in one step."""
+        told = ", ".join(f"{self.quote(table)} TO {self.quote(name)}" for table, name in moves)
+        self._run(f"RENAME TABLE {told}")
+
     def remove(self) -> None:
-        if self._seen() is not None:
-            with self._explaining():
-                row = self._row_name()
-                self._run(f"DROP TABLE IF EXISTS {self.quote(self.table)}")
-                self._run(f"DELETE FROM {POSITIONS} WHERE name = %s", (row,))
+        with self._explaining():
+            is_used = self._has_table(POSITIONS)
+        if is_used:
+            with self._alone():
+                self._sweep()
+                if self._row() is not None:
+                    self._move((self.table, _GONE + self._row_name()))
+                    self._sweep()
         if self.table == self.live:
             with self.beside() as other:
                 other.remove()
@@ -284,8 +367,22 @@ class MysqlSink(SqlSink):
         if code == ER.BAD_DB_ERROR:
             return StoreError(f"{self.address.shown}: {text}", advice="Create the database.")
         if code in _AGAIN or isinstance(error, OSError):
-            return StoreUnreachableError(f"{self.address.shown}: {text}")
+            away = mysql_away(text)
+            if away is None:
+                return StoreUnreachableError(f"{self.address.shown}: {text}")
+            place = f"{self.address.host or '127.0.0.1'}:{self.address.port or 3306}"
+            return StoreAwayError(f"cannot reach MySQL at {place}/{self.address.path}: {away}")
         return StoreError(f"{self.target}: {text}")
+
+
+@contextmanager
+def _blaming_rows() -> Iterator[None]:
+    try:
+        yield
+    except pymysql.MySQLError as error:
+        if error.args and error.args[0] in _ROW_FAULTS:
+            raise RowFault(str(error.args[-1])) from error
+        raise
 
 
 def _tuples(rows: pa.Table) -> list[tuple[Any, ...]]:

@@ -3,7 +3,8 @@
     postgresql://user:password@host/shop?table=orders
 
 Rows are copied to a temporary table and put in from there, in one statement. Text keys sort by
-their bytes (collation C), as everywhere here. PostgreSQL has no NUL in text: such rows are refused.
+their bytes (collation C), as everywhere here. PostgreSQL has no NUL in text: such rows are refused,
+as are times outside of the years 1 to 9999, which cannot be read back from their text.
 Options other than `table` go to the driver (`sslmode`, `application_name`, ...).
 """
 
@@ -11,19 +12,23 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar, Final
 
 import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
+from psycopg.conninfo import make_conninfo
 from pyarrow import csv
 
-from penstock.errors import PenstockError
-from penstock.sinks.errors import StoreError, StoreUnreachableError
+from penstock.connecting import why
+from penstock.errors import ConfigError, PenstockError
+from penstock.sinks.errors import StoreAwayError, StoreError, StoreUnreachableError
 from penstock.sinks.schema import Schema, is_json
 from penstock.sinks.sql.base import RowFault, SqlSink
 from penstock.sinks.sql.text import from_text, to_text
 from penstock.sinks.stores import Address
+from penstock.sinks.times import Unfit
 
 CONNECT_S: Final = 10
 # Two that open at once make the table of positions one after the other.
@@ -49,7 +54,21 @@ _BY_NAME: Final = {
 
 def make(address: Address) -> PostgresSink:
     """The sink for a URL."""
+    for name, value in address.options.items():
+        if name != "table":
+            _check(address, name, value)
     return PostgresSink(address)
+
+
+def _check(address: Address, name: str, value: str) -> None:
+    """ConfigError if the driver does not know an option."""
+    try:
+        make_conninfo(**{name: value})
+    except psycopg.Error:
+        raise ConfigError(
+            f"{address.shown}: there is no option {name!r}",
+            advice="There are table, and those of PostgreSQL's own clients, such as sslmode.",
+        ) from None
 
 
 class PostgresSink(SqlSink):
@@ -103,8 +122,11 @@ class PostgresSink(SqlSink):
             f"TYPE {kind}"
         )
 
-    def _unfit(self, rows: pa.Table) -> list[tuple[pa.ChunkedArray, str]]:
-        return [
+    def _folded(self, name: str) -> str:
+        return name
+
+    def _unfit(self, rows: pa.Table) -> list[Unfit]:
+        return super()._unfit(rows) + [
             (pc.match_substring(column, "\0"), f"column {name} has a NUL, which text cannot hold")
             for name, column in zip(rows.column_names, rows.columns, strict=True)
             if pa.types.is_string(column.type)
@@ -119,8 +141,11 @@ class PostgresSink(SqlSink):
         self._run(f"DROP TABLE IF EXISTS pg_temp.{stage}")
         self._run(f"CREATE TEMP TABLE {stage} ({columns}) ON COMMIT DROP")
         data = io.BytesIO()
+        texts = pa.table([_as_csv(column) for column in rows.columns], names=rows.column_names)
         csv.write_csv(
-            pa.table([_as_csv(column) for column in rows.columns], names=rows.column_names),
+            # Before the second of two chunks of text, the first of which is empty, Arrow writes
+            # bytes of its own.
+            texts.combine_chunks(),
             data,
             csv.WriteOptions(include_header=False, quoting_style="all_valid"),
         )
@@ -136,22 +161,20 @@ class PostgresSink(SqlSink):
         rest = [self.quote(name) for name in schema.names if name not in schema.key]
         sets = ", ".join(f"{name} = EXCLUDED.{name}" for name in rest)
         then = f"UPDATE SET {sets}" if rest else "NOTHING"
-        try:
+        with _blaming_rows():
             self._staged(rows, "penstock_upserts", schema)
             self._run(
                 f"INSERT INTO {self.quote(self.table)} ({names}) SELECT {names} "
                 f"FROM penstock_upserts ON CONFLICT ({keys}) DO {then}"
             )
-        except psycopg.Error as error:
-            state = error.sqlstate or ""
-            if state.startswith(_ROW_STATES) or state == "54000":
-                raise RowFault(_first_line(error)) from error
-            raise
 
     def _delete(self, keys: pa.Table, schema: Schema) -> None:
-        self._staged(keys, "penstock_deletes", schema)
         same = " AND ".join(f"t.{name} = d.{name}" for name in map(self.quote, schema.key))
-        self._run(f"DELETE FROM {self.quote(self.table)} t USING penstock_deletes d WHERE {same}")
+        with _blaming_rows():
+            self._staged(keys, "penstock_deletes", schema)
+            self._run(
+                f"DELETE FROM {self.quote(self.table)} t USING penstock_deletes d WHERE {same}"
+            )
 
     def _selected(self, field: pa.Field) -> str:
         name = self.quote(field.name)
@@ -170,6 +193,19 @@ class PostgresSink(SqlSink):
     def _begin(self, *, write: bool) -> None:
         self._run("BEGIN" if write else "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
 
+    def _place(self) -> str:
+        host, port = self.address.host or "local socket", self.address.port or 5432
+        return f"PostgreSQL at {host}:{port}/{self.address.path}"
+
+    def _unconnected(self, error: psycopg.Error) -> PenstockError:
+        trouble = why(error)
+        if trouble.kind == "refused":
+            told = f"{self.address.shown} refuses the user: {trouble.reason}"
+            return StoreError(told, advice=trouble.advice)
+        if trouble.kind == "busy":
+            return StoreUnreachableError(f"{self.address.shown}: {trouble.reason}")
+        return StoreAwayError(f"cannot reach {self._place()}: {trouble.reason}")
+
     def _explained(self, error: Exception) -> PenstockError:
         assert isinstance(error, psycopg.Error)
         text, state = _first_line(error), error.sqlstate or ""
@@ -183,10 +219,23 @@ class PostgresSink(SqlSink):
         if isinstance(error, psycopg.OperationalError) and not state.startswith(_ADMIN_STATES):
             if "does not exist" in text:
                 return StoreError(f"{self.address.shown}: {text}", advice="Create the database.")
+            if not state:
+                return self._unconnected(error)
             return StoreUnreachableError(f"{self.address.shown}: {text}")
         if state in {"40001", "40P01"}:
             return StoreUnreachableError(f"{self.target}: {text}", advice="Trying again helps.")
         return StoreError(f"{self.target}: {text}")
+
+
+@contextmanager
+def _blaming_rows() -> Iterator[None]:
+    try:
+        yield
+    except psycopg.Error as error:
+        state = error.sqlstate or ""
+        if state.startswith(_ROW_STATES) or state == "54000":
+            raise RowFault(_first_line(error)) from error
+        raise
 
 
 def _as_csv(column: pa.ChunkedArray) -> pa.ChunkedArray:

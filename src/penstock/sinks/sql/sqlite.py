@@ -4,7 +4,8 @@
 
 SQLite has few types. Times are text as its own functions read it (`2026-01-31 12:00:00.000000`,
 with `+00:00` where the column has a zone), decimals of up to 15 digits numbers, longer ones text,
-NaN is the text `NaN`, since SQLite would make it null. Readers are not blocked by the writer
+NaN is the text `NaN`, since SQLite would make it null. Times outside of the years 1 to 9999, which
+its functions do not read, are refused. Readers are not blocked by the writer
 (write-ahead log). After a power loss the file may be some batches back, with its position.
 """
 
@@ -22,6 +23,7 @@ import pyarrow.compute as pc
 
 from penstock.errors import ConfigError, PenstockError
 from penstock.sinks.errors import StoreError, StoreUnreachableError
+from penstock.sinks.rows import sortable_decimal
 from penstock.sinks.schema import Schema
 from penstock.sinks.sql.base import RowFault, SqlSink
 from penstock.sinks.sql.text import from_text, to_text
@@ -42,6 +44,7 @@ def make(address: Address) -> SqliteSink:
             f"{address.shown} names no file",
             advice="A file is named with three slashes, as in sqlite:///shop.db; four if absolute.",
         )
+    address.number("timeout", BUSY_S)
     return SqliteSink(address)
 
 
@@ -49,6 +52,9 @@ class SqliteSink(SqlSink):
     """A table in a SQLite file."""
 
     faults: ClassVar[tuple[type[Exception], ...]] = (sqlite3.Error,)
+
+    def _is_there(self) -> bool:
+        return Path(self.address.path).exists()
 
     def _connect(self) -> sqlite3.Connection:
         path = Path(self.address.path)
@@ -61,6 +67,7 @@ class SqliteSink(SqlSink):
         connection = sqlite3.connect(
             path, timeout=seconds, isolation_level=None, check_same_thread=False
         )
+        connection.create_function("penstock_decimal", 2, _sortable, deterministic=True)
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute("PRAGMA cache_size = -65536")
@@ -84,7 +91,7 @@ class SqliteSink(SqlSink):
             return "INTEGER"
         if pa.types.is_floating(kind):
             return "REAL"
-        if pa.types.is_decimal(kind) and kind.precision <= _NUMBER_DIGITS:
+        if pa.types.is_decimal(kind) and not _is_long(kind):
             return "NUMERIC"
         return "BLOB" if pa.types.is_binary(kind) else "TEXT"
 
@@ -117,16 +124,21 @@ class SqliteSink(SqlSink):
         kind = field.type
         if pa.types.is_floating(kind):
             return pa.array([float("nan") if v == "NaN" else v for v in values], kind)
-        if pa.types.is_decimal(kind):
+        if pa.types.is_decimal(kind) and not _is_long(kind):
             scale = Decimal(1).scaleb(-kind.scale)
-            if kind.precision <= _NUMBER_DIGITS:
-                values = [None if v is None else Decimal(repr(v)).quantize(scale) for v in values]
-                return pa.array(values, kind)
+            values = [None if v is None else Decimal(repr(v)).quantize(scale) for v in values]
+            return pa.array(values, kind)
         if pa.types.is_integer(kind):
             return pa.array(values, kind)
         return from_text(values, kind)
 
+    def _sorted_by(self, field: pa.Field) -> str:
+        name = super()._sorted_by(field)
+        return f"penstock_decimal({name}, {field.type.scale})" if _is_long(field.type) else name
+
     def _bound(self, value: Any, field: pa.Field) -> Any:
+        if _is_long(field.type):
+            return sortable_decimal(value, field.type.scale)
         column = pa.chunked_array([pa.array([value], field.type)])
         return _values(column)[0]
 
@@ -152,6 +164,16 @@ class SqliteSink(SqlSink):
                 f"{self.address.shown}: {text}", advice="Free disk space, or repair the disk."
             )
         return StoreError(f"{self.target}: {text}")
+
+
+def _is_long(kind: pa.DataType) -> bool:
+    """Whether it is a decimal that SQLite's numbers would round: it is kept as text."""
+    return bool(pa.types.is_decimal(kind) and kind.precision > _NUMBER_DIGITS)
+
+
+def _sortable(text: str, scale: int) -> str:
+    """A decimal's text, whose order is another than that of the numbers, as one with that order."""
+    return sortable_decimal(Decimal(text), scale)
 
 
 def _tuples(rows: pa.Table) -> Iterator[tuple[Any, ...]]:
