@@ -20,7 +20,8 @@ read at a wrong moment. Keys that do have one are looked at again, only they, un
 or quiet. A key that never is quiet counts as in step if the store has what the log has for it.
 
 - `checksums`: rows to numbers, ranges of them; `origins`: what is compared with: a table of a
-  captured database, or what a topic says; `engine`: the rounds; `report`: what came out.
+  captured database, or what a topic says; `lapsing`: stores whose rows live for a while; `engine`:
+  the rounds; `report`: what came out.
 """
 
 from __future__ import annotations

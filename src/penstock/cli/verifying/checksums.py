@@ -152,6 +152,11 @@ class Digest:
         self.keys, self.rows = keys, rows
         return self
 
+    def drop(self, keys: Numbers) -> None:
+        """Without these keys; it stays ordered."""
+        kept = ~np.isin(self.keys, keys)
+        self.keys, self.rows = self.keys[kept], self.rows[kept]
+
     def row(self, key: int) -> list[int]:
         """The checksums of the rows of a key."""
         low, high = np.searchsorted(self.keys, np.uint64(key)), np.searchsorted(

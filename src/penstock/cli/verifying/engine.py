@@ -7,10 +7,12 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import repeat
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock.cli import project as projects
 from penstock.cli.capture_project import configured
@@ -24,6 +26,7 @@ from penstock.cli.verifying.checksums import (
     keys_of,
     rows_of,
 )
+from penstock.cli.verifying.lapsing import Lapsing
 from penstock.cli.verifying.origins import (
     Origin,
     TableOrigin,
@@ -86,6 +89,8 @@ def verify(
                 advice=f"Compare it with its topic: penstock verify {TOPIC}{spec.topic} {sink}",
             )
         store = stack.enter_context(spec.sink())
+        # A URL may have a password in it.
+        shown = store.target if "://" in sink else sink
         if not store.readable:
             raise VerifyError(
                 f"{store.target} cannot be read back, so there is nothing to compare",
@@ -93,7 +98,7 @@ def verify(
             )
         work = _Comparison(cluster, origin, spec, store, began + timeout_s, on_progress)
         work.share_rows = share_rows
-        return work.run(began, sink, max_shown)
+        return work.run(began, shown, max_shown)
 
 
 def _origin(project: projects.Project, source: str, cluster: Cluster) -> Origin:
@@ -111,7 +116,7 @@ def _origin(project: projects.Project, source: str, cluster: Cluster) -> Origin:
 class _GrownError(Exception):
     """Rows have columns that the parser does not know yet."""
 
-    def __init__(self, new: Mapping[str, pa.Field]) -> None:
+    def __init__(self, new: Mapping[str, Column]) -> None:
         super().__init__(str(list(new)))
         self.new = dict(new)
 
@@ -135,6 +140,7 @@ class _Comparison:
         self._deadline = deadline
         self._timeout_s = deadline - time.monotonic()
         self._told = _Telling(on_progress)
+        self._lapsing = Lapsing(cluster, origin.topic, store)
         self._parser = self._make_parser()
         self._schema = self._parser.schema
         self._aside: dict[bytes, str] = {}
@@ -164,7 +170,7 @@ class _Comparison:
             self._position, time.monotonic() - began, self._round,
         )  # fmt: skip
 
-    def _make_parser(self, new: Mapping[str, pa.Field] | None = None) -> Parser:
+    def _make_parser(self, new: Mapping[str, Column] | None = None) -> Parser:
         stored = self._store.stored_schema()
         if stored is None:
             raise VerifyError(
@@ -181,7 +187,7 @@ class _Comparison:
         parser = parser_of(self._spec, self._cluster, self._origin.topic, stored)
         known = {each.name for each in parser.columns}
         columns = [*parser.columns, *(
-            Column(field) for name, field in (new or {}).items() if name not in known
+            column for name, column in (new or {}).items() if name not in known
         )]  # fmt: skip
         types = {field.name: field for field in stored.fields}
         return replace(
@@ -210,7 +216,10 @@ class _Comparison:
             certain.append(unlike[~moved])
             wanted = unlike[moved]
             if len(wanted) and looked > _PATIENCE:
-                wanted = self._out_of_step(wanted, sink)
+                # What is there twice is wrong whatever the log says.
+                twice = np.array([len(sink.row(int(key))) > 1 for key in wanted])
+                certain.append(wanted[twice])
+                wanted = self._out_of_step(wanted[~twice], sink)
             if not len(wanted):
                 return np.sort(np.concatenate(certain))
             self._check_time(f"{len(wanted)} keys differ and change all the time")
@@ -233,11 +242,15 @@ class _Comparison:
             self._rows += len(source.keys)
         self._reach()
         sink = Digest()
+        self._lapsing.begin()
         for batch in self._sink_rows():
             keys = keys_of(batch, self._schema)
             chosen = self._chosen(keys, wanted)
             sink.put(keys[chosen], rows_of(batch, self._schema)[chosen])
         sink.sort(last_counts=False)
+        source.drop(self._lapsing.lapsed(
+            self._parser, lambda keys: self._chosen(keys, wanted), sink.keys
+        ))  # fmt: skip
         unlike = differing(source, sink)
         changed = self._changed() if len(unlike) else np.zeros(0, np.uint64)
         return unlike, changed, sink
@@ -304,25 +317,52 @@ class _Comparison:
         return np.unique(np.concatenate(found)) if found else np.zeros(0, np.uint64)
 
     def _out_of_step(self, keys: Numbers, sink: Digest) -> Numbers:
-        """Of keys that never are quiet, those whose row in the store no record since then tells."""
-        versions: set[tuple[int, int]] = set()
+        """Of keys that never are quiet, those whose row in the store is not what the log has for
+        them: as it was at the position that the store had reached, or later."""
+        topic = self._origin.topic
+        # By key: in each partition the last before that position; and all that came since.
+        last: dict[int, dict[int, int | None]] = {}
+        later: dict[int, set[int | None]] = {}
         seen = 0
-        for records in records_since(self._cluster, self._origin.topic, self._since):
-            for at in range(records.num_rows):
+        for records in records_since(self._cluster, topic, self._since):
+            number = int(records["partition"][0].as_py())
+            at = self._position.offsets.get((topic, number), 0)
+            read = int(pc.sum(pc.less(records["offset"], at)).as_py())
+            for key, row in self._versions(records.slice(0, read)):
+                last.setdefault(key, {})[number] = row
+            for place in range(read, records.num_rows):
                 if seen >= _MAX_VERSIONS:
                     break
                 seen += 1
-                parsed = self._parser.parse(records.slice(at, 1))
-                rows = rows_of(parsed.upserts, self._schema)
-                keys_here = keys_of(parsed.upserts, self._schema)
-                versions |= set(zip(map(int, keys_here), map(int, rows), strict=True))
-                versions |= {(int(key), 0) for key in keys_of(parsed.deletes, self._schema)}
-        left = [
-            key
-            for key in map(int, keys)
-            if not {(key, row) for row in sink.row(key) or [0]} <= versions
-        ]
+                for key, row in self._versions(records.slice(place, 1)):
+                    later.setdefault(key, set()).add(row)
+        left = []
+        for key in map(int, keys):
+            known = later.get(key, set()) | set(last.get(key, {}).values())
+            row = next(iter(sink.row(key)), None)
+            if row not in known:
+                left.append(key)
         return np.array(left, np.uint64)
+
+    def _versions(self, records: pa.Table) -> Iterator[tuple[int, int | None]]:
+        """The last row of each key in these records; None if it was deleted."""
+        parsed = self._parser.parse(records)
+        found = [
+            *zip(
+                parsed.upserted_at["offset"].to_pylist(),
+                map(int, keys_of(parsed.upserts, self._schema)),
+                map(int, rows_of(parsed.upserts, self._schema)),
+                strict=True,
+            ),
+            *zip(
+                parsed.deleted_at["offset"].to_pylist(),
+                map(int, keys_of(parsed.deletes, self._schema)),
+                repeat(None, parsed.deletes.num_rows),
+                strict=True,
+            ),
+        ]
+        for _, key, row in sorted(found, key=lambda each: each[0]):
+            yield key, row
 
     # ---- what differs --------------------------------------------------------------------
 
@@ -339,9 +379,13 @@ class _Comparison:
                 source.pop(key, None)
         self._reach()
         sink: dict[int, list[dict[str, Any]]] = {}
+        self._lapsing.begin()
         for batch in self._sink_rows():
             for key, row in self._picked(pa.Table.from_batches([batch]), chosen):
                 sink.setdefault(key, []).append(row)
+        there = np.array(list(sink), np.uint64)
+        for key in self._lapsing.lapsed(self._parser, lambda keys: np.isin(keys, chosen), there):
+            source.pop(int(key), None)
         found = [self._difference(source.get(key), sink.get(key)) for key in map(int, chosen)]
         made = [each for each in found if each is not None]
         return sorted(made, key=lambda each: tuple(map(_ordered, each.key.values())))
@@ -350,8 +394,10 @@ class _Comparison:
         numbers = keys_of(rows, self._schema)
         chosen = np.flatnonzero(np.isin(numbers, keys))
         if len(chosen):
-            picked = rows.take(pa.array(chosen, pa.int64())).to_pylist()
-            yield from zip(map(int, numbers[chosen]), picked, strict=True)
+            picked = rows.take(pa.array(chosen, pa.int64()))
+            columns = [_values(picked.column(name)) for name in picked.column_names]
+            for number, *row in zip(map(int, numbers[chosen]), *columns, strict=True):
+                yield number, dict(zip(picked.column_names, row, strict=True))
 
     def _difference(
         self, source: list[dict[str, Any]] | None, sink: list[dict[str, Any]] | None
@@ -406,6 +452,22 @@ class _Telling:
         took_s = max(now - self._began, 1e-3)
         share = min(1.0, self._rows / self._total) if self._total else None
         self._tell(Progress(self._phase, self._rows, self._rows / took_s, share, self._round))
+
+
+def _values(column: pa.ChunkedArray) -> list[Any]:
+    """A column for people; times that Python does not have (`infinity`) as the number they are."""
+    try:
+        found: list[Any] = column.to_pylist()
+    except (OverflowError, ValueError):
+        found = [_value(each) for each in column]
+    return found
+
+
+def _value(value: pa.Scalar) -> Any:
+    try:
+        return value.as_py()
+    except (OverflowError, ValueError):
+        return f"{value.value} ({value.type})"
 
 
 def _same(one: Any, other: Any, field: pa.Field) -> bool:
