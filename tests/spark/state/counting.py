@@ -92,7 +92,7 @@ def naming(rows: str, names: str, target: str, batch: int) -> Flow:
         stream(rows, json=schema, time="at", lateness="1 second", options=options),
         stream(
             names, changelog="name string, called string", time="_timestamp",
-            lateness="1 second", options=options,
+            lateness="1 second", options=options, idle="1 hour",
         ),
     ]  # fmt: skip
 

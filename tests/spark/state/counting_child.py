@@ -11,7 +11,8 @@ from penstock.spark import session
 from penstock.spark.archive import MODE_VARIABLE
 from penstock.spark.flows.declare import Collected
 from penstock.spark.flows.folder import Folder
-from penstock.spark.flows.manager import Manager, Settings
+from penstock.spark.flows.manager import Manager
+from penstock.spark.flows.overseeing import Settings
 from tests.spark.state.counting import counting, naming
 
 

@@ -24,7 +24,7 @@ from penstock.spark.source.workers import settle
 from penstock.spark.state import packing
 from penstock.spark.state.context import DEFAULT_SHARDS, Batch, Planning, current
 from penstock.spark.state.files import StateError
-from penstock.spark.state.operator import Operator, Shard
+from penstock.spark.state.operator import Operator, Shard, processed
 from penstock.spark.state.packing import KEYS, PLAIN, Packing, unpacked
 from penstock.spark.state.store import Place, opened
 
@@ -201,7 +201,7 @@ def part_of(whole: pa.Table, number: int, *, is_packed: bool = False) -> pa.Tabl
     column = whole[_column(number)].filter(is_of)
     if not len(column):
         return None
-    return _in_order(unpacked(column) if is_packed else _flat(column))
+    return in_order(unpacked(column) if is_packed else _flat(column))
 
 
 def _passed_on(rows: DataFrame, number: int) -> DataFrame:
@@ -240,7 +240,7 @@ class _Task:
         watermark_us = told() if callable(told) else told
         with opened(self.place, number, self.version) as state:
             shard = Shard(number, self.shards, self.version, watermark_us, state)
-            rows = self.operator.process(shard, inputs)
+            rows = processed(self.operator, shard, inputs)
         yield from rows.cast(self.schema).to_batches(max_chunksize=65_536)
 
 
@@ -268,7 +268,8 @@ def _in_utc(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def _in_order(rows: pa.Table) -> pa.Table:
+def in_order(rows: pa.Table) -> pa.Table:
+    """Rows in the order of the log, as far as they say where they stand."""
     order = [(each, "ascending") for each in ORDER if each in rows.column_names]
     return rows.sort_by(order) if order else rows
 

@@ -31,7 +31,7 @@ from penstock.spark.source.workers import settle
 from penstock.spark.state import applying, spreading
 from penstock.spark.state.context import Batch
 from penstock.spark.state.files import StateError
-from penstock.spark.state.operator import Operator, Shard
+from penstock.spark.state.operator import Operator, Shard, processed
 from penstock.spark.state.schemas import arrow_schema
 from penstock.spark.state.store import Held, Place, hold
 
@@ -277,7 +277,7 @@ class _Task:
             own = {name: parts[number] for name, parts in inputs.items() if len(parts[number])}
             held = hold(step.place, number, self.version)
             shard = Shard(number, self.shards, self.version, watermark_us, held.state)
-            rows = step.operator.process(shard, own)
+            rows = processed(step.operator, shard, own)
             room.take(len(rows))
             return rows.cast(step.out), held
 

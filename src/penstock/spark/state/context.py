@@ -33,6 +33,16 @@ class _Numbered:
         return f"{kind}-{self.names[kind]}"
 
 
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What operators have to know of a stream when its flow is planned."""
+
+    # How late its records may be; None if it has no event time.
+    lateness_us: int | None = None
+    # Whether time passes when no records come.
+    has_heartbeats: bool = False
+
+
 @dataclass(slots=True)
 class Planning(_Numbered):
     """The function is asked for its plan: what keeps state is noted down, and nothing is run."""
@@ -42,6 +52,8 @@ class Planning(_Numbered):
     # What the function is given of each stream, and which of them an operator takes as they are.
     streams: Sequence[DataFrame] = ()
     packed: set[int] = field(default_factory=set)
+    # The streams by their topics.
+    reads: Mapping[str, Read] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

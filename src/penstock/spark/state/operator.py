@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Protocol
 
+from penstock.errors import PenstockError
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 HINT: Final = "hint "
 # Which columns of a key are null, a bit for each.
 NULLS: Final = "_nulls"
+# An error of a task comes back as the text of its traceback: before the advice that it had.
+ADVICE: Final = "advice: "
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,3 +60,13 @@ class Operator(Protocol):
         Called for each shard in each micro-batch, also without rows: time may have passed.
         """
         ...
+
+
+def processed(operator: Operator, shard: Shard, inputs: Mapping[str, pa.Table]) -> pa.Table:
+    """What an operator gives, in a task."""
+    try:
+        return operator.process(shard, inputs)
+    except PenstockError as error:
+        if error.advice:
+            error.add_note(ADVICE + error.advice)
+        raise

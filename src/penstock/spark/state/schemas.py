@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import pyarrow as pa
 from pyspark.sql import types as T  # noqa: N812
 from pyspark.sql.pandas.types import to_arrow_schema
+
+# What to do about a key that has parts.
+PLAIN_KEY: Final = (
+    "Make a text of it before, such as withColumn(NAME, to_json(NAME)), or take its parts as "
+    "columns of their own."
+)
 
 
 def arrow_schema(kind: T.StructType) -> pa.Schema:
@@ -15,3 +23,8 @@ def arrow_schema(kind: T.StructType) -> pa.Schema:
     """
     found = to_arrow_schema(kind, timezone="UTC")
     return pa.schema([each.with_nullable(True) for each in found])
+
+
+def is_nested(kind: T.DataType) -> bool:
+    """Whether values have parts, so that rows cannot be told apart by them here."""
+    return isinstance(kind, T.ArrayType | T.MapType | T.StructType | T.VariantType)
