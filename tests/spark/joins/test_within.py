@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -21,13 +22,14 @@ from penstock.spark.state import Batch, Shard, State, entered
 from tests.spark.windows.cutting import SECOND, Row, in_time, rows, run
 
 LATENESS = 15 * SECOND
-LEFT = pa.schema([("key", pa.string()), ("x", pa.float64()), ("offset", pa.int64())])
-RIGHT = pa.schema([("key", pa.string()), ("number", pa.int64()), ("offset", pa.int64())])
+KEY = [("key", pa.string()), ("kind", pa.float64())]
+LEFT = pa.schema([*KEY, ("x", pa.float64()), ("offset", pa.int64())])
+RIGHT = pa.schema([*KEY, ("number", pa.int64()), ("offset", pa.int64())])
 
 
 def join(how: How, low_us: int, high_us: int) -> Within:
     renamed = ("number", "right_offset")
-    return Within(("key",), LEFT, RIGHT, renamed, low_us, high_us, how, whole=False)
+    return Within(("key", "kind"), LEFT, RIGHT, renamed, low_us, high_us, how, whole=False)
 
 
 def table(events: Sequence[Row], schema: pa.Schema) -> pa.Table:
@@ -44,12 +46,14 @@ def said(left: pa.Table, right: pa.Table, how: str, low: int, high: int, mark: i
         database.register("l", left).register("r", right)
         found = database.execute(
             f"""
-            SELECT coalesce(l.key, r.key), x, l."offset", number, r."offset"
-            FROM l {how} JOIN r ON l.key = r.key
+            SELECT x, l."offset", number, r."offset"
+            FROM l {how} JOIN r ON l.key = r.key AND l.kind = r.kind
               AND r.{AT} - l.{AT} BETWEEN {low} AND {high}
             WHERE (l."offset" IS NOT NULL AND r."offset" IS NOT NULL)
-              OR (r."offset" IS NULL AND (l.key IS NULL OR l.{AT} + {high} < {mark}))
-              OR (l."offset" IS NULL AND (r.key IS NULL OR r.{AT} - {low} < {mark}))"""
+              OR (r."offset" IS NULL
+                  AND (l.key IS NULL OR l.kind IS NULL OR l.{AT} + {high} < {mark}))
+              OR (l."offset" IS NULL
+                  AND (r.key IS NULL OR r.kind IS NULL OR r.{AT} - {low} < {mark}))"""
         ).fetchall()
     return Counter(found)
 
@@ -79,9 +83,23 @@ def test_pairs_and_the_unmatched_are_those_of_duckdb(
         ]
         marks.append(min(latest) - LATENESS)
     out = pa.concat_tables(run(join(how, low, high), batches, marks))
-    found = Counter(tuple(each.values()) for each in out.to_pylist())
+    found = Counter(tuple(each.values())[2:] for each in out.to_pylist())
     whole = [table(sides[0], LEFT), table(sides[1], RIGHT)]
     assert found == said(whole[0], whole[1], how, low, high, marks[-1])
+
+
+def test_many_values_in_several_columns() -> None:
+    # So many keys are possible that one and a time do not fit into 64 bits, as each by itself does.
+    rows, names = 100_000, ("a", "b", "c")
+    luck = np.random.default_rng(1)
+    columns = {each: pa.array(luck.permutation(rows)) for each in names}
+    columns |= {"row": pa.array(np.arange(rows)), AT: pa.array(np.arange(rows))}
+    side = pa.table(columns)
+    schema = side.drop([AT]).schema
+    operator = Within(names, schema, schema, ("right_row",), 0, 0, "inner", whole=False)
+    (out,) = run(operator, [{"left": side, "right": side}], [0])
+    assert len(out) == rows
+    assert out["row"].equals(out["right_row"])
 
 
 def test_state_stays_flat() -> None:

@@ -5,6 +5,9 @@ watermark has not passed: events that wait, and changes that do not count yet. W
 each event is looked up among the changes of its key that have come to count by its time (sorted, by
 bisection), and where there is none, in the table of before; afterwards the last of the changes are
 the table. So no version is kept that no event can ask for.
+
+Beside a row stands whose it is, by the key of its record: a deletion, or a move to another key,
+takes away its own row and not the one that has come into its place.
 """
 
 from __future__ import annotations
@@ -19,6 +22,9 @@ import pyarrow.compute as pc
 
 from penstock.records.columns.compiled import kernel
 from penstock.spark.state import KeyedTable, Shard
+from penstock.spark.state.applying import in_order
+from penstock.spark.state.numbering import numbered, whole
+from penstock.spark.windows.clock import Clock
 
 GONE: Final = "_gone"
 # From when a row is valid; when the change was made; and from when it counts: the later of them.
@@ -27,6 +33,9 @@ KNOWN: Final = "_known"
 AT: Final = "_at"
 TIME: Final = "_time"
 WATERMARK: Final = "_watermark_end"
+# Whose row it is: a hash of the key of the record; or nobody says.
+OWNER: Final = "_owner"
+ANYBODY: Final = 0
 _WAITING: Final = "events"
 _COMING: Final = "changes"
 
@@ -55,7 +64,7 @@ class Shape:
     columns: tuple[tuple[str, str], ...]
     keys: tuple[str, ...]
     inner: bool
-    # The table in the state: keys, columns, and from when the row is valid.
+    # The table in the state: keys, columns, from when the row is valid, and whose it is.
     kept: pa.Schema
     out: pa.Schema
 
@@ -90,12 +99,7 @@ class Latest:
         events, changes = inputs.get("events"), inputs.get("changes")
         table = shard.state.table("rows", shape.kept, shape.keys)
         if changes is not None:
-            changes = _with_keys(changes, shape.keys)
-            numbers, count = codes([changes[each] for each in shape.keys])
-            last = np.zeros(count, np.int64)
-            # Of several at the same place the last one stays.
-            last[numbers] = np.arange(len(numbers))
-            _take_over(table, changes.take(pa.array(last)))
+            _take_over(table, shape, _with_keys(changes, shape.keys))
         if events is None:
             return shape.out.empty_table()
         found = table.get(events.select(list(shape.keys)))
@@ -121,6 +125,13 @@ class AsOf:
     def process(self, shard: Shard, inputs: Mapping[str, pa.Table]) -> pa.Table:
         shape = self.shape
         passed = self._passed(shard, inputs)
+        if passed is not None:
+            clock = Clock.at(shard, passed)
+            for name, time in (("events", sent_name(TIME)), ("changes", AT)):
+                if name in inputs:
+                    # What has no time was always there.
+                    clock.refuse_strays(_micros(inputs[name][time].drop_null()))
+            clock.keep(shard)
         events = _released(shard, _WAITING, inputs.get("events"), sent_name(TIME), passed)
         changes = _released(shard, _COMING, inputs.get("changes"), AT, passed)
         if changes is not None:
@@ -148,73 +159,108 @@ class AsOf:
         asked = changes.select(list(shape.keys))
         if events is not None:
             asked = pa.concat_tables([asked, _plain(events.select(list(shape.keys)))])
-        numbers, count = codes([asked[each] for each in shape.keys])
-        # Any row of each key. Events without a key have the number -1.
-        first = np.zeros(count, np.int64)
-        named = np.flatnonzero(numbers >= 0)
-        first[numbers[named]] = named
-        before = table.get(asked.take(pa.array(first)))
-        there = before["_found"].combine_chunks().to_numpy(zero_copy_only=False)
-        own = numbers[: len(changes)]
-        at, valid = _micros(changes[AT]), _micros(changes[FROM])
-        gone = changes[GONE].combine_chunks().to_numpy(zero_copy_only=False)
-        # Stable, so that of changes at the same time the last in the log counts.
-        order = np.lexsort((at, own))
-        valid_before = _micros(before[FROM])
-        starts = np.searchsorted(own[order], np.arange(count + 1))
-        state = settle(starts, order, valid, gone, there, valid_before)
-        rows = pa.concat_tables(
-            [_plain(before.select(shape.kept.names)), _plain(changes.select(shape.kept.names))]
-        )
+        at = _micros(changes[AT])
+        course = _course(table, shape, changes, asked, at)
         result = shape.out.empty_table()
         if events is not None and len(events):
             picked = look_up(
-                numbers[len(changes) :],
+                course.numbers[len(changes) :],
                 _micros(events[sent_name(TIME)]),
-                starts,
-                at[order],
-                state,
-                there,
+                course.starts,
+                at[course.order],
+                course.state,
+                course.there,
             )
-            found = rows.take(pa.array(picked, mask=picked < 0))
+            found = course.rows.take(pa.array(picked, mask=picked < 0))
             result = shape.result(events, found, pa.array(picked >= 0))
-        self._keep(table, rows, starts, state, there)
+        course.keep(table)
         return result
 
-    def _keep(self, table: KeyedTable, rows: pa.Table, starts: Any, state: Any, there: Any) -> None:
+
+@dataclass(frozen=True, slots=True)
+class _Course:
+    """Which row of each key holds after each of its changes."""
+
+    # Of the key of each row that was asked for; -1 if one of its columns is null.
+    numbers: Any
+    # Those of before by the number of their key, and whether they are; the changes after them.
+    rows: pa.Table
+    there: Any
+    # The changes by key and time, where each key begins, and what holds after each.
+    order: Any
+    starts: Any
+    state: Any
+
+    def keep(self, table: KeyedTable) -> None:
         """What holds after the last change of each key is the table from now on."""
-        changed = starts[1:] > starts[:-1]
-        last = state[starts[1:][changed] - 1]
+        changed = self.starts[1:] > self.starts[:-1]
+        last = self.state[self.starts[1:][changed] - 1]
         known = np.flatnonzero(changed)
         # An index below the number of keys is the row of before.
-        put = last[last >= len(there)]
-        if len(put):
-            table.put(rows.take(pa.array(put)))
-        lost = known[(last < 0) & there[known]]
-        if len(lost):
-            table.delete(rows.take(pa.array(lost)))
+        put = last[last >= len(self.there)]
+        lost = known[(last < 0) & self.there[known]]
+        table.change(self.rows.take(pa.array(put)), self.rows.take(pa.array(lost)))
 
 
-@kernel("int64[:](int64[:], int64[:], int64[:], boolean[:], boolean[:], int64[:])")
-def settle(starts: Any, order: Any, valid: Any, gone: Any, there: Any, valid_before: Any) -> Any:
+def _course(
+    table: KeyedTable, shape: Shape, changes: pa.Table, asked: pa.Table, at: Any | None
+) -> _Course:
+    """Of changes, whose keys are the first in `asked`, from when they count; None: as they come."""
+    numbers, count = numbered([asked[each] for each in shape.keys], len(asked), null_is_value=False)
+    # Any row of each key.
+    first = np.zeros(count, np.int64)
+    named = np.flatnonzero(numbers >= 0)
+    first[numbers[named]] = named
+    before = table.get(asked.take(pa.array(first)))
+    there = before["_found"].combine_chunks().to_numpy(zero_copy_only=False)
+    own = numbers[: len(changes)]
+    # Stable, so that of changes at the same time the last in the log counts.
+    order = np.lexsort((own,) if at is None else (at, own))
+    always = [np.zeros(each, np.int64) for each in (len(changes), count)]
+    valid, valid_before = always if at is None else [_micros(e[FROM]) for e in (changes, before)]
+    starts = np.searchsorted(own[order], np.arange(count + 1))
+    state = settle(
+        starts,
+        order,
+        valid,
+        changes[GONE].combine_chunks().to_numpy(zero_copy_only=False),
+        _numbers(whole(changes[OWNER]), ANYBODY),
+        there,
+        valid_before,
+        _numbers(whole(before[OWNER]), ANYBODY),
+    )
+    kept = [_plain(each.select(shape.kept.names)) for each in (before, changes)]
+    return _Course(numbers, pa.concat_tables(kept), there, order, starts, state)
+
+
+@kernel(
+    "int64[:](int64[:], int64[:], int64[:], boolean[:], int64[:], boolean[:], int64[:], int64[:])"
+)
+def settle(
+    starts: Any, order: Any, valid: Any, gone: Any, owner: Any, there: Any, valid_before: Any,
+    owner_before: Any,
+) -> Any:  # fmt: skip
     """Which row holds after each change, in their order by key and time; -1 if none does.
 
     Rows of before are numbered by key, changes after them. A change that is valid from earlier on
-    than what holds already is none: it corrects the past, which has been told.
+    than what holds already is none: it corrects the past, which has been told. Nor is a deletion
+    of a row that does not hold any more, for another has its place.
     """
     count = len(starts) - 1
     state = np.empty(len(order), np.int64)
     for key in range(count):
-        holds = np.int64(-1)
-        since = np.int64(-(1 << 63))
+        holds, since, whose = np.int64(-1), np.int64(-(1 << 63)), np.int64(0)
         if there[key]:
-            holds = np.int64(key)
-            since = valid_before[key]
+            holds, since, whose = np.int64(key), valid_before[key], owner_before[key]
         for at in range(starts[key], starts[key + 1]):
             change = order[at]
             if valid[change] >= since:
-                since = valid[change]
-                holds = np.int64(-1) if gone[change] else np.int64(count + change)
+                if not gone[change]:
+                    holds = np.int64(count + change)
+                    since, whose = valid[change], owner[change]
+                elif owner[change] == whose or owner[change] == ANYBODY or whose == ANYBODY:
+                    # As in the next micro-batch, which finds nothing.
+                    holds, since = np.int64(-1), np.int64(-(1 << 63))
             state[at] = holds
     return state
 
@@ -242,23 +288,6 @@ def look_up(numbers: Any, times: Any, starts: Any, at: Any, state: Any, there: A
     return found
 
 
-def codes(columns: Sequence[pa.ChunkedArray]) -> tuple[Any, int]:
-    """For each row a number that rows with the same values share, -1 where one is null."""
-    numbers, count = _codes_of(columns[0])
-    for each in columns[1:]:
-        more, size = _codes_of(each)
-        both = np.where((numbers < 0) | (more < 0), -1, numbers * size + more)
-        joined = pa.array(both, mask=both < 0)
-        numbers, count = _codes_of(pa.chunked_array([joined]))
-    return numbers, count
-
-
-def _codes_of(column: pa.ChunkedArray) -> tuple[Any, int]:
-    whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    found = pc.dictionary_encode(whole, null_encoding="mask")
-    return _numbers(found.indices.cast(pa.int64()), -1), len(found.dictionary)
-
-
 def _numbers(column: pa.Array, missing: int) -> Any:
     """As kernels take them, which is writable."""
     filled = column.fill_null(missing).to_numpy(zero_copy_only=False)
@@ -267,8 +296,8 @@ def _numbers(column: pa.Array, missing: int) -> Any:
 
 def _micros(column: pa.ChunkedArray) -> Any:
     """Times as numbers; what has none was always there."""
-    whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    plain = whole.cast(pa.timestamp("us", whole.type.tz)).cast(pa.int64())
+    times = whole(column)
+    plain = times.cast(pa.timestamp("us", times.type.tz)).cast(pa.int64())
     return _numbers(plain, np.iinfo(np.int64).min)
 
 
@@ -290,7 +319,10 @@ def _with_keys(changes: pa.Table, keys: Sequence[str]) -> pa.Table:
 def _released(
     shard: Shard, name: str, fresh: pa.Table | None, time: str, passed: int | None
 ) -> pa.Table | None:
-    """The rows that the watermark has passed; the others wait in the state."""
+    """The rows that the watermark has passed; the others wait in the state.
+
+    What waited came first, but may stand behind the others in the log.
+    """
     waiting = shard.state.value(name)
     if waiting is not None and not len(waiting):
         waiting = None
@@ -298,16 +330,18 @@ def _released(
     if not given:
         return None
     rows = pa.concat_tables(given) if len(given) > 1 else given[0]
+    is_sorted = waiting is None
     if passed is None:
         return rows
     ready = _micros(rows[time]) < passed
     if ready.all():
         if waiting is not None:
             shard.state.keep(name, rows.slice(0, 0))
-        return rows
+        return rows if is_sorted else in_order(rows)
     if fresh is not None or ready.any():
         shard.state.keep(name, rows.filter(pa.array(~ready)).combine_chunks())
-    return rows.filter(pa.array(ready))
+    released = rows.filter(pa.array(ready))
+    return released if is_sorted else in_order(released)
 
 
 def _without_retracted(changes: pa.Table, keys: Sequence[str]) -> pa.Table:
@@ -317,19 +351,28 @@ def _without_retracted(changes: pa.Table, keys: Sequence[str]) -> pa.Table:
     taken_back = np.flatnonzero(gone & (valid > _micros(changes[KNOWN])))
     if not len(taken_back):
         return changes
-    numbers, _ = codes([changes[each] for each in keys])
+    numbers, _ = numbered([changes[each] for each in keys], len(changes))
     kept = np.ones(len(changes), np.bool_)
     for at in taken_back:
         kept[: at + 1] &= ~((numbers[: at + 1] == numbers[at]) & (valid[: at + 1] == valid[at]))
     return changes.filter(pa.array(kept))
 
 
-def _take_over(table: KeyedTable, changes: pa.Table) -> None:
-    """Rows of which no two have the same key, into the table or out of it."""
-    gone = changes[GONE]
-    lost = changes.filter(gone)
-    if len(lost):
-        table.delete(lost)
-    put = changes.filter(pc.invert(gone)) if len(lost) else changes
-    if len(put):
-        table.put(put)
+def _take_over(table: KeyedTable, shape: Shape, changes: pa.Table) -> None:
+    """Changes in the order of the log, into the table or out of it."""
+    if not pc.any(changes[GONE]).as_py():
+        table.put(_last(changes, shape.keys))
+        return
+    # What a row was in between is of no use: it may have had the place before another, that stands
+    # before it in the log, in another partition.
+    changes = _last(changes, [*shape.keys, OWNER])
+    _course(table, shape, changes, changes.select(list(shape.keys)), None).keep(table)
+
+
+def _last(rows: pa.Table, by: Sequence[str]) -> pa.Table:
+    """The last of the rows with the same values, in their order."""
+    numbers, count = numbered([rows[each] for each in by], len(rows))
+    last = np.zeros(count, np.int64)
+    # Of several at the same place the last one stays.
+    last[numbers] = np.arange(len(numbers))
+    return rows.take(pa.array(np.sort(last)))

@@ -33,11 +33,12 @@ import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812
 
 from penstock.spark.state import Shard, apply
+from penstock.spark.state.numbering import numbered, whole
 from penstock.spark.windows.clock import WATERMARK, Clock
 from penstock.spark.windows.declare import (
     TIME,
     by_schema,
-    checked_columns,
+    checked_keys,
     checked_time,
     is_whole,
     length,
@@ -45,8 +46,7 @@ from penstock.spark.windows.declare import (
     refused,
     spark_schema,
 )
-from penstock.spark.windows.errors import STRAY, WindowError
-from penstock.spark.windows.grouping import Bools, Ints, codes, integers, placed_in, whole
+from penstock.spark.windows.grouping import Bools, Ints, integers, placed_in
 from penstock.spark.windows.spans import Span
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def within(
 ) -> DataFrame:
     """Pairs of rows of two streams with equal `on` and times within a bound (see the module)."""
     for rows in (left, right):
-        checked_columns(rows, on, "on")
+        checked_keys(rows, on, "on")
         checked_time(rows, time)
     if not on:
         raise refused("on= names no column", "Say what must be equal in both streams.")
@@ -164,7 +164,7 @@ class Within:
             kept_schema = pa.schema([*schema, (AT, pa.int64()), (_MATCHED, pa.bool_())])
             fresh = inputs.get(name)
             fresh = kept_schema.empty_table() if fresh is None else _fresh(fresh, kept_schema)
-            self._refuse_strays(fresh, clock)
+            clock.refuse_strays(integers(fresh[AT]))
             sides[name] = _Side(shard.state.value(name) or kept_schema.empty_table(), fresh)
         left, right = sides[LEFT], sides[RIGHT]
         numbers = self._keys([left, right])
@@ -184,15 +184,6 @@ class Within:
         clock.keep(shard)
         return pa.concat_tables(found)
 
-    def _refuse_strays(self, fresh: pa.Table, clock: Clock) -> None:
-        early = integers(fresh[AT]) < clock.watermark_before_us
-        if early.any():
-            raise WindowError(
-                f"an event came that is {clock.watermark_before_us - integers(fresh[AT]).min()} us "
-                f"before the watermark, so that what it matches may be forgotten",
-                advice=STRAY,
-            )
-
     def _keys(self, sides: Sequence[_Side]) -> dict[str, Ints]:
         """A number for the key of each row, the same on both sides; -1 if there is a null."""
         left, right = (side.rows for side in sides)
@@ -200,10 +191,7 @@ class Within:
             pa.chunked_array([*left[each].chunks, *right[each].chunks], self.left.field(each).type)
             for each in self.on
         ]
-        numbers = codes(columns, len(left) + len(right))
-        for each in columns:
-            if each.null_count:
-                numbers[np.asarray(whole(each).is_null().to_numpy(zero_copy_only=False))] = -1
+        numbers, _ = numbered(columns, len(left) + len(right), null_is_value=False)
         return {LEFT: numbers[: len(left)], RIGHT: numbers[len(left) :]}
 
     def _paired(self, left: pa.Table, right: pa.Table, pairs: tuple[Ints, Ints]) -> pa.Table:
