@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -30,6 +31,8 @@ class Row:
     number: int | None
     x: float
     offset: int = 0
+    # Of which zeros are one, and so are those that are no number.
+    kind: float | None = 0.0
 
 
 def rows(most_s: int = 200) -> st.SearchStrategy[list[Row]]:
@@ -40,12 +43,13 @@ def rows(most_s: int = 200) -> st.SearchStrategy[list[Row]]:
         key,
         st.integers(0, most_s).map(lambda at: at * SECOND),
         st.one_of(st.none(), st.integers(-5, 5)),
-        # What is smaller is rounded, by definition.
-        st.floats(-1e18, 1e18).filter(lambda x: x == 0 or abs(x) > 1e-10)
+        # Sums that what is smaller would show in are refused.
+        st.floats(-1e18, 1e18).filter(lambda x: x == 0 or abs(x) > 1e-40)
         | st.sampled_from([0.1, 1e-7, -0.0, 1e17]),
+        kind=st.sampled_from([0.0, -0.0, 0.0, -0.0, math.nan, None]),
     )
     return st.lists(one, max_size=40).map(
-        lambda found: [Row(r.key, r.at_us, r.number, r.x, at) for at, r in enumerate(found)]
+        lambda found: [replace(each, offset=at) for at, each in enumerate(found)]
     )
 
 
@@ -123,9 +127,10 @@ def _partial(aggregate: object, values: list[tuple[Row, Any]]) -> dict[str, Any]
         case Count():
             return {"n": len(only)}
         case Sum() | Avg() if aggregate.type == pa.float64():
-            limbs, wild = exact.limbs_of(np.array(only, dtype=np.float64))
+            limbs, wild, lost = exact.limbs_of(np.array(only, dtype=np.float64))
             sums = {name: int(limb.sum()) for name, limb in zip(exact.LIMBS, limbs, strict=True)}
-            return {**sums, exact.WILD: float(wild.sum()), "n": len(only)}
+            more = {exact.WILD: float(wild.sum()), exact.LOST: int(lost.sum())}
+            return {**sums, **more, "n": len(only)}
         case Sum():
             return {"sum": sum(only) if only else None, "n": len(only)}
         case Min():

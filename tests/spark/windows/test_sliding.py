@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 import duckdb
+import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,6 +16,7 @@ from penstock.spark import windows as w
 from penstock.spark.state import Shard, State
 from penstock.spark.windows.aggregates import Aggregate
 from penstock.spark.windows.dedup import Deduplicated, Order
+from penstock.spark.windows.errors import WindowError
 from penstock.spark.windows.sliding import AT, KEY, Sliding
 from tests.spark.windows.cutting import SECOND, Row, cuts, in_time, rows, run, watermarks
 
@@ -31,6 +34,7 @@ VALUES: tuple[tuple[str, Aggregate], ...] = (
     ("first", w.first("number").bound("number", pa.int64())),
     ("last", w.last("number").bound("number", pa.int64())),
     ("kinds", w.distinct("number").bound("number", pa.int64())),
+    ("floats", w.distinct("kind").bound("kind", pa.float64())),
 )
 
 
@@ -71,6 +75,7 @@ def test_each_event_has_what_duckdb_says(events: list[Row], data: st.DataObject)
             "at_us": pa.array([r.at_us for r in accepted], pa.int64()),
             "number": pa.array([r.number for r in accepted], pa.int64()),
             "x": pa.array([r.x for r in accepted], pa.float64()),
+            "kind": pa.array([r.kind for r in accepted], pa.float64()),
             "place": pa.array([r.offset for r in accepted], pa.int64()),
         }
     )
@@ -85,7 +90,7 @@ def test_each_event_has_what_duckdb_says(events: list[Row], data: st.DataObject)
                     FILTER (o.number IS NOT NULL) AS "first",
                 arg_max(o.number, o.at_us * 1000 + o.place)
                     FILTER (o.number IS NOT NULL) AS "last",
-                count(DISTINCT o.number) AS kinds
+                count(DISTINCT o.number) AS kinds, count(DISTINCT o.kind) AS floats
             FROM source e JOIN source o ON e.key IS NOT DISTINCT FROM o.key
                 AND o.at_us BETWEEN e.at_us - {SIZE} AND e.at_us
             GROUP BY e.at_us, e.place) WHERE at_us < {marks[-1]}"""
@@ -126,6 +131,37 @@ def test_copies_are_left_out(events: list[Row], order: Order, data: st.DataObjec
     else:
         ready = [each for each in accepted if each.at_us < marks[-1]]
         assert found == once(sorted(ready, key=lambda r: (r.at_us, r.offset)), SIZE)
+
+
+@pytest.mark.timeout(120)
+def test_a_key_with_very_many_times() -> None:
+    # Each compared with all before it, this would take a quarter of an hour.
+    for order in ("time", "log"):
+        operator = Deduplicated(COLUMNS, ("key",), 10, order, whole=False)
+        state, kept = State(), 0
+        for turn in range(2):
+            at = pa.array(np.arange(1_000_000) * 5 + turn * 5_000_000)
+            one = pa.repeat(pa.scalar("a"), len(at))
+            rows = pa.table({"key": one, "_offset": at, KEY: one, AT: at})
+            out = operator.process(Shard(0, 1, turn, (turn + 1) * 5_000_000, state), {"rows": rows})
+            assert out["_offset"].to_pylist() == at.to_pylist()[::2]
+            kept += len(out)
+        assert kept == 1_000_000
+
+
+@pytest.mark.parametrize(
+    "operator",
+    [
+        Deduplicated(COLUMNS, ("key",), SIZE, "time", whole=False),
+        Deduplicated(COLUMNS, ("key",), SIZE, "log", whole=False),
+        Sliding(COLUMNS, VALUES, SIZE, whole=False),
+    ],
+)
+def test_what_comes_before_the_watermark_is_refused(operator: Deduplicated | Sliding) -> None:
+    batches = [[Row("a", 100 * SECOND, 1, 0.0)], [Row("a", 89 * SECOND, 1, 0.0)]]
+    out = run(operator, [{"rows": table(each)} for each in batches], [90 * SECOND, 95 * SECOND])
+    with pytest.raises(WindowError, match=r"1970-01-01 00:01:29.*before 1970-01-01 00:01:30"):
+        list(out)
 
 
 def test_what_is_kept_stays_flat() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from pyspark import cloudpickle
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
@@ -176,7 +177,8 @@ def test_sessions_and_sliding_through_spark(orders: DataFrame, tmp_path: Path) -
 def test_comparison_and_rolling_average(orders: DataFrame, tmp_path: Path) -> None:
     def made(rows: DataFrame) -> DataFrame:
         counts = w.tumbling(rows, "10 seconds", by=["shop"], values={"n": w.count()})
-        before = w.compare(counts, by=["shop"], values=["n"], offset="20 seconds")
+        # What windows are by need not be said again.
+        before = w.compare(counts, values=["n"], offset="20 seconds")
         return w.rate(
             w.rolling(before, by=["shop"], values=["n"], over=3, every="10 seconds"), ["n"]
         )
@@ -193,6 +195,26 @@ def test_comparison_and_rolling_average(orders: DataFrame, tmp_path: Path) -> No
         some = [each for each in last if each is not None]
         assert row.n_rolling == pytest.approx(sum(some) / len(some))
         assert row.n_per_second == row.n / 10
+
+
+def test_sums_of_doubles_far_from_one(orders: DataFrame) -> None:
+    def sums(*values: str) -> dict[str, float]:
+        wanted = {each: w.sum(F.lit(float(each))) for each in values}
+        return w.tumbling(orders.limit(1), "1 day", values=wanted).collect()[0].asDict()
+
+    for text, found in sums("1e-30", "1e29", "-3e38", "inf").items():
+        if not text.startswith(("window", "is_")):
+            assert found == float(text)
+    with pytest.raises(PySparkException, match=r"WindowError: a value to be summed is finite, and"):
+        sums("4e38")
+    with pytest.raises(PySparkException, match="so small that digits below"):
+        sums("1e-60")
+
+
+def test_windows_that_are_not_told_apart_are_refused(orders: DataFrame) -> None:
+    counts = w.tumbling(orders, "10 seconds", by=["shop", "user"], values={"n": w.count()})
+    with pytest.raises(PySparkException, match="by= does not tell apart: it names 'shop'"):
+        w.compare(counts, by=["shop"], values=["n"], offset="20 seconds").collect()
 
 
 def test_what_cannot_work_is_said_where_it_is_declared(orders: DataFrame) -> None:

@@ -23,9 +23,10 @@ import pyarrow.compute as pc
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812
 
+from penstock.spark.state.numbering import whole
 from penstock.spark.windows import exact
 from penstock.spark.windows.errors import WindowError
-from penstock.spark.windows.grouping import Groups, integers, whole
+from penstock.spark.windows.grouping import Groups, integers
 
 _MOST: Final = 2**63 - 1
 
@@ -143,6 +144,11 @@ class Sum(Aggregate):
             self._check_room(rows, at, groups)
         return found
 
+    def __str__(self) -> str:
+        # What is kept of doubles is not as it was when there were fewer.
+        limbs = f" in {len(exact.LIMBS)} limbs" if pa.types.is_floating(self.type) else ""
+        return f"{super().__str__()}{limbs}"
+
     def _check_room(self, rows: pa.Table, at: str, groups: Groups) -> None:
         """Arrow's sums go round silently where 64 bits do not suffice."""
         parts = whole(rows[at + "sum"].cast(pa.float64()))
@@ -163,8 +169,8 @@ class Sum(Aggregate):
     def _finished_doubles(self, rows: pa.Table, at: str, *, average: bool) -> pa.Array:
         limbs = [integers(rows[at + each]) for each in exact.LIMBS]
         wild = whole(rows[at + exact.WILD]).to_numpy(zero_copy_only=False)
-        n = integers(rows[at + "n"])
-        return pa.array(exact.finished(limbs, wild, n if average else None), mask=n == 0)
+        lost, n = (integers(rows[at + each]) for each in (exact.LOST, "n"))
+        return pa.array(exact.finished(limbs, wild, lost, n if average else None), mask=n == 0)
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@
     rate(counts, ["orders"])
 
 They take what `tumbling` and `hopping` give, and look at final windows only: early ones are left
-out. Kept are the windows that a later one may look back at, so those of `offset`, or of the `over`
-last ones. A window that is corrected (`allowed_lateness`) is compared again itself; what was said
+out. `by` is what the windows are by: if it is not given, the columns before `window_start`. Kept
+are the windows that a later one may look back at, so those of `offset`, or of the `over` last ones.
+A window that is corrected (`allowed_lateness`) is compared again itself; what was said
 of later windows by comparison with it is not.
 """
 
@@ -24,17 +25,20 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F  # noqa: N812
 
 from penstock.spark.state import Shard, apply
+from penstock.spark.state.numbering import whole
 from penstock.spark.state.operator import HINT
 from penstock.spark.windows.clock import WATERMARK
 from penstock.spark.windows.declare import (
     by_schema,
     checked_columns,
+    checked_keys,
     key_text,
     length,
     refused,
     spark_schema,
 )
-from penstock.spark.windows.grouping import integers, whole
+from penstock.spark.windows.errors import WindowError
+from penstock.spark.windows.grouping import integers
 from penstock.spark.windows.merging import END, FINAL, START
 from penstock.spark.windows.spans import Span
 
@@ -60,7 +64,7 @@ def rate(windows: DataFrame, values: Sequence[str]) -> DataFrame:
 def compare(
     windows: DataFrame,
     *,
-    by: Sequence[str] = (),
+    by: Sequence[str] | None = None,
     values: Sequence[str],
     offset: Span,
     allowed_lateness: Span = "0 s",
@@ -79,7 +83,7 @@ def compare(
 def rolling(
     windows: DataFrame,
     *,
-    by: Sequence[str] = (),
+    by: Sequence[str] | None = None,
     values: Sequence[str],
     over: int,
     every: Span,
@@ -101,11 +105,13 @@ def rolling(
 
 
 def _earlier(
-    windows: DataFrame, by: Sequence[str], values: Sequence[str], offsets: tuple[int, ...],
+    windows: DataFrame, by: Sequence[str] | None, values: Sequence[str], offsets: tuple[int, ...],
     late_us: int, *, rolling_zero: bool | None, name: str | None,
 ) -> DataFrame:  # fmt: skip
-    checked_columns(windows, by, "by")
     checked_columns(windows, [*values, START, END], "values")
+    if by is None:
+        by = windows.columns[: windows.columns.index(START)]
+    checked_keys(windows, by, "by")
     if not values:
         raise refused("values= is empty", "Name the values to look back at.")
     kept = [each for each in windows.columns if each != WATERMARK]
@@ -168,6 +174,7 @@ class Earlier:
         rows = inputs.get(ROWS)
         if rows is None:
             return self.schema.empty_table()
+        self._check_single(rows)
         table = shard.state.table("windows", self._kept, [KEY, FROM])
         table.put(rows.select(self._kept.names).cast(self._kept))
         starts = integers(rows[FROM])
@@ -188,6 +195,16 @@ class Earlier:
         out = pa.table(columns, schema=self.schema)
         order = pa.table({"k": whole(rows[KEY]), "s": pa.array(starts)})
         return out.take(pc.sort_indices(order, sort_keys=[("k", "ascending"), ("s", "ascending")]))
+
+    def _check_single(self, rows: pa.Table) -> None:
+        count = rows.group_by([KEY, FROM]).aggregate([([], "count_all")])["count_all"]
+        if pc.max(count).as_py() > 1:
+            by = ", ".join(map(repr, self.by)) or "no columns"
+            raise WindowError(
+                f"there are several windows from the same time on that by= does not tell apart: "
+                f"it names {by}",
+                advice="Let by= name all columns that the windows are by, or leave it out.",
+            )
 
     def _forget(self, shard: Shard, rows: pa.Table) -> None:
         """Windows come in the order of their ends, but for late ones: older are looked at no more.

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 from weakref import WeakKeyDictionary
 
@@ -18,7 +16,10 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_type
 
 from penstock.errors import ConfigError
 from penstock.spark.flows.errors import DeclarationError
+from penstock.spark.places import caller, told
 from penstock.spark.state import Batch, Planning, apply, current
+from penstock.spark.state.bounds import reads_of
+from penstock.spark.state.schemas import PLAIN_KEY, is_nested
 from penstock.spark.windows.aggregates import Aggregate, First
 from penstock.spark.windows.clock import WATERMARK
 from penstock.spark.windows.merging import (
@@ -38,7 +39,7 @@ from penstock.spark.windows.merging import (
 from penstock.spark.windows.multisets import Multiset
 from penstock.spark.windows.shapes import Hops, Sessions, Shape
 from penstock.spark.windows.sketches import Sketch
-from penstock.spark.windows.spans import Span, microseconds
+from penstock.spark.windows.spans import Span, microseconds, shown
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -51,17 +52,8 @@ _MOST_WINDOWS: Final = 100_000
 _TIMES: Final = (T.TimestampType, T.TimestampNTZType)
 
 
-def caller() -> str:
-    """The place in the user's code, as file:line."""
-    frame = sys._getframe(1)
-    package = str(Path(__file__).resolve().parents[2])
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(package):
-        frame = frame.f_back
-    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-
-
 def refused(what: str, advice: str) -> DeclarationError:
-    return DeclarationError(f"{caller()}: {what}", advice=advice)
+    return DeclarationError(told(caller(), what), advice=advice)
 
 
 def length(span: Span, what: str, *, least: int | None = 1) -> int:
@@ -81,6 +73,18 @@ def checked_columns(rows: DataFrame, names: Sequence[str], what: str) -> None:
             raise refused(
                 f"{what} names {each!r}, which is no column",
                 f"There are: {', '.join(rows.columns)}.",
+            )
+
+
+def checked_keys(rows: DataFrame, names: Sequence[str], what: str) -> None:
+    """That a frame has some columns, and that rows can belong together by them."""
+    checked_columns(rows, names, what)
+    for each in names:
+        kind = rows.schema[each].dataType
+        if is_nested(kind):
+            raise refused(
+                f"{what} names {each!r}, which is {kind.simpleString()}, not a plain value",
+                PLAIN_KEY,
             )
 
 
@@ -121,6 +125,9 @@ def key_text(rows: DataFrame, names: Sequence[str]) -> Column:
         column, kind = F.col(f"`{each}`"), rows.schema[each].dataType
         if isinstance(kind, T.TimestampType):
             column = F.unix_micros(column)
+        elif isinstance(kind, T.FractionalType) and not isinstance(kind, T.DecimalType):
+            # There is one zero, as in Spark's own groups and joins; NaN has one text already.
+            column = F.when(column == 0, F.lit(0.0)).otherwise(column)
         elif isinstance(kind, T.BinaryType):
             column = F.hex(column)
         text = column.cast("string")
@@ -209,11 +216,12 @@ def _windows(
     rows: DataFrame, shape: Shape, by: Sequence[str], values: Mapping[str, Aggregate],
     time: str, emit: Emit, allowed: Span | None, name: str | None,
 ) -> DataFrame:  # fmt: skip
-    checked_columns(rows, by, "by")
+    checked_keys(rows, by, "by")
     checked_time(rows, time)
     if emit not in ("final", "early"):
         raise refused(f"emit={emit!r} is not known", 'It is "final" or "early".')
     allowed_us = 0 if allowed is None else length(allowed, "allowed_lateness", least=0)
+    _check_allowed(rows, allowed_us, allowed)
     place = [each for each in PLACE if each in rows.columns]
     place = place if len(place) == len(PLACE) else []
     bound = checked_values(rows, values, by, places=1 + len(place))
@@ -236,6 +244,17 @@ def _windows(
     return apply(
         {ROWS: ready}, operator, key=list(by), schema=spark_schema(operator.schema), name=name
     )
+
+
+def _check_allowed(rows: DataFrame, allowed_us: int, allowed: Span | None) -> None:
+    """Windows are final so much before the watermark: with more than lateness before their end."""
+    for topic, read in reads_of(rows).items():
+        if read.lateness_us is not None and allowed_us > read.lateness_us:
+            raise refused(
+                f"allowed_lateness={allowed!r} is more than the lateness of stream {topic!r}, "
+                f"{shown(read.lateness_us)}: windows would be final before they are over",
+                f"Let it be at most that, or give the stream more, lateness={allowed!r}.",
+            )
 
 
 def checked_values(

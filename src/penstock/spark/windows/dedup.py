@@ -35,7 +35,7 @@ from penstock.spark.windows.declare import (
     PLACE,
     TIME,
     by_schema,
-    checked_columns,
+    checked_keys,
     checked_time,
     is_whole,
     key_text,
@@ -43,7 +43,7 @@ from penstock.spark.windows.declare import (
     micros,
     refused,
 )
-from penstock.spark.windows.grouping import Bools, Ints, codes, integers, whole
+from penstock.spark.windows.grouping import Bools, Ints, codes, integers
 from penstock.spark.windows.spans import Span
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def deduplicated(
     name: str | None = None,
 ) -> DataFrame:
     """The rows without copies of the same key within a time (see the module)."""
-    checked_columns(rows, key, "key")
+    checked_keys(rows, key, "key")
     checked_time(rows, time)
     if not key:
         raise refused("key= names no column", "Say what makes two rows the same.")
@@ -137,6 +137,7 @@ class Deduplicated:
             if fresh is None
             else fresh.select(self._waiting.names).cast(self._waiting)
         )
+        clock.refuse_strays(integers(rows[AT]))
         if self.order == "time":
             waiting = shard.state.value("waiting")
             rows = rows if waiting is None else pa.concat_tables([waiting, rows])
@@ -179,35 +180,40 @@ class Deduplicated:
 
     def _chosen(self, seen: pa.Table, rows: pa.Table) -> Bools:
         keys = pa.chunked_array([*seen[KEY].chunks, *rows[KEY].chunks], pa.string())
-        numbers = codes([whole(keys)], len(keys))
+        numbers = codes([keys], len(keys))
         at = np.concatenate([integers(seen[AT]), integers(rows[AT])])
-        order = np.argsort(numbers, kind="stable")
-        known = order < len(seen)
-        kept = _walk(numbers[order], at[order], known, self.within_us)
-        found = np.empty(len(order), dtype=np.bool_)
-        found[order] = kept
-        return found[len(seen) :]
+        spans = at // self.within_us
+        # The spans of each key in their order, each once.
+        order = np.lexsort((spans, numbers))
+        key_steps, steps = np.diff(numbers[order]), np.diff(spans[order])
+        begins = np.concatenate([[True], (key_steps != 0) | (steps != 0)])
+        places = np.empty(len(order), dtype=np.int64)
+        places[order] = np.cumsum(begins) - 1
+        follows = np.concatenate([[False], (key_steps == 0) & (steps == 1)])[begins]
+        return _walk(places, at, np.append(follows, False), len(seen), self.within_us)
 
 
 @numba.njit(cache=True)
-def _walk(keys: Ints, at: Ints, known: Bools, within_us: int) -> Bools:
-    """Which rows to keep, of rows sorted by key: those known are, and others if none is near."""
-    kept = known.copy()
-    # The times that were kept of the key at hand.
-    times = np.empty(len(keys), dtype=np.int64)
-    count = 0
-    for row in range(len(keys)):
-        if row > 0 and keys[row] != keys[row - 1]:
-            count = 0
-        fits = True
-        if not known[row]:
-            # The latest are the likeliest to be near.
-            for other in range(count - 1, -1, -1):
-                if abs(at[row] - times[other]) < within_us:
-                    fits = False
-                    break
-        kept[row] = fits
-        if fits:
-            times[count] = at[row]
-            count += 1
+def _walk(places: Ints, at: Ints, follows: Bools, known: int, within_us: int) -> Bools:
+    """Which rows to keep, one after the other, if none is near; the first are known to be kept.
+
+    Rows of a key in the same span have one place. What is near is there, or in the span before or
+    after, of which `follows` says whether a place has the one before it as such.
+    """
+    times = np.zeros(len(follows), dtype=np.int64)
+    taken = np.zeros(len(follows), dtype=np.bool_)
+    kept = np.zeros(len(places) - known, dtype=np.bool_)
+    for row in range(len(places)):
+        place = places[row]
+        if row >= known:
+            if taken[place]:
+                continue
+            if follows[place] and taken[place - 1] and at[row] - times[place - 1] < within_us:
+                continue
+            after = place + 1
+            if follows[after] and taken[after] and times[after] - at[row] < within_us:
+                continue
+            kept[row - known] = True
+        taken[place] = True
+        times[place] = at[row]
     return kept

@@ -15,4 +15,4 @@ STRAY: Final = (
 
 
 class WindowError(PenstockError):
-    """A window cannot be computed from what came."""
+    """What goes by event time, such as a window, cannot be computed from what came."""

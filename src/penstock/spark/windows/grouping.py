@@ -12,15 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from penstock.spark.state.numbering import numbered, whole
+
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
-
-
-def whole(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    """A column as one array."""
-    if isinstance(column, pa.ChunkedArray):
-        return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
-    return column
 
 
 def integers(column: pa.ChunkedArray | pa.Array) -> Ints:
@@ -35,18 +30,7 @@ def integers(column: pa.ChunkedArray | pa.Array) -> Ints:
 
 def codes(columns: Sequence[pa.ChunkedArray | pa.Array], rows: int) -> Ints:
     """A number for each row, the same for two rows if and only if all columns are; null is one."""
-    found = np.zeros(rows, dtype=np.int64)
-    most = 1
-    for column in columns:
-        encoded = whole(whole(column).dictionary_encode(null_encoding="encode"))
-        indices = np.asarray(encoded.indices.to_numpy(zero_copy_only=False), dtype=np.int64)
-        size = max(1, len(encoded.dictionary))
-        if most > (1 << 62) // size:
-            found = np.unique(found, return_inverse=True)[1].astype(np.int64)
-            most = rows
-        found = found * size + indices
-        most *= size
-    return found
+    return numbered(columns, rows)[0]
 
 
 @dataclass(frozen=True)
@@ -103,11 +87,6 @@ class Groups:
         return at[self.starts]
 
 
-def grouped(rows: pa.Table, by: Sequence[str]) -> Groups:
-    """Rows with equal values in some columns."""
-    return by_codes(codes([rows[each] for each in by], len(rows)))
-
-
 def by_codes(numbers: Ints) -> Groups:
     _, firsts, ids = np.unique(numbers, return_index=True, return_inverse=True)
     return Groups(ids.astype(np.int64).reshape(-1), firsts.astype(np.int64))
@@ -122,8 +101,11 @@ def lists(values: pa.Array, ends: Ints) -> pa.ListArray:
 def placed_in(
     keys: Ints, at: Ints, wanted_keys: Ints, wanted_at: Ints, side: Literal["left", "right"]
 ) -> Ints:
-    """Where pairs of key and time would stand in pairs that are sorted, as searchsorted has it."""
-    # Times are numbered in their order, so that a pair fits into one number.
+    """Where pairs of key and time would stand in pairs that are sorted, as searchsorted has it.
+
+    Keys are numbers of `codes`.
+    """
+    # Times are numbered in their order and keys are dense, so that a pair fits into one number.
     times = np.unique(at)
     ranks = np.searchsorted(times, at)
     wanted = np.searchsorted(times, wanted_at, side=side)

@@ -18,11 +18,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.spark.state import Shard
+from penstock.spark.state.numbering import whole
 from penstock.spark.state.store import KeyedTable
 from penstock.spark.windows.aggregates import Aggregate
 from penstock.spark.windows.clock import Clock
-from penstock.spark.windows.errors import STRAY, WindowError
-from penstock.spark.windows.grouping import Bools, Groups, by_codes, codes, integers, whole
+from penstock.spark.windows.grouping import Bools, Groups, by_codes, codes, integers
 from penstock.spark.windows.multisets import Counts, Multiset
 from penstock.spark.windows.shapes import Panes, Placed, Shape
 
@@ -147,16 +147,9 @@ class Windows:
         # Between windows that do not meet there are panes that are in none.
         lies = np.isin(np.arange(len(fresh)), self.shape.placed(self._panes(fresh)).rows)
         fresh = fresh.filter(pa.array(lies))
-        stray = self.shape.done(self._panes(fresh), clock.watermark_before_us)
         # The session of a pane may have begun before, but cannot have ended.
-        if stray.any():
-            at = int(integers(fresh[FIRST])[stray].min())
-            raise WindowError(
-                f"an event of {pa.scalar(at, _TIME).as_py()} came although the watermark "
-                f"says that nothing before "
-                f"{pa.scalar(clock.watermark_before_us, _TIME).as_py()} would",
-                advice=STRAY,
-            )
+        over = self.shape.done(self._panes(fresh), clock.watermark_before_us)
+        clock.refuse_strays(integers(fresh[FIRST]), over)
         kept.put(self._with_kept(kept, fresh))
         for number, (name, counted) in enumerate(sets.items(), start=1):
             schema = self._set_schema(counted)

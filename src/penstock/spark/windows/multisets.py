@@ -17,8 +17,9 @@ import pyarrow as pa
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812
 
+from penstock.spark.state.numbering import whole
 from penstock.spark.windows.aggregates import Aggregate
-from penstock.spark.windows.grouping import Ints, lists, whole
+from penstock.spark.windows.grouping import Ints, lists
 
 # Buckets of negative numbers are below zero, those of positive ones above: so they keep the order.
 _SHIFT: Final = 1 << 40

@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812
 
+from penstock.spark.state.numbering import whole
 from penstock.spark.windows.aggregates import Aggregate
 from penstock.spark.windows.errors import WindowError
-from penstock.spark.windows.grouping import Groups, whole
+from penstock.spark.windows.grouping import Groups
 
 _COUNT_MIN_SEED: Final = 42
 _COUNT_MIN_VERSION: Final = 1

@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as F  # noqa: N812
 
 from penstock.spark.state import Shard, apply
+from penstock.spark.state.numbering import numbered, whole
 from penstock.spark.windows import exact
 from penstock.spark.windows.aggregates import Aggregate, Avg, Count, First, Max, Min, Sum, divided
 from penstock.spark.windows.clock import WATERMARK, Clock
@@ -30,7 +31,7 @@ from penstock.spark.windows.declare import (
     PLACE,
     TIME,
     by_schema,
-    checked_columns,
+    checked_keys,
     checked_time,
     checked_values,
     is_whole,
@@ -41,8 +42,8 @@ from penstock.spark.windows.declare import (
     spark_schema,
     value_of,
 )
-from penstock.spark.windows.errors import STRAY, WindowError
-from penstock.spark.windows.grouping import Bools, Ints, codes, integers, placed_in, whole
+from penstock.spark.windows.errors import WindowError
+from penstock.spark.windows.grouping import Bools, Ints, codes, integers, placed_in
 from penstock.spark.windows.merging import END, FINAL, START
 from penstock.spark.windows.multisets import Distinct
 from penstock.spark.windows.spans import Span
@@ -67,7 +68,7 @@ def sliding(
     name: str | None = None,
 ) -> DataFrame:
     """Each event with values over the events of its key in the time up to it (see the module)."""
-    checked_columns(rows, by, "by")
+    checked_keys(rows, by, "by")
     checked_time(rows, time)
     kept = [each for each in rows.columns if each != WATERMARK]
     bound = checked_values(rows, values, kept, places=1)
@@ -131,8 +132,7 @@ class Sliding:
         kept = shard.state.value(ROWS)
         rows = self._kept.empty_table() if kept is None else kept
         if fresh is not None:
-            if (integers(fresh[AT]) < clock.watermark_before_us).any():
-                raise WindowError("an event came that is before the watermark", advice=STRAY)
+            clock.refuse_strays(integers(fresh[AT]))
             rows = pa.concat_tables([rows, fresh.select(self._kept.names).cast(self._kept)])
         keys, at = codes([rows[KEY]], len(rows)), integers(rows[AT])
         due = (at >= clock.watermark_before_us) & (at < clock.watermark_us)
@@ -178,8 +178,8 @@ def _over(each: Aggregate, values: pa.Array, low: Ints, high: Ints) -> pa.Array:
     if isinstance(each, Count):
         return pa.array(count)
     if isinstance(each, Distinct):
-        encoded = values.dictionary_encode().indices.fill_null(-1)
-        return pa.array(_distinct(integers(encoded), low, high))
+        numbers, _ = numbered([values], len(values), null_is_value=False)
+        return pa.array(_distinct(numbers, low, high))
     if isinstance(each, First):
         return values.take(_first_valid(valid, low, high, last=each.last))
     if isinstance(each, Min):
@@ -199,10 +199,11 @@ def _sums(each: Sum, values: pa.Array, count: Ints, low: Ints, high: Ints) -> pa
     none = count == 0
     if pa.types.is_floating(each.type):
         numbers = np.asarray(values.cast(pa.float64()).fill_null(0.0).to_numpy())
-        limbs, wild = exact.limbs_of(numbers)
+        limbs, wild, lost = exact.limbs_of(numbers)
         sums = [_between(limb, low, high) for limb in limbs]
-        total = _wild_between(wild, low, high)
-        return pa.array(exact.finished(sums, total, count if average else None), mask=none)
+        total, without = _wild_between(wild, low, high), _between(lost, low, high)
+        rounded = exact.finished(sums, total, without, count if average else None)
+        return pa.array(rounded, mask=none)
     # Numbers without end of Python: exact, whatever comes together.
     zero = [0 if value is None else value for value in values.to_pylist()]
     totals = _between(np.array([*zero, 0], dtype=object)[:-1], low, high).tolist()

@@ -50,3 +50,12 @@ def _of_text(text: str, what: str) -> int:
     if at == 0:
         raise ConfigError(f"{what} is empty", advice='Write it as "5 minutes".')
     return total
+
+
+def shown(length_us: int) -> str:
+    """A length of time in the largest unit that it is whole numbers of."""
+    for unit in ("day", "hour", "minute", "second", "millisecond"):
+        count, rest = divmod(length_us, _UNITS_US[unit])
+        if not rest and (count or unit == "second"):
+            return f"{count} {unit}{'' if count == 1 else 's'}"
+    return f"{length_us} microseconds"
