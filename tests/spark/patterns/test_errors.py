@@ -28,7 +28,12 @@ ROWS = pa.table(
 
 # The text, a part of what is said, and the place.
 TEXTS = [
-    ("PATTERN (A B", "a bracket is not closed", 12),
+    ("ORDER BY at\nPATERN (A B) DEFINE B AS true", "PATERN is not known", 12),
+    ("PATTERN (A B", "this bracket is not closed", 8),
+    ("PATTERN (A B\nDEFINE B AS (amount > 1)", "this bracket is not closed", 8),
+    ("MATCH_RECOGNIZE (PATTERN (A B\nDEFINE B AS amount > 1)", "this bracket is not closed", 25),
+    ("MATCH_RECOGNIZE (PATTERN (A B)\nDEFINE B AS true", "this bracket is not closed", 16),
+    ("MATCH_RECOGNIZE PATTERN (A B)", "followed by", 16),
     ("PATTERN (A | *)", "a variable is expected", 13),
     ("PATTERN (A B) DEFINE C AS true", "'C' is defined, but not in the pattern", 21),
     ("PATTERN (A{3,2})", "smaller than the first", 10),
@@ -67,6 +72,7 @@ def test_texts(text: str, told: str, at: int) -> None:
 CONDITIONS = [
     ("amuont > 1", "there is no column 'amuont'", 1),
     ("amount > z.amount", "there is no column 'z'", 10),
+    ("cuont(a.*) > 1", "'a' is a variable", 7),
     ("NEXT(amount) > 1", "not there yet on a stream", 6),
     ("amount > concat(a.name, name)", "over the values of several rows", 17),
     ("name > a.amount", "do not go together|can be compared", 1),

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
-from penstock.spark import pattern
-from penstock.spark.patterns import PatternTextError, UnboundedStateWarning
+from penstock.spark import UnboundedStateWarning, pattern
+from penstock.spark.patterns import PatternTextError
 from penstock.spark.state import Batch, Planning, entered
 
 # The first job of a session starts Python workers and compiles kernels.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from penstock.spark.patterns import Pattern, begin
 from penstock.spark.patterns.plan import Definition
 from penstock.spark.patterns.text import recognized
+from penstock.spark.windows import WindowError
 from tests.spark.patterns.naive import Condition, Naive, Path, Row
 from tests.spark.patterns.trying import Trial
 
@@ -151,7 +153,8 @@ def table(drawn: Sequence[tuple[int, int | None, str, int]]) -> pa.Table:
         times.append(now * SECOND)
     return pa.table(
         {
-            "k": pa.array([each[0] for each in drawn], pa.int64()),
+            # One key has both zeros, the other all that is no number.
+            "k": pa.array([math.nan if key else -0.0 if v == 1 else 0.0 for key, v, *_ in drawn]),
             "v": pa.array([each[1] for each in drawn], pa.int64()),
             "s": pa.array([each[2] for each in drawn], pa.string()),
             "t": pa.array(times, pa.timestamp("us", "UTC")),
@@ -163,11 +166,11 @@ def table(drawn: Sequence[tuple[int, int | None, str, int]]) -> pa.Table:
 def expected(defined: Definition, rows: pa.Table, conditions: dict[str, Condition]) -> list[Any]:
     out = []
     seconds = None if defined.within_us is None else defined.within_us // SECOND
-    for key in (0, 1):
+    for key in ("0.0", "nan"):
         mine: list[Row] = [
             {**each, "t": int(each["t"].timestamp())}
             for each in rows.to_pylist()
-            if each["k"] == key
+            if str(abs(each["k"])) == key
         ]
         naive = Naive(mine, defined.names, conditions, seconds, defined.skip)
         found = naive.matches(defined.node)
@@ -224,7 +227,7 @@ def test_texts(
     used = {name: each for name, each in define.items() if name in set(text)}
     if skip.endswith("b") and "b" not in text:
         skip = "TO NEXT ROW"
-    whole = f"PARTITION BY k ORDER BY t MEASURES count(*) AS n AFTER MATCH SKIP {skip} "
+    whole = f"PARTITION BY k ORDER BY t MEASURES match_number() AS n AFTER MATCH SKIP {skip} "
     whole += f"PATTERN ({text}) "
     whole += f"WITHIN INTERVAL '{within}' SECOND " if within is not None else ""
     # Conditions may refer to variables that the pattern has not: as a subset they are known.
@@ -302,3 +305,39 @@ def test_stages(
     whole = made[0].within(f"{within} seconds").skip(skip)
     trial = Trial(whole.definition(), table(drawn), {"n": "count(*)"}, ["k"], "t")
     check(trial, made[1], data)
+
+
+def test_rows_before_the_watermark_are_refused() -> None:
+    """A row that comes out of another operator with a time of long ago: matches were given."""
+    rows = pa.table({"k": ["a"] * 3, "x": [2, 9, 1], "t": pa.array([10, 20, 5], pa.int64())})
+    text = "PARTITION BY k ORDER BY t PATTERN (A B) DEFINE A AS x = 1, B AS x = 2"
+    with pytest.raises(WindowError, match="watermark"):
+        Trial.sql(text, rows).run_in_batches([2, 1], [15, 30])
+    # Time passes without rows, too.
+    with pytest.raises(WindowError, match="watermark"):
+        Trial.sql(text, rows).run_in_batches([0, 3], [15, 30])
+
+
+@pytest.mark.parametrize(
+    ("condition", "expected"),
+    [
+        ("x = a.x", [2, 3]),
+        ("x <=> a.x", [2, 3]),
+        ("x != a.x", [1]),
+        ("x > a.x", [1]),
+        ("x < a.x", []),
+        ("x >= a.x", [1, 2, 3]),
+        ("x <= a.x", [2, 3]),
+        ("least(x, a.x) = 1", [1]),
+        ("greatest(x, a.x) = 1", []),
+        ("max(a.x) = x", [2, 3]),
+        ("a.x between 0 and x", [1, 2, 3]),
+    ],
+)
+def test_nan_is_equal_to_itself_and_above_all_else(condition: str, expected: list[int]) -> None:
+    """As Spark has it: in what is 1, NaN, NaN, NaN, which rows follow their first one?"""
+    nan = float("nan")
+    rows = pa.table({"o": [0, 1, 2, 3], "x": [1.0, nan, nan, nan]})
+    text = f"""ORDER BY o MEASURES B.o AS o AFTER MATCH SKIP TO NEXT ROW
+        PATTERN (A B) DEFINE B AS {condition}"""
+    assert [each["o"] for each in Trial.sql(text, rows).run()] == expected

@@ -46,7 +46,6 @@ from penstock.spark.patterns.errors import (
     PatternError,
     PatternLimitError,
     PatternTextError,
-    UnboundedStateWarning,
 )
 from penstock.spark.patterns.plan import DEFAULT_MAX_ROWS, Overflow
 
@@ -60,7 +59,6 @@ __all__ = [
     "PatternError",
     "PatternLimitError",
     "PatternTextError",
-    "UnboundedStateWarning",
     "begin",
     "begin_one_of",
     "match_recognize",

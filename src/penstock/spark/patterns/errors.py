@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from penstock.errors import PenstockError
+from penstock.spark.flows.errors import DeclarationError
 
 
-class PatternError(PenstockError):
+class PatternError(DeclarationError):
     """A pattern that cannot work, or rows that it cannot be matched on."""
 
 
@@ -32,7 +32,3 @@ def _place(text: str, at: int) -> tuple[int, int, str]:
     column = at - begin
     spaces = "".join("\t" if each == "\t" else " " for each in line[:column])
     return text.count("\n", 0, at) + 1, column + 1, f"    {line}\n    {spaces}^"
-
-
-class UnboundedStateWarning(UserWarning):
-    """A pattern whose definition does not bound what has to be kept."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -15,19 +14,20 @@ from pyspark.sql import types as T  # noqa: N812
 from penstock.spark import sql
 from penstock.spark.patterns import operator as O  # noqa: N812
 from penstock.spark.patterns import tree
-from penstock.spark.patterns.errors import PatternError, UnboundedStateWarning
+from penstock.spark.patterns.errors import PatternError
 from penstock.spark.patterns.plan import (
     DEFAULT_MAX_ROWS,
     Definition,
     Overflow,
     Plan,
     planned,
-    told,
 )
 from penstock.spark.patterns.reading import Text
 from penstock.spark.patterns.results import END, EVENTS, START, VARIABLE
-from penstock.spark.state import Batch, Planning, apply, current
-from penstock.spark.state.schemas import arrow_schema
+from penstock.spark.reasons import reason, remedy
+from penstock.spark.state import Batch, apply, current
+from penstock.spark.state.bounds import warn_unbounded
+from penstock.spark.state.schemas import PLAIN_KEY, arrow_schema, is_nested
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -116,6 +116,12 @@ def _checked(defined: Definition, rows: DataFrame, wanted: Wanted) -> Wanted:
                 "order of the log."
             )
         raise _at(defined, each, f"there is no column {each!r}", advice)
+    for each in wanted.by:
+        kind = rows.schema[columns[each.lower()]].dataType
+        if is_nested(kind):
+            raise _at(
+                defined, each, f"{each!r} is {kind.simpleString()}, not a plain value", PLAIN_KEY
+            )
     if order is None:
         if defined.within_us is not None:
             raise _at(defined, "within", "within needs an order by time", "Say by which column.")
@@ -149,23 +155,25 @@ def _at(defined: Definition, word: str, problem: str, advice: str) -> PatternErr
 
 
 def _warn(defined: Definition, plan: Plan) -> None:
-    """When a flow is planned, say what its definition does not bound. Batch keeps nothing."""
-    if not isinstance(current(), Planning):
-        return
-    reasons = []
-    if defined.within_us is None and tree.is_unbounded(defined.node):
+    """Say what the definition does not bound."""
+    reasons, remedies = [], []
+    if defined.within_us is None and tree.needs_more_rows(defined.node):
         reasons.append(
-            "an attempt may stay open for ever, since there is no `within`, and a part has no "
-            f"bound (at most {plan.max_rows} rows of each key are kept)"
+            "an attempt may stay open for ever, since there is no `within` (at most "
+            f"{plan.max_rows:,} rows of each key are kept)"
         )
+        remedies.append("give the pattern a `within`")
     if plan.lookback:
         reasons.append(f"PREV keeps the last rows of each key for ever ({plan.lookback} of each)")
+        remedies.append("compare with a stage of the pattern instead of PREV")
     if plan.counts:
         reasons.append("MATCH_NUMBER keeps a number for each key for ever")
+        remedies.append("leave MATCH_NUMBER out")
     if reasons:
-        told_all = "; ".join(reasons)
-        warnings.warn(
-            f"pattern of {', '.join(plan.names)}: {told_all}", UnboundedStateWarning, stacklevel=4
+        wanted = ", ".join(remedies)
+        warn_unbounded(
+            f"pattern of {', '.join(plan.names)}: {'; '.join(reasons)}",
+            f"{wanted[0].upper()}{wanted[1:]}; or have no more keys than there is room for.",
         )
 
 
@@ -264,7 +272,7 @@ def _finished(
         try:
             types.of(text)
         except PySparkException as error:
-            raise wanted.measures[name].error(told(error)) from None
+            raise wanted.measures[name].error(reason(error), advice=remedy(error)) from None
         columns.append((_whole(text), name))
     if EVENTS in out.columns:
         columns.append((EVENTS, EVENTS))

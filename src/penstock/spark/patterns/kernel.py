@@ -8,7 +8,8 @@ what is decided never depends on where micro-batches end.
 
 **Conditions.** Each row has a bit for each variable: whether the part of the condition that looks
 at this row alone holds. What refers to other rows of the match is a program for a stack machine
-over numbers (`conditions` makes it); null is a value of its own, as in SQL.
+over numbers (`conditions` makes it); null is a value of its own, as in SQL, and NaN is compared
+as Spark does it.
 
 **No way twice.** Where conditions depend on nothing but the row and the first row (`memo`), a place
 of the program that failed at a row fails again, and is not tried again: the search is linear in
@@ -91,6 +92,17 @@ def _navigate(
 
 
 @helper
+def _is_less(a: float, b: float) -> bool:
+    """Spark's order of doubles: NaN is equal to itself, and greater than all else."""
+    return a < b or (b != b and a == a)  # noqa: PLR0124
+
+
+@helper
+def _is_same(a: float, b: float) -> bool:
+    return a == b or (a != a and b != b)  # noqa: PLR0124
+
+
+@helper
 def _aggregate(
     path_row: Any,
     path_var: Any,
@@ -102,7 +114,7 @@ def _aggregate(
     col: int,
 ) -> tuple[float, bool]:
     """A number over the rows of variables so far, and whether there is one."""
-    count, total, least, most = 0, 0.0, np.inf, -np.inf
+    count, total, least, most = 0, 0.0, 0.0, 0.0
     for at in range(depth):
         if not (mask >> (path_var[at] & 127)) & 1:
             continue
@@ -112,8 +124,11 @@ def _aggregate(
             value = values[col, path_row[at]]
             count += 1
             total += value
-            least = min(least, value)
-            most = max(most, value)
+            # The first value is taken as it is: of NaNs alone the least is one too.
+            if count == 1 or _is_less(value, least):
+                least = value
+            if count == 1 or _is_less(most, value):
+                most = value
     if kind == 0:
         return float(count), True
     if count == 0:
@@ -197,13 +212,13 @@ def _binary(op: int, stack: Any, there: Any, top: int) -> None:
         there[top] = yes or (has_a and has_b)
         stack[top] = 1.0 if yes else 0.0
     elif op == 15:
-        same = (has_a and has_b and a == b) or (not has_a and not has_b)
+        same = (has_a and has_b and _is_same(a, b)) or (not has_a and not has_b)
         stack[top], there[top] = 1.0 if same else 0.0, True
     elif op == 20:
         if not has_a:
             stack[top], there[top] = b, has_b
     elif op == 21 or op == 22:  # noqa: PLR1714 (a set is compiled for a second)
-        if not has_a or (has_b and (b < a if op == 21 else b > a)):
+        if not has_a or (has_b and (_is_less(b, a) if op == 21 else _is_less(a, b))):
             stack[top], there[top] = b, has_b
     else:
         there[top] = has_a and has_b
@@ -219,13 +234,13 @@ def _binary(op: int, stack: Any, there: Any, top: int) -> None:
             else:
                 stack[top] = a / b if op == 7 else np.fmod(a, b)
         elif op == 11:
-            stack[top] = 1.0 if a == b else 0.0
+            stack[top] = 1.0 if _is_same(a, b) else 0.0
         elif op == 12:
-            stack[top] = 1.0 if a != b else 0.0
+            stack[top] = 0.0 if _is_same(a, b) else 1.0
         elif op == 13:
-            stack[top] = 1.0 if a < b else 0.0
+            stack[top] = 1.0 if _is_less(a, b) else 0.0
         elif op == 14:
-            stack[top] = 1.0 if a <= b else 0.0
+            stack[top] = 0.0 if _is_less(b, a) else 1.0
 
 
 @helper

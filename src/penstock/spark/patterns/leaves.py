@@ -199,11 +199,18 @@ class Finder:
         if name.name.lower() in self.scope.columns:
             return
         at = name.meta.get("start", self.text.first())
+        if name.name.lower() in self.scope.variables:
+            raise self.text.error(
+                f"{name.name!r} is a variable, and cannot stand here by itself",
+                at,
+                advice=f"Its rows can be counted and navigated: count({name.name}.*), "
+                f"last({name.name}.x), sum({name.name}.x).",
+            )
         known = ", ".join(each for each in self.scope.columns.values() if not each.startswith("_"))
         raise self.text.error(
             f"there is no column {name.name!r}, nor a variable of this name",
             at,
-            advice=f"The columns are: {known}.",
+            advice=f"The columns are: {known}; the variables: {', '.join(self.scope.variables)}.",
         )
 
     def _dotted(self, node: Any) -> Nav | None:

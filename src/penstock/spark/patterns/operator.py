@@ -22,7 +22,9 @@ from penstock.spark.patterns.errors import PatternError, PatternLimitError
 from penstock.spark.patterns.plan import MAX_STEPS, Plan
 from penstock.spark.patterns.results import Found, given
 from penstock.spark.patterns.values import numbers_of, ranked_constants
+from penstock.spark.state.numbering import numbered
 from penstock.spark.state.operator import Shard
+from penstock.spark.windows.clock import Clock
 
 INPUT: Final = "rows"
 TIME: Final = "_p_time"
@@ -71,9 +73,13 @@ class Matcher:
 
     def process(self, shard: Shard, inputs: Mapping[str, pa.Table]) -> pa.Table:
         rows = self._rows(shard, inputs)
+        watermark = self._watermark(shard, rows)
+        clock = Clock.at(shard, watermark)
+        if self.has_time and inputs.get(INPUT) is not None:
+            clock.refuse_strays(_ints(inputs[INPUT][TIME]))
+        clock.keep(shard)
         if rows is None:
             return self.schema.empty_table()
-        watermark = self._watermark(shard, rows)
         complete = self.complete and shard.watermark_us is None
         order, groups = self._ordered(rows)
         times = _ints(rows[TIME])[order]
@@ -108,10 +114,10 @@ class Matcher:
             return None
         return pa.concat_tables(parts, promote_options="permissive").combine_chunks()
 
-    def _watermark(self, shard: Shard, rows: pa.Table) -> int:
+    def _watermark(self, shard: Shard, rows: pa.Table | None) -> int:
         if shard.watermark_us is not None:
             return shard.watermark_us
-        if WATERMARK in rows.column_names:
+        if rows is not None and WATERMARK in rows.column_names:
             found = pc.min(rows[WATERMARK]).as_py()
             return _NEVER if found is None else int(found)
         return _NEVER
@@ -139,12 +145,8 @@ class Matcher:
 
     def _ordered(self, rows: pa.Table) -> tuple[Ints, Ints]:
         """The order by key, time and place in the log, and the number of each row's key."""
-        codes = np.zeros(len(rows), np.int64)
-        for number in range(self.keys):
-            column = _codes(rows[key_column(number)])
-            codes = column if number == 0 else codes * (int(column.max()) + 1) + column
-            if number and number + 1 < self.keys:
-                codes = np.unique(codes, return_inverse=True)[1].astype(np.int64)
+        columns = [rows[key_column(number)] for number in range(self.keys)]
+        codes, _ = numbered(columns, len(rows))
         by: list[Any] = []
         if PLACE[2] in rows.column_names:
             by.append(_ints(rows[PLACE[2]]))
@@ -242,14 +244,6 @@ def _place(rows: pa.Table, at: int) -> str:
 def _ints(column: pa.ChunkedArray) -> Ints:
     # Writable, as the kernel's signature has it: what Arrow shares is not.
     return np.require(column.to_numpy(), dtype=np.int64, requirements=["C", "W"])
-
-
-def _codes(column: pa.ChunkedArray) -> Ints:
-    """A number for each distinct value; null is one of them."""
-    encoded = pc.dictionary_encode(column.combine_chunks(), null_encoding="encode")
-    if isinstance(encoded, pa.ChunkedArray):
-        encoded = encoded.combine_chunks()
-    return np.asarray(encoded.indices.to_numpy(zero_copy_only=False), dtype=np.int64)
 
 
 def _ranks(column: pa.ChunkedArray) -> Ints:

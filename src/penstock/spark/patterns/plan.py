@@ -35,6 +35,7 @@ from penstock.spark.patterns.leaves import (
     replaced,
 )
 from penstock.spark.patterns.reading import Text, parsed
+from penstock.spark.reasons import reason, remedy
 
 DEFAULT_MAX_ROWS: Final = 10_000
 MAX_STEPS: Final = 20_000_000
@@ -202,16 +203,9 @@ def _located(type_of: TypeOf, text: Text) -> TypeOf:
         except PatternError:
             raise
         except Exception as error:
-            raise text.error(told(error)) from None
+            raise text.error(reason(error), advice=remedy(error)) from None
 
     return ask
-
-
-def told(error: Exception) -> str:
-    """What Spark says is wrong, without the plan and the stack that it adds."""
-    message = getattr(error, "desc", None) or str(error)
-    first = str(message).split("\n", 1)[0].split(";", 1)[0].split(" SQLSTATE", 1)[0]
-    return first.strip() or type(error).__name__
 
 
 @dataclass(slots=True)

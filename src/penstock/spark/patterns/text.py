@@ -20,6 +20,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Final, Literal, cast
 
 from sqlglot import exp
@@ -143,6 +144,11 @@ def recognized(text: str) -> Clauses:
     """All clauses of a text; what is wrong in it is an error at its place."""
     found = _split(text)
     if "pattern" not in found:
+        for token in tokens(text, 0, len(text)):
+            if get_close_matches(token.text.lower(), ["pattern"], 1, 0.75):
+                raise Text.of(text, LABEL).error(
+                    f"{token.text} is not known", token.start, advice="Is it PATTERN?"
+                )
         raise Text.of(text, LABEL).error("there is no PATTERN (…)", len(text))
     subsets = _subsets(text, found.get("subset"))
     conditions = _defined(text, found.get("define"))
@@ -188,18 +194,25 @@ def _split(text: str) -> dict[str, tuple[int, int]]:
     all_tokens = tokens(text, 0, len(text))
     if len(all_tokens) > 1 and all_tokens[0].text.lower() == "match_recognize":
         # The whole clause may be given, with its brackets.
-        last = all_tokens[-1]
-        if all_tokens[1].text != "(" or last.text != ")":
-            raise Text.of(text, LABEL).error("MATCH_RECOGNIZE is followed by (…)", last.start)
+        first = all_tokens[1]
+        if first.text != "(":
+            raise Text.of(text, LABEL).error("MATCH_RECOGNIZE is followed by (…)", first.start)
+        if all_tokens[-1].text != ")":
+            raise Text.of(text, LABEL).error("this bracket is not closed", first.start)
         all_tokens = all_tokens[2:-1]
-    depth, at = 0, 0
+    opened: list[Token] = []
+    at = 0
     heads: list[tuple[str, int, int]] = []
     while at < len(all_tokens):
         token = all_tokens[at]
-        depth += {"(": 1, ")": -1}.get(token.text, 0)
-        if depth < 0:
-            raise Text.of(text, LABEL).error("a bracket is closed that was not opened", token.start)
-        words = _clause_at(all_tokens, at) if depth == 0 else None
+        if token.text == "(":
+            opened.append(token)
+        if token.text == ")":
+            if not opened:
+                problem = "a bracket is closed that was not opened"
+                raise Text.of(text, LABEL).error(problem, token.start)
+            opened.pop()
+        words = _clause_at(all_tokens, at) if not opened else None
         if words is not None:
             heads.append((words[0], token.start, all_tokens[at + len(words) - 1].end))
             at += len(words)
@@ -209,8 +222,8 @@ def _split(text: str) -> dict[str, tuple[int, int]]:
                 f"{token.text!r} is not the beginning of a clause", token.start
             )
         at += 1
-    if depth:
-        raise Text.of(text, LABEL).error("a bracket is not closed", len(text))
+    if opened:
+        raise Text.of(text, LABEL).error("this bracket is not closed", opened[-1].start)
     found: dict[str, tuple[int, int]] = {}
     if not heads:
         return found

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import permutations
+from math import inf
 from typing import Final
 
 import numpy as np
@@ -140,12 +141,22 @@ def bound_variables(node: Node) -> frozenset[int]:
     return frozenset(each.number for each in walk(node) if isinstance(each, Var))
 
 
-def is_unbounded(node: Node) -> bool:
-    """Whether a match may go on for ever."""
-    return any(
-        isinstance(each, Gap | Silence) or (isinstance(each, Repeat) and each.most is None)
-        for each in walk(node)
-    )
+def needs_more_rows(node: Node) -> bool:
+    """Whether its first row alone may leave open what comes of it, until there are more."""
+    looks_on = any(isinstance(each, Gap | Silence | PeekNot) for each in walk(node))
+    return looks_on or _longest(node) > 1
+
+
+def _longest(node: Node) -> float:
+    """How many rows it takes at most."""
+    if isinstance(node, Var):
+        return 1
+    if isinstance(node, Alt):
+        return max(map(_longest, node.ways), default=0)
+    if isinstance(node, Repeat):
+        own = _longest(node.body)
+        return own * (inf if node.most is None else node.most) if own else 0
+    return sum(map(_longest, children(node)))
 
 
 def is_relaxed(node: Node, *, free: bool = True) -> bool:
