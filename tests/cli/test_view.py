@@ -63,6 +63,9 @@ def test_what_cannot_be_maintained_is_told_with_its_place(project: Path) -> None
     assert "2:13: ORDER BY cannot be maintained" in told
     assert "  FROM orders ORDER BY id LIMIT 3\n              ^\n" in told
     assert not (project / "views").exists()
+    told = refused("create", "n AS SELECT id,\n  upperr(id) AS u FROM orders", "-t", ORDERS).err
+    assert "2:3: there is no function upperr" in told
+    assert not (project / "views").exists()
     assert "a view is NAME AS SELECT" in refused("check", "SELECT 1").err
     wrong = "t=shop.orders(id bigint) key idd"
     assert "no column 'idd'" in refused("check", "a AS SELECT id FROM t", "-t", wrong).err

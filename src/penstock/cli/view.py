@@ -10,7 +10,7 @@ import typer
 from penstock.cli import output, project
 from penstock.cli.kafka import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, ClientSettings, connect
 from penstock.cli.project import ProjectFile
-from penstock.cli.run import need_spark
+from penstock.cli.run import need_spark, quieten_spark
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ app = typer.Typer(
 
 Statement = Annotated[
     list[str],
-    typer.Argument(metavar="'NAME AS SELECT ...'", help="The view's name and its SELECT."),
+    typer.Argument(metavar="STATEMENT", help="NAME AS SELECT ..., as one word in quotes."),
 ]
 Name = Annotated[str, typer.Argument(metavar="VIEW", help="The view.")]
 Tables = Annotated[
@@ -208,7 +208,32 @@ def _defined(
     made = definitions.Definition(name, text, tuple(specs), topic or name)
     # Plans it, and checks the names.
     made.flow()
+    _check_types(made)
     return made
+
+
+def _check_types(view: Definition) -> None:
+    """ViewError if Spark does not take an expression; only Spark knows its functions and types."""
+    from pyspark import SparkContext
+
+    from penstock.spark import session
+    from penstock.spark.java import JavaError, find_java
+
+    try:
+        find_java()
+    except JavaError as error:
+        output.say(f"the types are checked when the view runs, and not now: {error}")
+        return
+    output.say("asking Spark whether the types fit")
+    quieten_spark()
+    ours = SparkContext._active_spark_context is None
+    spark = session("penstock view", "local[1]", **{"spark.ui.enabled": "false"})
+    try:
+        spark.sparkContext.setLogLevel("FATAL")
+        view.check_types(spark)
+    finally:
+        if ours:
+            spark.stop()
 
 
 def _known(given: list[str], file: Path | None) -> list[TableSpec]:

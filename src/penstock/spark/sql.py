@@ -16,6 +16,13 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _SEPARATOR: Final = "\x1f\x1e"
+# Rows as JSON. Nulls are written, so that a reader can tell "no value" from "no such field"; times
+# are whole: what Spark writes unasked has no microseconds, and two keys would be one.
+JSON: Final = {
+    "ignoreNullFields": "false",
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
 
 
 def quoted(name: str) -> str:
@@ -26,6 +33,18 @@ def quoted(name: str) -> str:
 def struct(names: Iterable[str]) -> str:
     """Columns as one."""
     return f"struct({', '.join(map(quoted, names))})"
+
+
+def literal(text: str) -> str:
+    """A text as SQL writes it."""
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def json(names: Iterable[str]) -> str:
+    """Columns as the text of a JSON object."""
+    options = ", ".join(map(literal, (part for pair in JSON.items() for part in pair)))
+    return f"to_json({struct(names)}, map({options}))"
 
 
 def select(rows: DataFrame, wanted: Mapping[str, str], *more: str) -> DataFrame:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import random
 import re
+from datetime import UTC, datetime, tzinfo
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 from unittest.mock import patch
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pyarrow as pa
@@ -17,12 +19,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.spark.state import Shard, State
-from penstock.spark.views import best, exact
+from penstock.spark.views import best, exact, lists
 from penstock.spark.views.aggregating import Aggregate, Aggregated, AggregateError
-from penstock.spark.views.columns import SIGN
+from penstock.spark.views.columns import PRESENT, SIGN
+from penstock.spark.views.joining import Join, Side
 from penstock.spark.views.lists import LONG_LIST
+from penstock.spark.views.netting import Latest
+from penstock.spark.views.plan import columns, explained, key_of
 from penstock.spark.views.refusing import ViewError
 from penstock.spark.views.sql import Schema, plan
+from tests.spark.views.executing import Arrow, Maintained
 
 TABLES = {
     "orders": Schema(("id", "customer_id", "amount"), ("id",)),
@@ -147,6 +153,109 @@ def test_what_is_equal_is_one_key_and_one_value(
     assert told[2][0]["_deleted"]
     names = {shown(row[name]) for [row] in told for name in ("g", "top")}
     assert names - {"None"} == {shown(one)}
+    # The key of the view is made from what is shown: there is one way to write it.
+    assert {repr(row["g"]) for [row] in told} == {repr(abs(one))}
+
+
+@pytest.mark.parametrize("join", ["", " LEFT JOIN customers c ON c.id = o.weight"])
+def test_a_primary_key_is_shown_in_one_way(join: str) -> None:
+    """Of 0.0 and -0.0, which are one: else a row would stay under the other key for ever."""
+    tables = {"o": Schema(("weight", "n"), ("weight",)), "customers": Schema(("id",), ("id",))}
+    view = Maintained(plan(f"SELECT weight, n FROM o{join}", tables), Arrow({}))
+    for n, weight in enumerate([-0.0, 0.0]):
+        order = {"weight": [weight], "n": [n]}
+        batch = {"o": order, "customers": {"id": pa.array([], pa.float64())}}
+        view.run({name: at_place(n, rows) for name, rows in batch.items()})
+    assert [(repr(row["weight"]), row["n"]) for row in view.rows.values()] == [("0.0", 1)]
+
+
+def at_place(place: int, columns: dict[str, Any]) -> pa.Table:
+    """Rows that are there, at a place of their topic."""
+    rows = pa.table(columns)
+    for name in ("_topic", "_partition", "_offset"):
+        rows = rows.append_column(name, pa.array([place] * len(rows), pa.int64()))
+    return rows.append_column(PRESENT, pa.array([True] * len(rows)))
+
+
+def test_two_primary_keys_may_be_one_key_of_a_join() -> None:
+    """As doubles, which is how Spark compares them."""
+    tables = {"a": Schema(("id",), ("id",)), "b": Schema(("k", "x"), ("k",))}
+    view = Maintained(plan("SELECT id, x FROM a JOIN b ON a.id = b.x", tables), Arrow({}))
+    ids = [2**53, 2**53 + 1]
+    view.run({"a": at_place(0, {"id": ids}), "b": at_place(0, {"k": [1], "x": [2.0**53]})})
+    assert sorted(row["id"] for row in view.rows.values()) == ids
+
+
+def test_decimals_are_joined_without_a_loss() -> None:
+    tables = {"a": Schema(("id", "d"), ("id",)), "b": Schema(("id", "d"), ("id",))}
+    query = plan("SELECT a.id, b.id AS other FROM a JOIN b ON a.d = b.d", tables)
+
+    def joined(one: pa.DataType, other: pa.DataType) -> list[tuple[int, int]]:
+        view = Maintained(query, Arrow({}))
+        texts = ["1.0", "1.0000000000010", "1.0000000000020"]
+        sides = {
+            name: at_place(0, {"id": [0, 1, 2], "d": pa.array(map(Decimal, texts), kind)})
+            for name, kind in (("a", one), ("b", other))
+        }
+        view.run(sides)
+        return sorted((row["id"], row["other"]) for row in view.rows.values())
+
+    assert joined(pa.decimal128(20, 13), pa.decimal128(30, 16)) == [(0, 0), (1, 1), (2, 2)]
+    with pytest.raises(ViewError, match=r"^1:45: the join on a.d = b.d compares decimal\(38,13\)"):
+        joined(pa.decimal128(38, 13), pa.decimal128(38, 30))
+
+
+def test_hidden_columns_have_names_of_their_own() -> None:
+    tables = {
+        "order": Schema(("item_id", "k"), ("item_id",)),
+        "order_item": Schema(("id", "k", "w"), ("id",)),
+    }
+    made = plan("SELECT w FROM order_item i JOIN `order` ON i.k = `order`.k", tables)
+    assert key_of(made) == ("_i_id", "_order_item_id")
+    made = plan("SELECT w FROM order_item JOIN `order` ON order_item.k = `order`.k", tables)
+    assert key_of(made) == ("_order_item_id", "_order_item_id_1")
+
+
+@pytest.mark.parametrize("kind", [pa.timestamp("us", "UTC"), pa.timestamp("us")], ids=str)
+def test_keys_that_were_written_in_another_way_are_told(kind: pa.DataType) -> None:
+    """A flow whose topic has the old ones must not go on as if nothing was."""
+    results = (Aggregated("n", "count", None, None),)
+    assert "in microseconds" in Aggregate(("g",), (kind,), results).describes
+    assert "in microseconds" not in Aggregate(("g",), (pa.int64(),), results).describes
+    assert "in microseconds" in Latest(("g",), pa.schema([("g", kind)])).describes
+    side = Side(pa.schema([("g", kind)]), ("g",), raw=True)
+    assert "in microseconds" in Join(("j",), (kind,), side, side, outer=False).describes
+
+
+class _Zoned:
+    """Stands for a table of Arrow, whose versions have classes of their own for zones."""
+
+    def __init__(self, zone: tzinfo) -> None:
+        self._zone = zone
+
+    def __getitem__(self, name: str) -> Any:
+        class Column:
+            zone = self._zone
+
+            def to_pylist(self) -> list[datetime]:
+                return [datetime(2026, 1, 1, 12, 0, 0, 5, UTC).astimezone(self.zone)]
+
+        return Column()
+
+
+@pytest.mark.parametrize("zone", [UTC, ZoneInfo("UTC"), ZoneInfo("Europe/Berlin")], ids=str)
+def test_hashes_do_not_depend_on_how_arrow_names_zones(zone: tzinfo) -> None:
+    """Those that state is kept by: what they are must stay as it is."""
+    at = datetime(2026, 1, 1, 12, 0, 0, 5, UTC)
+    rows = pa.table({"at": pa.array([at], pa.timestamp("us", "UTC"))})
+    with patch.object(lists, "one_way", lambda *_: _Zoned(zone)):
+        assert lists._hashes(rows, ["at"]).tolist() == [1894469022]
+
+
+def test_buckets_of_zeros_are_the_same() -> None:
+    rows = pa.table({"x": [0.0, -0.0]})
+    one, other = (lists._hashes(rows.slice(at, 1), ["x"]).tolist() for at in (0, 1))
+    assert one == other
 
 
 def test_sums_of_floats_leave_nothing_behind() -> None:
@@ -186,6 +295,10 @@ def test_sums_that_grow_past_their_type_are_told() -> None:
     for two in ([most, 1], [least, -1]):
         with pytest.raises(AggregateError, match=r"sum\(o.v\) does not fit bigint"):
             summed(two, pa.int64())
+    fine = Decimal("1234567890123456.5")
+    assert summed([fine], pa.decimal128(38, 18), "avg") == fine
+    with pytest.raises(AggregateError, match=r"does not fit decimal\(38,22\) any more"):
+        summed([Decimal("99999999999999999.5")], pa.decimal128(38, 18), "avg")
     large = Decimal(10) ** 37 * 9
     with pytest.raises(AggregateError, match="does not fit decimal"):
         summed([large, large], pa.decimal128(38, 0))
@@ -214,6 +327,51 @@ def test_sums_that_grow_past_their_type_are_told() -> None:
         ("SELECT stddev(id) AS s FROM orders", "1:8", "stddev"),
         ("SELECT id id2 x FROM orders", "1:15", "Unexpected"),
         ("SELECT 'a FROM orders", "1:8", "not closed"),
+        ("SELEC id FROM orders", "1:1", "SELEC is not known"),
+        ("-- all\n(SELETC id FROM orders)", "2:2", "SELETC is not known"),
+        ("SELECT id FRM orders", "1:11", "FRM is not expected"),
+        ("SELECT id FROM orders\nWHER id > 1", "2:1", "WHER is not expected"),
+        ("SELECT id, date_add(id) AS d FROM orders", "1:23", "argument is missing"),
+        # What the parser knows, and nobody reads.
+        ("SELECT id FROM orders VERSION AS OF 3", "1:23", "VERSION AS OF"),
+        ("SELECT id FROM orders TIMESTAMP AS OF '2026-01-01' o", "1:23", "TIMESTAMP AS OF"),
+        ("SELECT id FROM orders FOR UPDATE", "1:8", "LOCKS is not taken"),
+        ("SELECT id INTO t FROM orders", "1:16", "INTO is not taken"),
+        ("SELECT * REPLACE (1 AS id) FROM orders", "1:19", "REPLACE is not taken"),
+        ("SELECT id FROM orders WITH (NOLOCK)", "1:16", "HINTS is not taken"),
+        (
+            "SELECT o.id FROM orders o JOIN customers c JOIN orders p ON c.id = p.id ON o.id = 1",
+            "1:44",
+            "inside of another",
+        ),
+        ("SELECT o.id FROM orders o ASOF JOIN customers c ON o.id = c.id", "1:37", "ASOF joins"),
+        ("SELECT id FROM orders GROUP BY ROLLUP(id)", "1:32", "ROLLUP"),
+        ("SELECT id FROM orders GROUP BY id WITH CUBE", "1:40", "CUBE"),
+        ("SELECT id FROM orders GROUP BY GROUPING SETS ((id), ())", "1:32", "GROUPING SETS"),
+        ("SELECT stack(2, 1, 2) AS (x, y) FROM orders", "1:8", "one name"),
+        ("SELECT * EXCEPT (idd) FROM orders", "1:18", "* has no column idd"),
+        ("SELECT orders.amount.* FROM orders", "1:8", "fields of a struct"),
+        ("SELECT struct(*) AS s FROM orders", "1:15", "* stands for columns"),
+        ("SELECT count(DISTINCT *) AS n FROM orders", "1:23", "* stands for columns"),
+        ("SELECT n FROM (SELECT id, amount FROM orders) AS t(n)", "1:52", "t has 2 columns"),
+        ("SELECT n FROM (SELECT id, amount FROM orders) AS t(n, N)", "1:52", "the same name"),
+        (
+            "SELECT id FROM orders UNION BY NAME SELECT country FROM customers",
+            "1:44",
+            "has no column id",
+        ),
+        # Several rows of one, and other answers each time.
+        ("SELECT id, explode(amount) AS x FROM orders", "1:12", "several rows of one"),
+        ("SELECT id, inline_outer(amount) AS x FROM orders", "1:12", "several rows of one"),
+        ("SELECT id, stack(2, 1, 2) AS x FROM orders", "1:12", "several rows of one"),
+        ("SELECT id, uniform(1, 9) AS x FROM orders", "1:12", "uniform gives another answer"),
+        ("SELECT id, shuffle(amount) AS x FROM orders", "1:12", "shuffle gives another answer"),
+        ("SELECT id, localtimestamp() AS x FROM orders", "1:12", "localtimestamp gives another"),
+        ("SELECT id, localtimestamp AS x FROM orders", "1:12", "localtimestamp gives another"),
+        ("SELECT id, current_date AS x FROM orders", "1:12", "current_date gives another answer"),
+        ("SELECT id, unix_timestamp() AS x FROM orders", "1:12", "gives another answer"),
+        ("SELECT id, DATE 'today' AS x FROM orders", "1:17", "today gives another answer"),
+        ("SELECT id, concat('a', to_char(id, '99')) AS x FROM orders", "1:24", "cannot be told"),
     ],
 )
 def test_what_cannot_be_maintained(sql: str, place: str, reason: str) -> None:
@@ -225,6 +383,21 @@ def test_what_cannot_be_maintained(sql: str, place: str, reason: str) -> None:
     line, mark = told.splitlines()[-2:]
     assert line.strip() in sql
     assert mark.index("^") == int(place.split(":")[1]) + 1
+
+
+def test_what_is_left_out_of_all_columns() -> None:
+    assert columns(plan("SELECT * EXCEPT (amount) FROM orders", TABLES)) == ("id", "customer_id")
+    both = "SELECT o.*, c.* EXCEPT (ID) FROM orders o JOIN customers c ON o.customer_id = c.id"
+    assert columns(plan(both, TABLES)) == ("id", "customer_id", "amount", "country")
+
+
+def test_mean_is_avg_and_names_of_queries_have_no_case() -> None:
+    made = plan("SELECT id, mean(amount) AS m FROM orders GROUP BY id", TABLES)
+    assert any("AVG" in each for each in explained(made))
+    hidden = plan(
+        "WITH Orders AS (SELECT country AS x FROM customers) SELECT x FROM orders", TABLES
+    )
+    assert columns(hidden) == ("x",)
 
 
 WORDS = re.findall(

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import random
+from collections.abc import Iterable
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -9,7 +13,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.spark import flow, stream, topic
-from penstock.spark.views import of, sql
+from penstock.spark.views import ViewError, of, sql
 from penstock.testing.flows import FlowTester
 
 pytestmark = pytest.mark.timeout(600)
@@ -86,3 +90,98 @@ def test_in_batch_over_dataframes(penstock_spark: SparkSession) -> None:
     assert sorted(row["id"] for row in both.changes().collect()) == [1, 1, 2, 3]
     total = of(orders, "o", key="id").agg(n="count(*)")
     assert [(row["n"], row["_all"]) for row in total.changes().collect()] == [(3, "all")]
+
+
+KEYS = "id bigint, at timestamp, made timestamp_ntz, x double, d decimal(20,12)"
+BY_KEY = [
+    "SELECT at, count(*) AS n FROM k GROUP BY at",
+    "SELECT made, x, count(*) AS n FROM k GROUP BY made, x",
+    "SELECT DISTINCT d FROM k",
+    "SELECT n FROM (SELECT at, x, count(*) AS n FROM k GROUP BY 1, 2) t UNION ALL SELECT id FROM k",
+    "SELECT a.id, b.id AS other FROM k a LEFT JOIN k b ON a.at = b.at AND a.x = b.x",
+    "SELECT a.id, b.id AS other FROM k a JOIN k b ON a.d = cast(b.d AS decimal(22,14))",
+]
+
+
+def key_row(id_: int, chance: random.Random) -> tuple[Any, ...]:
+    """A row of values that have several texts, or nearly the same one."""
+    times = [datetime(2026, 1, 1, 0, 0, 0, us, UTC) for us in (0, 1, 100, 200)]
+    at, made = (chance.choice([None, *times]) for _ in range(2))
+    number = chance.choice([None, 0.0, -0.0, math.nan, 1.5])
+    digits = chance.choice([None, *map(Decimal, ("1", "1.000000000001", "1.000000000002"))])
+    return id_, at, made and made.replace(tzinfo=None), number, digits
+
+
+def told(rows: Iterable[tuple[Any, ...]]) -> list[str]:
+    return sorted(str(tuple(0.0 if each == 0 else each for each in row)) for row in rows)
+
+
+def test_rows_are_told_apart_as_by_spark(penstock_spark: SparkSession) -> None:
+    """Times with microseconds, zeros, NaN, nulls and decimals: each has a key of its own."""
+    chance = random.Random(6)
+    rows = penstock_spark.createDataFrame([key_row(at, chance) for at in range(60)], KEYS)
+    rows.createOrReplaceTempView("k")
+    for query in BY_KEY:
+        view = sql(query, {"k": "id"}, k=rows)
+        found = [row.asDict() for row in view.changes().collect()]
+        assert len({row["_key"] for row in found}) == len(found), query
+        shown = [tuple(row[name] for name in view.columns) for row in found]
+        assert told(shown) == told(map(tuple, penstock_spark.sql(query).collect())), query
+
+
+def test_a_view_over_a_view_by_time_follows_deletions(tester: FlowTester) -> None:
+    @flow(inputs=stream("a", changelog="id bigint, at timestamp, x double"),
+          output=topic("v1", key="_key", compacted=True))  # fmt: skip
+    def first(a: DataFrame) -> DataFrame:
+        return sql("SELECT at, x, count(*) AS n FROM a GROUP BY at, x", {"a": "id"}, a=a).changes()
+
+    @flow(inputs=stream("v1", changelog="at timestamp, x double, n bigint"),
+          output=topic("v2", key="_key", compacted=True))  # fmt: skip
+    def second(v: DataFrame) -> DataFrame:
+        return sql("SELECT count(*) AS n FROM v", {"v": ["at", "x"]}, v=v).changes()
+
+    tester.use(first, second)
+    at = "2026-01-01T00:00:00.000100Z"
+    tester.feed("a", [{"id": 1, "at": at, "x": -0.0}], key=["1"])
+    tester.run()
+    tester.feed("a", [{"id": 2, "at": at, "x": 0.0}], key=["2"])
+    tester.run()
+    assert tester.table("v1") == {f'{{"at":"{at}","x":0.0}}': {"at": at, "x": 0.0, "n": 2}}
+    tester.feed("a", [None, None], key=["1", "2"])
+    tester.run()
+    assert tester.table("v1") == {}
+    assert list(tester.table("v2").values()) == [{"n": 0}]
+
+
+def test_names_of_dataframes_are_not_mixed_up(penstock_spark: SparkSession) -> None:
+    spark = penstock_spark
+    one, two = (spark.createDataFrame([(each, 7)], "id int, x int") for each in (1, 2))
+    a, b, c = of(one, "a", key="id"), of(two, "b", key="id"), of(two, "a", key="id")
+    with pytest.raises(ViewError, match="two tables are called 'a'"):
+        a.union(c)
+    with pytest.raises(ViewError, match="two tables are called 'a'"):
+        a.select("id").alias("p").join(c.select("id").alias("q"), on="p.id = q.id")
+    # The same rows are the same table.
+    assert [row["id"] for row in a.union(a.where("x > 1")).changes().collect()] == [1, 1]
+    both = a.join(b, on="a.x = b.x")
+    for wrong in (
+        lambda: both.select("a.id", "b.id"),
+        lambda: both.group_by("a.id", "b.id"),
+        lambda: both.group_by("a.id").agg(id="count(*)"),
+        lambda: a.select("x", X="id"),
+    ):
+        with pytest.raises(ViewError, match=r"^1:1: two columns are called (id|X)"):
+            wrong()
+    with pytest.raises(ViewError, match="have no names") as refused:
+        a.select("id", "x").join(b.select("id", "x"), on="x = x")
+    assert "alias" in str(refused.value.advice)
+    with pytest.raises(ViewError, match="column x is in what was selected and b"):
+        a.select("id", "x").join(b, on="x = b.x")
+    counts = b.group_by("x").agg(n="count(*)").alias("q")
+    named = a.select("id", y="x").alias("p").join(counts, on="p.y = q.x")
+    assert named.columns == ("id", "y", "x", "n")
+    [row] = named.changes().collect()
+    assert (row["id"], row["y"], row["x"], row["n"]) == (1, 7, 7, 1)
+    # What is shown of both has names of its own, whatever the tables' columns are called.
+    odd = of(one.withColumnRenamed("x", "b_id"), "a", key="id").join(b, on="a.b_id = b.x")
+    assert odd.columns == ("id", "b_id", "b_b_id", "x")

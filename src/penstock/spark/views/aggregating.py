@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 
 from penstock.errors import PenstockError
 from penstock.spark.state import KeyedTable, Shard
+from penstock.spark.state.numbering import whole
 from penstock.spark.views import exact
 from penstock.spark.views.best import VALUE, Best
 from penstock.spark.views.columns import (
@@ -34,10 +35,12 @@ from penstock.spark.views.columns import (
     loosened,
     mask,
     numbered,
+    one_way,
     same,
+    shown,
     signed,
     taken,
-    whole,
+    written_as,
 )
 from penstock.spark.views.lists import CODE
 from penstock.spark.views.netting import INPUT, emptied
@@ -77,6 +80,12 @@ class Aggregated:
     def type(self) -> pa.DataType:
         """What comes out, as in Spark."""
         kind = self.kind
+        by_value = self.function in {"min", "max", "count distinct"}
+        if by_value and kind is not None and pa.types.is_nested(kind):
+            raise AggregateError(
+                f"{self.told} is not possible: its argument is {shown(kind)}",
+                advice="Use one of its parts, or to_json(...) of it.",
+            )
         if self.function in {"count", "count distinct"}:
             return pa.int64()
         assert kind is not None
@@ -92,7 +101,7 @@ class Aggregated:
         if pa.types.is_integer(kind) or pa.types.is_floating(kind):
             return pa.float64()
         raise AggregateError(
-            f"{self.told} is not possible: its argument is {kind}",
+            f"{self.told} is not possible: its argument is {shown(kind)}",
             advice="Sums and averages are of numbers; use cast(... as ...) if it holds some.",
         )
 
@@ -127,7 +136,7 @@ class Aggregate:
             f"{each.function} of {each.kind or 'rows'}{_KEPT_AS.get(each.function, '')}"
             for each in self.results
         )
-        return f"by {kinds or 'nothing'}: {told or 'distinct'}"
+        return f"by {kinds or 'nothing'}{written_as(self.key_types)}: {told or 'distinct'}"
 
     @property
     def shown(self) -> pa.Schema:
@@ -157,7 +166,9 @@ class Aggregate:
         rows = loosened(inputs[INPUT])
         weights = np.where(mask(rows[SIGN]), 1, -1).astype(np.int64)
         numbers, first = numbered(rows, self.key)
-        groups = taken(rows.select(list(self.key)), first) if self.key else None
+        groups = None
+        if self.key:
+            groups = one_way(taken(rows.select(list(self.key)), first), self.key)
         keys = keys_of(groups, self.key) if groups is not None else _the_one()
         table = shard.state.table("groups", self._kept(), key_names(len(self.key)))
         old = table.get(keys)
@@ -375,7 +386,7 @@ def _result(at: int, each: Aggregated, state: pa.Table) -> pa.Array:
         return pa.array(exact.rounded(total, divisor), each.type, mask=none)
     if each.function == "sum":
         return pc.if_else(pa.array(none), pa.scalar(None, each.type), _fitted(total, each))
-    return _decimal_average(total.to_pylist(), counts.tolist(), each.type)
+    return _decimal_average(total.to_pylist(), counts.tolist(), each)
 
 
 def _of_halves(low: pa.Array, top: pa.Array, counts: Indices, each: Aggregated) -> pa.Array:
@@ -407,7 +418,7 @@ def _check_digits(parts: pa.Array, groups: Indices, count: int, each: Aggregated
 
 def _too_large(each: Aggregated) -> AggregateError:
     return AggregateError(
-        f"{each.told} does not fit {each.type} any more",
+        f"{each.told} does not fit {shown(each.type)} any more",
         advice="Cast the column to fewer digits, or to double.",
     )
 
@@ -419,14 +430,17 @@ def _fitted(total: pa.Array, each: Aggregated) -> pa.Array:
         raise _too_large(each) from None
 
 
-def _decimal_average(sums: list[Any], counts: list[int], kind: pa.DataType) -> pa.Array:
-    step = Decimal(1).scaleb(-kind.scale)
+def _decimal_average(sums: list[Any], counts: list[int], each: Aggregated) -> pa.Array:
+    step = Decimal(1).scaleb(-each.type.scale)
     with localcontext(prec=2 * _MOST_DIGITS):
         found = [
             (total / count).quantize(step, ROUND_HALF_UP) if count else None
             for total, count in zip(sums, counts, strict=True)
         ]
-    return pa.array(found, kind)
+    try:
+        return pa.array(found, each.type)
+    except pa.ArrowInvalid:
+        raise _too_large(each) from None
 
 
 __all__ = ["FUNCTIONS", "Aggregate", "AggregateError", "Aggregated", "Function"]

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.spark.state import KeyedTable, State
+from penstock.spark.state.numbering import whole
 from penstock.spark.views.columns import (
     Indices,
     Mask,
@@ -27,7 +28,6 @@ from penstock.spark.views.columns import (
     key_names,
     numbered,
     taken,
-    whole,
 )
 from penstock.spark.views.lists import CODE
 

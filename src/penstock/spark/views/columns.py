@@ -6,7 +6,7 @@ State is kept by keys that are never null: a null becomes the zero of its type, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any, Final
@@ -14,6 +14,9 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from penstock.spark.state import numbering
+from penstock.spark.state.numbering import one_of_equals, whole
 
 SIGN: Final = "_plus"
 PRESENT: Final = "_present"
@@ -24,14 +27,11 @@ Indices = np.ndarray[Any, np.dtype[np.int64]]
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 
 
-def whole(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    """The column in one piece."""
-    if isinstance(column, pa.Array):
-        return column
-    if column.num_chunks == 1:
-        return column.chunk(0)
-    joined = column.combine_chunks()
-    return joined if isinstance(joined, pa.Array) else pa.concat_arrays(joined.chunks)
+def shown(kind: pa.DataType) -> str:
+    """A type as Spark names it."""
+    from pyspark.sql.pandas.types import from_arrow_type
+
+    return from_arrow_type(kind).simpleString()
 
 
 def loose(schema: pa.Schema) -> pa.Schema:
@@ -54,37 +54,21 @@ def numbered(rows: pa.Table, key: Sequence[str]) -> tuple[Indices, Indices]:
 
     Without a key all rows are one.
     """
-    count = len(rows)
-    if count == 0:
-        return np.empty(0, np.int64), np.empty(0, np.int64)
-    numbers, different = np.zeros(count, np.int64), 1
-    for name in key:
-        codes, size = _encoded(_one_of_equals(whole(rows[name])))
-        if different == 1:
-            numbers, different = codes, size
-        elif size > 1:
-            numbers, different = _encoded(pa.array(numbers * np.int64(size) + codes))
+    numbers, different = numbering.numbered([rows[name] for name in key], len(rows))
     first = np.empty(different, np.int64)
     # Of several the last assignment stays.
-    first[numbers[::-1]] = np.arange(count - 1, -1, -1, dtype=np.int64)
+    first[numbers[::-1]] = np.arange(len(rows) - 1, -1, -1, dtype=np.int64)
     return numbers, first
 
 
-def _one_of_equals(column: pa.Array) -> pa.Array:
-    """There is one zero and one NaN, whatever their bits are."""
-    kind = column.type
-    if not pa.types.is_floating(kind):
-        return column
-    column = pc.add(column, pa.scalar(0.0, kind))
-    odd = pc.is_nan(column)
-    return pc.if_else(odd, pa.scalar(float("nan"), kind), column) if pc.any(odd).as_py() else column
-
-
-def _encoded(column: pa.Array) -> tuple[Indices, int]:
-    """Numbers from 0 on in the order in which values first occur, and how many there are."""
-    found = pc.dictionary_encode(column, null_encoding="encode")
-    codes = found.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-    return codes, len(found.dictionary)
+def one_way(rows: pa.Table, names: Sequence[str]) -> pa.Table:
+    """Rows whose columns of a key are written in one way: what is one key is shown as one."""
+    for name in names:
+        at = rows.schema.get_field_index(name)
+        if pa.types.is_floating(rows.schema.field(at).type):
+            column = one_of_equals(whole(rows[name]))
+            rows = rows.set_column(at, rows.schema.field(at), column)
+    return rows
 
 
 def distinct(values: Indices) -> Indices:
@@ -124,12 +108,21 @@ def key_names(count: int) -> list[str]:
     return [*(f"_k{at}" for at in range(count)), NULLS]
 
 
+def written_as(kinds: Iterable[pa.DataType]) -> str:
+    """How keys of these types are written, where they were written in another way once.
+
+    Part of what a flow is compared by when it starts again: under other keys of its topic, what is
+    there already would stay for ever.
+    """
+    return " in microseconds" if any(map(pa.types.is_timestamp, kinds)) else ""
+
+
 def keys_of(rows: pa.Table, key: Sequence[str]) -> pa.Table:
     """The keys of rows as state has them."""
     nulls = np.zeros(len(rows), np.int64)
     columns: list[pa.Array] = []
     for at, name in enumerate(key):
-        column = _one_of_equals(whole(rows[name]))
+        column = one_of_equals(whole(rows[name]))
         if column.null_count:
             missing = column.is_null().to_numpy(zero_copy_only=False)
             nulls |= missing.astype(np.int64) << at

@@ -13,10 +13,9 @@ from typing import Final, Generic, Protocol, TypeVar
 import pyarrow as pa
 from sqlglot import exp
 
-from penstock.errors import PenstockError
 from penstock.spark.state import Operator
-from penstock.spark.views.aggregating import Aggregate, Aggregated
-from penstock.spark.views.columns import DELETED, PRESENT, SIGN
+from penstock.spark.views.aggregating import Aggregate, Aggregated, AggregateError
+from penstock.spark.views.columns import DELETED, PRESENT, SIGN, shown
 from penstock.spark.views.expressions import Expression
 from penstock.spark.views.joining import LEFT, RIGHT, Side
 from penstock.spark.views.joining import Join as JoinRows
@@ -28,6 +27,7 @@ from penstock.spark.views.plan import (
     Join,
     Node,
     Project,
+    Result,
     Table,
     Union,
     as_column,
@@ -38,19 +38,21 @@ from penstock.spark.views.plan import (
     identity,
     key_of,
 )
+from penstock.spark.views.refusing import ViewError, located
 from penstock.spark.views.scope import conjuncts
 
 ORDER: Final = ("_topic", "_partition", "_offset")
 # The whole key as JSON, which is never null: right for the key of a topic.
 KEY: Final = "_key"
-_WIDE: Final = "DECIMAL(38, 10)"
+# What decimals are joined as; with other digits where these are not enough.
+_WIDE_DIGITS, _WIDE_SCALE = 28, 10
+_MOST_DIGITS: Final = 38
+# What numbers are compared as where one is a float, in Spark too.
+_LOSSY: Final = "DOUBLE"
+_DIGITS_OF_BITS: Final = {8: 3, 16: 5, 32: 10, 64: 19}
 
 Frame = TypeVar("Frame")
 Columns = Sequence[tuple[str, Expression]]
-
-
-class JoinTypesError(PenstockError):
-    """The two sides of an equality have types that are never equal."""
 
 
 class Engine(Protocol[Frame]):
@@ -144,6 +146,7 @@ class Compiler(Generic[Frame]):
         present: Expression = column(PRESENT)
         for each in conditions:
             passes = exp.func("coalesce", exp.paren(each.copy()), exp.false())
+            passes.meta["condition"] = True
             present = exp.and_(present, passes)
         kept = dict.fromkeys([*identity(node), *sorted(needed & set(columns(node)))])
         wanted = [*((name, column(name)) for name in kept), (PRESENT, present)]
@@ -155,6 +158,8 @@ class Compiler(Generic[Frame]):
 
     def _latest(self, rows: Frame, key: tuple[str, ...], *, net: bool) -> Frame:
         schema = self._engine.schema(rows)
+        for name in key:
+            _check_key(schema.field(name).type, column(name), f"{name} cannot be a primary key")
         fields = [field for field in schema if field.name not in (PRESENT, *ORDER)]
         latest = Latest(key, pa.schema(fields), net)
         return self._engine.apply({INPUT: rows}, latest, key, latest.out)
@@ -196,7 +201,25 @@ class Compiler(Generic[Frame]):
             wanted += [(branch, exp.Literal.number(number)), (row, column(row)),
                        (SIGN, column(SIGN))]  # fmt: skip
             parts.append(self._engine.select(rows, wanted))
-        return self._engine.union(parts)
+        try:
+            return self._engine.union(parts)
+        except ViewError:
+            self._check_alike(node, parts)
+            raise
+
+    def _check_alike(self, node: Union, parts: Sequence[Frame]) -> None:
+        """ViewError, with the place, for the first column that cannot be put below the first's."""
+        first, *others = parts
+        for each, rows in zip(node.inputs[1:], others, strict=True):
+            for name, (_, expression) in zip(columns(node), each.outputs, strict=True):
+                wanted = [(name, column(name))]
+                pair = [self._engine.select(part, wanted) for part in (first, rows)]
+                try:
+                    self._engine.union(pair)
+                except ViewError:
+                    one, own = (shown(self._engine.schema(part).field(name).type) for part in pair)
+                    reason = f"{name} is {one} in the first part of the UNION, and {own} here"
+                    raise located(expression, reason, "Cast one of them.") from None
 
     def _group(self, node: Group, *, net: bool) -> Frame:
         arguments: dict[str, str] = {}
@@ -214,8 +237,12 @@ class Compiler(Generic[Frame]):
         for each in node.results:
             own = arguments[each.argument.sql()] if each.argument is not None else None
             kind = schema.field(own).type if own is not None else None
-            results.append(Aggregated(each.name, each.function, own, kind, each.text))
+            made = Aggregated(each.name, each.function, own, kind, each.text)
+            _check_result(made, each)
+            results.append(made)
         kinds = tuple(schema.field(name).type for name in names)
+        for (_, by), kind in zip(node.by, kinds, strict=True):
+            _check_key(kind, by, "rows cannot be grouped by it")
         group = Aggregate(names, kinds, tuple(results), net)
         return self._engine.apply({INPUT: rows}, group, names, group.out)
 
@@ -226,7 +253,17 @@ class Compiler(Generic[Frame]):
         left, left_raw = self._side(node.left, lefts, needed)
         right, right_raw = self._side(node.right, rights, needed)
         keys = tuple(f"_join{at}" for at in range(len(node.on)))
-        left, right, kinds = self._alike(node, left, right, keys)
+        casts = self._casts(node, left, right, keys)
+        if _LOSSY in casts.values():
+            # Two primary keys may be one key of the join.
+            if left_raw:
+                left, left_raw = self._side(node.left, lefts, needed, as_rows=True)
+            if right_raw:
+                right, right_raw = self._side(node.right, rights, needed, as_rows=True)
+        if casts:
+            left, right = (self._cast(rows, casts) for rows in (left, right))
+        schema = self._engine.schema(left)
+        kinds = tuple(schema.field(name).type for name in keys)
         if not left_raw and node.how == "inner":
             left = self._engine.where(left, _not_null(keys))
         if not right_raw:
@@ -239,10 +276,13 @@ class Compiler(Generic[Frame]):
         join = JoinRows(keys, kinds, sides[0], sides[1], node.how == "left")
         return self._engine.apply({LEFT: left, RIGHT: right}, join, keys, join.out)
 
-    def _side(self, node: Node, on: Sequence[Expression], needed: set[str]) -> tuple[Frame, bool]:
+    def _side(
+        self, node: Node, on: Sequence[Expression], needed: set[str], *, as_rows: bool = False
+    ) -> tuple[Frame, bool]:
         """The rows of a side with the columns of the join's key; whether as a changelog."""
         own = needed & set(columns(node))
-        raw = _bare(node) is not None and {as_column(each) for each in on} == set(identity(node))
+        raw = not as_rows and _bare(node) is not None
+        raw = raw and {as_column(each) for each in on} == set(identity(node))
         below = own.union(*(columns_in(each) for each in on))
         rows = self._raw(node, below) if raw else self.rows(node, below)
         kept = dict.fromkeys([*identity(node), *sorted(own)])
@@ -252,20 +292,17 @@ class Compiler(Generic[Frame]):
         wanted += [(name, column(name)) for name in marks]
         return self._engine.select(rows, [*wanted, *self._places(rows)] if raw else wanted), raw
 
-    def _alike(
-        self, node: Join, left: Frame, right: Frame, keys: Sequence[str]
-    ) -> tuple[Frame, Frame, tuple[pa.DataType, ...]]:
-        """Both sides with keys of the same types."""
+    def _casts(self, node: Join, left: Frame, right: Frame, keys: Sequence[str]) -> dict[str, str]:
+        """What keys are to be cast to, so that both sides have the same types."""
         of_left, of_right = self._engine.schema(left), self._engine.schema(right)
         casts = {}
         for at, name in enumerate(keys):
             one, other = of_left.field(name).type, of_right.field(name).type
+            for kind, each in zip((one, other), node.on[at], strict=True):
+                _check_key(kind, each, "rows cannot be joined by it")
             if one != other:
                 casts[name] = _common(one, other, node.on[at])
-        if casts:
-            left, right = (self._cast(rows, casts) for rows in (left, right))
-        schema = self._engine.schema(left)
-        return left, right, tuple(schema.field(name).type for name in keys)
+        return casts
 
     def _cast(self, rows: Frame, casts: Mapping[str, str]) -> Frame:
         wanted = []
@@ -280,6 +317,24 @@ def _bare(node: Node) -> Table | None:
     while isinstance(node, Filter):
         node = node.input
     return node if isinstance(node, Table) else None
+
+
+def _check_key(kind: pa.DataType, at: Expression, reason: str) -> None:
+    """ViewError for what state cannot be kept by."""
+    if pa.types.is_nested(kind):
+        raise located(at, f"this is {shown(kind)}: {reason}",
+                      "Use one of its parts, or to_json(...) of it.")  # fmt: skip
+
+
+def _check_result(made: Aggregated, written: Result) -> None:
+    """ViewError, with the place, for an aggregate of what it cannot be of."""
+    try:
+        _ = made.type
+    except AggregateError as error:
+        at = written.at or written.argument
+        if at is None:
+            raise
+        raise located(at, str(error), error.advice) from None
 
 
 def _not_null(names: Sequence[str]) -> Expression:
@@ -306,15 +361,36 @@ def _common(one: pa.DataType, other: pa.DataType, on: tuple[Expression, Expressi
     if all(pa.types.is_integer(each) for each in kinds):
         return "BIGINT"
     if all(pa.types.is_integer(each) or pa.types.is_decimal(each) for each in kinds):
-        return _WIDE
+        return _decimal(kinds, on)
     numbers = [pa.types.is_integer(k) or pa.types.is_floating(k) or pa.types.is_decimal(k)
                for k in kinds]  # fmt: skip
     if all(numbers):
-        return "DOUBLE"
+        return _LOSSY
     if all(pa.types.is_date(each) or pa.types.is_timestamp(each) for each in kinds):
         return "TIMESTAMP"
-    told = " = ".join(each.sql(dialect="spark").replace("`", "") for each in on)
-    raise JoinTypesError(
-        f"the join on {told} compares {one} with {other}",
-        advice="Cast one of them, as in cast(a.id as string) = b.id.",
+    raise located(
+        on[0],
+        f"the join on {_equality(on)} compares {shown(one)} with {shown(other)}",
+        "Cast one of them, as in cast(a.id as string) = b.id.",
     )
+
+
+def _decimal(kinds: tuple[pa.DataType, pa.DataType], on: tuple[Expression, Expression]) -> str:
+    """The decimal that holds both without a loss: what would be rounded could become equal."""
+    scale = max(each.scale if pa.types.is_decimal(each) else 0 for each in kinds)
+    whole = max(each.precision - each.scale if pa.types.is_decimal(each)
+                else _DIGITS_OF_BITS[each.bit_width] for each in kinds)  # fmt: skip
+    if whole <= _WIDE_DIGITS and scale <= _WIDE_SCALE:
+        whole, scale = _WIDE_DIGITS, _WIDE_SCALE
+    if whole + scale > _MOST_DIGITS:
+        raise located(
+            on[0],
+            f"the join on {_equality(on)} compares {' with '.join(map(shown, kinds))}, and no "
+            "decimal holds both",
+            "Cast one of them to the type of the other.",
+        )
+    return f"DECIMAL({whole + scale}, {scale})"
+
+
+def _equality(on: tuple[Expression, Expression]) -> str:
+    return " = ".join(each.sql(dialect="spark").replace("`", "") for each in on)

@@ -18,14 +18,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from sqlglot import exp
+from pyspark.errors import AnalysisException
 
+from penstock.spark.reasons import reason
 from penstock.spark.views.plan import Node, columns, key_of, tables
-from penstock.spark.views.refusing import Text, ViewError
+from penstock.spark.views.refusing import COLUMNS_ADVICE, Text, ViewError
 from penstock.spark.views.sql import Schema, plan, tables_in
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
     from penstock.spark.flows.declare import Flow
 
@@ -77,14 +78,20 @@ class TableSpec:
 
     def columns(self) -> tuple[str, ...]:
         """The names of the columns; ViewError if they cannot be read."""
-        head = "CREATE TABLE t ("
-        found = Text(f"{head}{self.ddl})", f"table {self.name}").parsed()
-        schema = found.this if isinstance(found, exp.Create) else None
-        parts = schema.expressions if isinstance(schema, exp.Schema) else []
-        if not parts or not all(isinstance(each, exp.ColumnDef) and each.kind for each in parts):
-            raise ViewError(f"the columns of table {self.name!r} cannot be read: {self.ddl}",
-                            advice="Write names and types: id bigint, amount double.")  # fmt: skip
-        return tuple(each.name for each in parts)
+        return self._text.columns()
+
+    def frame(self, spark: SparkSession) -> DataFrame:
+        """The table without any row; ViewError if Spark does not know a type."""
+        try:
+            return spark.createDataFrame([], self.ddl)
+        except AnalysisException as error:
+            word = re.search(r'data type "([^"]+)"', str(error))
+            at = re.search(rf"\b{re.escape(word[1])}\b", self.ddl, re.IGNORECASE) if word else None
+            raise self._text.error(at.start() if at else 0, reason(error), COLUMNS_ADVICE) from None
+
+    @property
+    def _text(self) -> Text:
+        return Text(self.ddl, f"table {self.name}")
 
     @property
     def is_whole(self) -> bool:
@@ -126,7 +133,10 @@ class Definition:
         names = list(dict.fromkeys(each.name for each in tables(self.plan)))
         specs = {each.name: each for each in self.tables}
         inputs = [
-            stream(specs[name].topic, **{specs[name].format or "debezium": specs[name].ddl})  # type: ignore[arg-type]
+            replace(
+                stream(specs[name].topic, **{specs[name].format or "debezium": specs[name].ddl}),  # type: ignore[arg-type]
+                where=self.where,
+            )
             for name in names
         ]
         node = self.plan
@@ -138,6 +148,13 @@ class Definition:
         output = topic(self.topic, key="_key", compacted=True)
         made = flow(inputs=inputs, output=output, name=self.name)(changes)
         return replace(made, where=self.where or made.where)
+
+    def check_types(self, spark: SparkSession) -> None:
+        """ViewError, with the place, if Spark does not take an expression of the view."""
+        from penstock.spark.views.frames import View
+
+        frames = {each.name: each.frame(spark) for each in self.tables}
+        View(self.plan, frames, {"": self.columns}).changes()
 
     def written(self) -> str:
         """The file."""
@@ -175,7 +192,8 @@ def read(file: Path) -> Definition:
             topic = found["rest"].strip()
         else:
             specs.append(TableSpec.parse(found["rest"]))
-    return Definition(file.stem, Text(text, file.name), tuple(specs), topic, f"{file}:1")
+    where = Text(text, f"{file.parent.name}/{file.name}")
+    return Definition(file.stem, where, tuple(specs), topic, f"{file}:1")
 
 
 def files(folder: Path) -> list[Path]:

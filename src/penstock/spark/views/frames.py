@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from sqlglot import exp
 
+from penstock.spark.state.bounds import warn_unbounded
+from penstock.spark.views.columns import DELETED
 from penstock.spark.views.compiling import Compiler
 from penstock.spark.views.expressions import Expression
 from penstock.spark.views.plan import (
@@ -77,11 +79,15 @@ class View:
 
     def select(self, *names: str, **expressions: str) -> View:
         """Columns by name, and by expressions of SQL under new names."""
-        outputs = []
-        for name, sql in [*((each.split(".")[-1], each) for each in names), *expressions.items()]:
-            text, scope = self._scope(sql)
-            outputs.append((name, scope.resolved(text.parsed())))
-        return View(Project(self.node, tuple(outputs)), self.frames, {"": tuple(dict(outputs))})
+        outputs = self._named("select", names, expressions)
+        return View(Project(self.node, outputs), self.frames, {"": tuple(dict(outputs))})
+
+    def alias(self, name: str) -> View:
+        """The same under a name, as a table has one: what was selected can so be joined."""
+        node = self._whole()
+        shown = columns(node)
+        outputs = tuple((flat(name, each), column(each)) for each in shown)
+        return View(Project(node, outputs, name), self.frames, {name: shown})
 
     def join(self, other: View, on: str, how: How = "inner") -> View:
         """Both, where equalities hold, such as "orders.customer_id = customers.id".
@@ -91,15 +97,18 @@ class View:
         if how not in {"inner", "left"}:
             raise ViewError(f"how={how!r} is not known", advice='Use "inner" or "left".')
         twice = set(self.names) & set(other.names)
+        if "" in twice:
+            raise ViewError("both sides of the join were selected or grouped, and have no names",
+                            advice='Give one a name: .alias("NAME").')  # fmt: skip
         if twice:
             raise ViewError(f"both sides of the join have a table {', '.join(sorted(twice))}",
-                            advice="Give one another name, with of(rows, NAME, ...).")  # fmt: skip
+                            advice='Give one another name, with .alias("NAME").')  # fmt: skip
         text = Text(on)
         scope = Scope(text, {**self.names, **other.names})
         parts = conjuncts(scope.resolved(text.parsed()))
         keys = tuple(self._equality(each, scope, other, text) for each in parts)
         node = Join(self.node, other.node, keys, how)
-        return View(node, {**self.frames, **other.frames}, {**self.names, **other.names})
+        return View(node, self._frames_with(other), {**self.names, **other.names})
 
     def _equality(
         self, each: Expression, scope: Scope, other: View, text: Text
@@ -118,11 +127,7 @@ class View:
 
     def group_by(self, *expressions: str, **named: str) -> Grouped:
         """Groups by columns, and by expressions of SQL under new names."""
-        by = []
-        for name, sql in [*((each.split(".")[-1], each) for each in expressions), *named.items()]:
-            text, scope = self._scope(sql)
-            by.append((name, scope.resolved(text.parsed())))
-        return Grouped(self, tuple(by))
+        return Grouped(self, self._named("group_by", expressions, named))
 
     def agg(self, **results: str) -> View:
         """One row of aggregates over everything."""
@@ -141,17 +146,49 @@ class View:
             raise ViewError(f"a union of {len(columns(one))} and {len(columns(two))} columns")
         inputs = (*(one.inputs if isinstance(one, Union) else (one,)),
                   *(two.inputs if isinstance(two, Union) else (two,)))  # fmt: skip
-        return View(Union(inputs), {**self.frames, **other.frames}, {"": columns(one)})
+        return View(Union(inputs), self._frames_with(other), {"": columns(one)})
 
     def changes(self) -> DataFrame:
         """What a micro-batch changes: columns, hidden ones of the key, `_key` and `_deleted`."""
         from penstock.spark.views.on_spark import SparkEngine, frame_of
 
+        for name, rows in self.frames.items():
+            if not {"_after", DELETED} & set(rows.columns):
+                warn_unbounded(
+                    f"table {name!r} of the view is a stream of rows of which none is ever deleted:"
+                    " each key that comes is kept for ever",
+                    f"Read it as a changelog (changelog= or debezium=), give it a column {DELETED},"
+                    " or take windows for what are events.",
+                )
         return frame_of(Compiler(SparkEngine(self.frames)).changes(self._whole()))
 
     def _scope(self, sql: str) -> tuple[Text, Scope]:
         text = Text(sql)
         return text, Scope(text, dict(self.names))
+
+    def _named(
+        self, method: str, names: Sequence[str], more: Mapping[str, str]
+    ) -> tuple[tuple[str, Expression], ...]:
+        """Expressions by their names: the last part of a column's, or as given."""
+        found: dict[str, tuple[str, Expression]] = {}
+        for name, sql in [*((each.split(".")[-1], each) for each in names), *more.items()]:
+            text, scope = self._scope(sql)
+            resolved = scope.resolved(text.parsed())
+            if name.lower() in found:
+                text.refuse(0, f"two columns are called {name}",
+                            f'Give one another name: {method}(other="{sql}").')  # fmt: skip
+            found[name.lower()] = name, resolved
+        return tuple(found.values())
+
+    def _frames_with(self, other: View) -> Mapping[str, DataFrame]:
+        """The tables of both, by their names."""
+        for name, rows in other.frames.items():
+            if self.frames.get(name, rows) is not rows:
+                raise ViewError(
+                    f"two tables are called {name!r}",
+                    advice="Give one another name, with of(rows, NAME, ...).",
+                )
+        return {**self.frames, **other.frames}
 
     def _project(self) -> Project | Union:
         node = self._whole()
@@ -161,12 +198,14 @@ class View:
 
     def _whole(self) -> Node:
         """As a relation with plain names: tables and joins show all their columns."""
-        if "" in self.names:
+        if set(self.names) == {""}:
             return self.node
         taken: dict[str, Expression] = {}
         for alias, own in self.names.items():
             for name in own:
-                shown = name if name not in taken else f"{alias}_{name}"
+                shown = name
+                while shown.lower() in map(str.lower, taken):
+                    shown = f"{alias or 'selected'}_{shown}"
                 taken[shown] = column(flat(alias, name))
         return Project(self.node, tuple(taken.items()))
 
@@ -181,8 +220,11 @@ class Grouped:
     def agg(self, **results: str) -> View:
         """Aggregates under names: n="count(*)", revenue="sum(amount)"."""
         made: list[Result] = []
+        by = {name.lower() for name, _ in self.by}
         for name, sql in results.items():
             text, scope = self.view._scope(sql)
+            if name.lower() in by:
+                text.refuse(0, f"two columns are called {name}", "Give one another name.")
             found = aggregate(scope.resolved(text.parsed()), name, text)
             if found is None:
                 text.refuse(0, "this is no aggregate", 'Such as n="count(*)" or s="sum(amount)".')

@@ -34,8 +34,10 @@ from penstock.spark.views.columns import (
     mask,
     nulls,
     numbered,
+    one_way,
     pairs,
     taken,
+    written_as,
 )
 from penstock.spark.views.lists import CODE, Lists
 from penstock.spark.views.netting import newest, take_in
@@ -84,7 +86,8 @@ class Join:
         how = "left" if self.outer else "inner"
         kinds = ", ".join(map(str, self.key_types))
         sides = (f"{'table ' if each.raw else ''}{each.told()}" for each in (self.left, self.right))
-        return f"{how} join by {kinds}: {' with '.join(sides)}"
+        written = written_as(self.key_types if self.left.raw or self.right.raw else ())
+        return f"{how} join by {kinds}{written}: {' with '.join(sides)}"
 
     @property
     def out(self) -> pa.Schema:
@@ -191,6 +194,7 @@ class Join:
             nothing = before.slice(0, 0)
             return _Found(before, before, before, nothing, nothing)
         fresh = newest(rows.append_column(CODE, pa.array(own)), self.key)
+        fresh = one_way(fresh, side.identity)
         touched = fresh[CODE].to_numpy()
         changes = take_in(table, taken(whole, touched), fresh, taken(keys, touched), names)
         minus = kept(taken(old, touched), changes.minus)

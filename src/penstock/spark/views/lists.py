@@ -12,7 +12,9 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Final
+from zoneinfo import ZoneInfo
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +28,7 @@ from penstock.spark.views.columns import (
     key_fields,
     key_names,
     numbered,
+    one_way,
     taken,
 )
 
@@ -34,6 +37,8 @@ LONG_LIST: Final = 256
 MOST_BUCKETS: Final = 1 << 16
 # The number of the key that a row is under.
 CODE: Final = "_code"
+# How it is written is part of what buckets are known by.
+_UTC: Final = ZoneInfo("UTC")
 _BUCKET, _BUCKETS, _ROWS = "_bucket", "_buckets", "_rows"
 
 
@@ -210,6 +215,14 @@ def _one(column: pa.ChunkedArray) -> pa.Array:
 def _hashes(rows: pa.Table, names: Sequence[str]) -> Indices:
     """A hash for each row that is the same in all processes; for the rows of large keys only."""
     numbers, first = numbered(rows, names)
-    values = zip(*(taken(rows, first)[name].to_pylist() for name in names), strict=True)
+    different = one_way(taken(rows.select(list(names)), first), names)
+    values = zip(*(map(_in_utc, different[name].to_pylist()) for name in names), strict=True)
     found = np.fromiter((zlib.crc32(repr(each).encode()) for each in values), np.int64, len(first))
     return found[numbers]
+
+
+def _in_utc(value: object) -> object:
+    """A time with a zone of Python's own: Arrow's versions give zones of different classes."""
+    if isinstance(value, datetime) and value.tzinfo is not None:
+        return value.astimezone(_UTC)
+    return value

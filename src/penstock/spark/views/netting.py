@@ -26,9 +26,11 @@ from penstock.spark.views.columns import (
     loosened,
     mask,
     numbered,
+    one_way,
     same,
     signed,
     taken,
+    written_as,
 )
 
 INPUT: Final = "rows"
@@ -86,7 +88,8 @@ class Latest:
 
     @property
     def describes(self) -> str:
-        return f"present rows by {', '.join(self.key)}: {_told(self.schema)}"
+        written = written_as(self.schema.field(name).type for name in self.key)
+        return f"present rows by {', '.join(self.key)}{written}: {_told(self.schema)}"
 
     @property
     def values(self) -> tuple[str, ...]:
@@ -95,7 +98,7 @@ class Latest:
     def process(self, shard: Shard, inputs: Mapping[str, pa.Table]) -> pa.Table:
         if INPUT not in inputs:
             return self.out.empty_table()
-        rows = newest(loosened(inputs[INPUT]), self.key)
+        rows = one_way(newest(loosened(inputs[INPUT]), self.key), self.key)
         fields = key_fields([self.schema.field(name).type for name in self.key])
         kept_as = pa.schema([*fields, *(self.schema.field(name) for name in self.values)])
         table = shard.state.table("rows", kept_as, key_names(len(self.key)))

@@ -15,12 +15,15 @@ from pyspark.sql import types as T  # noqa: N812
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from penstock.spark import sql
+from penstock.spark.reasons import reason
 from penstock.spark.state import Batch, Operator, apply, chaining, current
 from penstock.spark.state.chaining import Rows
+from penstock.spark.views import blaming
 from penstock.spark.views.columns import DELETED, PRESENT, loose
 from penstock.spark.views.compiling import ORDER, Columns, never_null
 from penstock.spark.views.plan import Table, as_column, flat
-from penstock.spark.views.refusing import DIALECT, ViewError
+from penstock.spark.views.refusing import ViewError
+from penstock.spark.views.unread import spark_sql
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -81,18 +84,31 @@ class SparkEngine:
             named = {name: own for name, own in picked.items() if own is not None}
             if len(named) == len(picked):
                 return rows.select(named)
+        frame = frame_of(rows)
         try:
-            return sql.select(frame_of(rows), {name: _text(each) for name, each in wanted})
+            made = sql.select(frame, {name: _text(each) for name, each in wanted})
+            if not isinstance(current(), Batch):
+                parts = [each for _, each in wanted]
+                blaming.check_conditions(frame, parts)
+                blaming.check_texts(frame, parts)
+                blaming.check_repeatable(frame, made, parts)
+            return made
         except AnalysisException as error:
-            raise _explained(error) from error
+            parts = [each for _, each in wanted]
+            raise blaming.explained(frame, parts, error) from None
 
     def where(self, rows: Frame, condition: Expression) -> Frame:
         if isinstance(rows, Rows) and (names := never_null(condition)) is not None:
             return rows.where_present(names)
+        frame = frame_of(rows)
         try:
-            return frame_of(rows).where(condition.sql(dialect=DIALECT))
+            made = frame.where(spark_sql(condition))
+            if not isinstance(current(), Batch):
+                blaming.check_texts(frame, [condition])
+                blaming.check_repeatable(frame, made, [condition])
+            return made
         except AnalysisException as error:
-            raise _explained(error) from error
+            raise blaming.explained(frame, [condition], error, condition=True) from None
 
     def union(self, parts: Sequence[Frame]) -> DataFrame:
         first, *others = map(frame_of, parts)
@@ -100,13 +116,12 @@ class SparkEngine:
             for each in others:
                 first = first.unionByName(each)
         except AnalysisException as error:
-            raise _explained(error) from error
+            raise ViewError(f"the parts of a UNION do not fit: {reason(error)}") from None
         return first
 
     def text(self, rows: Frame, wanted: Sequence[str], into: str) -> DataFrame:
         whole = frame_of(rows)
-        text = f"to_json({sql.struct(wanted)}, map('ignoreNullFields', 'false'))"
-        return sql.select(whole, {into: text}, *map(sql.quoted, whole.columns))
+        return sql.select(whole, {into: sql.json(wanted)}, *map(sql.quoted, whole.columns))
 
     def apply(
         self,
@@ -130,24 +145,17 @@ def frame_of(rows: Frame) -> DataFrame:
 def _text(expression: Expression) -> str:
     """In Spark's SQL. Most are columns, for which the generator of text is slow."""
     name = as_column(expression)
-    return expression.sql(dialect=DIALECT) if name is None else sql.quoted(name)
+    return spark_sql(expression) if name is None else sql.quoted(name)
 
 
 def _from_key(table: Table, name: str, kind: T.DataType) -> str:
     """From a key as capture writes it, a JSON object that may be under `payload`; else as it is."""
     text = f"CAST({KEY} AS string)"
     field, own = sql.quoted(name), kind.simpleString()
-    schema = f"payload STRUCT<{field}: {own}>, {field} {own}".replace("\\", "\\\\").replace(
-        "'", "\\'"
-    )
-    parsed = f"from_json({text}, '{schema}')"
+    schema = sql.literal(f"payload STRUCT<{field}: {own}>, {field} {own}")
+    parsed = f"from_json({text}, {schema})"
     found = f"coalesce({parsed}.payload.{field}, {parsed}.{field})"
     if len(table.key) > 1:
         return found
     plain = f"CASE WHEN NOT startswith({text}, '{{') THEN try_cast({text} AS {own}) END"
     return f"coalesce({found}, {plain})"
-
-
-def _explained(error: AnalysisException) -> ViewError:
-    told = " ".join(str(error).split("\n\n==")[0].split(";")[0].split())
-    return ViewError(f"Spark does not take an expression of the view: {told}")

@@ -23,6 +23,10 @@ BRANCH: Final = "_branch"
 ROW: Final = "_row"
 # The key of a view that is one row.
 ALL: Final = "_all"
+# Names that stages and flows have for columns of their own.
+_OWN: Final = frozenset(
+    {BRANCH, ROW, ALL, "_key", "_deleted", "_plus", "_present", "_topic", "_partition", "_offset"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +69,9 @@ class Result:
     name: str
     function: Function
     argument: Expression | None = None
-    # As it was written, for messages.
+    # As it was written, and what it was made from: for messages.
     text: str = field(default="", compare=False)
+    at: Expression | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +195,16 @@ def hidden(prefix: str, name: str, number: int) -> str:
 def carried(node: Project) -> Iterator[tuple[str, str]]:
     """The identity of a projection: each column's name in it, and the name it has below."""
     shown = {as_column(each): name for name, each in reversed(node.outputs)}
+    taken = {*_OWN, *(name.lower() for name, _ in node.outputs)}
     for number, below in enumerate(identity(node.input)):
-        yield shown.get(below) or hidden(node.prefix, below, number), below
+        name = shown.get(below)
+        if name is None:
+            name = hidden(node.prefix, below, number)
+            # order.item_id and order_item.id would be one column.
+            while name.lower() in taken:
+                name = f"{name}_{number}"
+            taken.add(name.lower())
+        yield name, below
 
 
 def tables(node: Node) -> Iterator[Table]:

@@ -8,23 +8,31 @@ from typing import Final
 
 from sqlglot import exp
 
+from penstock.spark.views import unread
 from penstock.spark.views.expressions import Expression
 from penstock.spark.views.plan import Result, column, flat
-from penstock.spark.views.refusing import Text
+from penstock.spark.views.refusing import DIALECT, Text, start_of
 
-# Their answer is another one each time: what was added could not be taken away again.
+# Their answer is another one each time: what was added could not be taken away again. Spark says so
+# of most (`blaming`), and not of the time, nor of who asks.
 _MOODY: Final = frozenset(
     {
-        *("now", "current_timestamp", "current_date", "current_time", "localtimestamp", "curdate"),
+        *("now", "current_timestamp", "current_date", "current_time", "current_datetime"),
+        *("localtimestamp", "localtime", "curdate", "getdate"),
         *("rand", "random", "randn", "uuid", "uniform", "randstr", "shuffle"),
         *("monotonically_increasing_id", "spark_partition_id", "input_file_name"),
         *("current_user", "session_user", "user"),
     }
 )
-_MOODY_TYPES: Final = (
-    exp.CurrentTimestamp, exp.CurrentDate, exp.CurrentTime, exp.CurrentDatetime, exp.CurrentUser,
-    exp.Rand, exp.Randn, exp.Uuid,
-)  # fmt: skip
+# As a date or a time they are those of the moment.
+_MOODY_TEXTS: Final = frozenset({"now", "today", "yesterday", "tomorrow"})
+# Of one row they make several, and all of them would have its key.
+_GENERATORS: Final = frozenset(
+    {
+        *("explode", "explode_outer", "posexplode", "posexplode_outer", "inline", "inline_outer"),
+        *("stack", "json_tuple", "variant_explode", "variant_explode_outer"),
+    }
+)
 _AGGREGATES: Final = {exp.Sum: "sum", exp.Avg: "avg", exp.Min: "min", exp.Max: "max"}
 
 
@@ -55,7 +63,7 @@ class Scope:
         parts = [each.name for each in node.parts]
         alias, own, rest = self._find(parts, node)
         made: Expression = column(flat(alias, own))
-        made.meta.update(start=_start(node), flat=True, shown=".".join(parts))
+        placed(made, node).meta.update(flat=True, shown=".".join(parts))
         for each in rest:
             made = exp.Dot(this=made, expression=exp.to_identifier(each, quoted=True))
         return made
@@ -70,17 +78,22 @@ class Scope:
         matches = [(alias, own) for alias, columns in self.tables.items()
                    if (own := _same(parts[0], columns)) is not None]  # fmt: skip
         if len(matches) > 1 and parts[0].lower() not in self.merged:
-            both = " and ".join(alias for alias, _ in matches)
+            both = " and ".join(alias or "what was selected" for alias, _ in matches)
+            named = all(alias for alias, _ in matches)
             self.text.refuse(node, f"column {parts[0]} is in {both}",
-                             f"Say which one: {matches[0][0]}.{parts[0]}.")  # fmt: skip
+                             f"Say which one: {matches[0][0]}.{parts[0]}." if named
+                             else 'Give what was selected a name: .alias("NAME").')  # fmt: skip
         if matches:
             return (*matches[0], parts[1:])
+        if parts[0].lower() in _MOODY:
+            self.text.refuse(node, *moody(parts[0].lower()))
         there = [flat(alias, own) for alias, columns in self.tables.items() for own in columns]
         what = f"table {parts[0]}" if len(parts) > 1 else f"column {parts[0]}"
         raise self.text.error(node, f"there is no {what}", f"There are {', '.join(there)}.")
 
     def check(self, expression: Expression) -> None:
         """ViewError for what cannot be kept up to date by changes."""
+        unread.check_written(self.text, expression)
         for node in expression.walk():
             if isinstance(node, exp.Window):
                 self.text.refuse(
@@ -95,19 +108,24 @@ class Scope:
                     "subqueries in expressions cannot be maintained",
                     "Join with the table, or with a derived table, instead.",
                 )
-            name = node.name.lower() if isinstance(node, exp.Anonymous) else ""
-            if (
-                isinstance(node, _MOODY_TYPES)
-                or name in _MOODY
-                or (isinstance(node, exp.TimeToUnix | exp.UnixToTime) and node.this is None)
-            ):
-                told = name or node.sql_name().lower() if isinstance(node, exp.Func) else name
-                self.text.refuse(
-                    node,
-                    f"{told} gives another answer each time, so what was added by it could not be "
-                    "taken away again",
-                    "Let the rows carry it as a column.",
-                )
+            if isinstance(node, exp.Star) and not isinstance(node.parent, exp.Count):
+                self.text.refuse(node, "* stands for columns here", "Name the columns.")
+            if isinstance(node, exp.Cast) and isinstance(node.this, exp.Literal):
+                word = node.this.name.strip().lower()
+                if word in _MOODY_TEXTS and node.to.is_type(*exp.DataType.TEMPORAL_TYPES):
+                    self.text.refuse(node, *moody(word))
+            if isinstance(node, exp.Func):
+                self._check_function(node)
+
+    def _check_function(self, node: exp.Func) -> None:
+        name = called(node)
+        if name in _GENERATORS:
+            self.text.refuse(node, *generates(name))
+        if name in _MOODY:
+            # Some have no place of their own: CURRENT_DATE, and what unix_timestamp() stands for.
+            known = node.parent is None or any("start" in each.meta for each in node.walk())
+            at = node if known else self.text.keyword(name, node.parent or node)
+            self.text.refuse(at, *moody(name))
 
     def where_of(self, node: Expression) -> set[str]:
         """The tables that a resolved expression speaks of."""
@@ -119,8 +137,32 @@ class Scope:
         return found
 
 
-def _start(node: Expression) -> int:
-    return min((each.meta["start"] for each in node.walk() if "start" in each.meta), default=0)
+def called(node: Expression) -> str:
+    """The name of a function: as in the text, or as the parser has it."""
+    if isinstance(node, exp.Anonymous):
+        return node.name.lower()
+    return str(node.sql_name()).lower() if isinstance(node, exp.Func) else "this"
+
+
+def moody(name: str) -> tuple[str, str]:
+    """Why there is no view with what gives another answer each time, and what to do."""
+    reason = f"{name} gives another answer each time, so what was added could not be taken away"
+    return f"{reason} again", "Let the rows carry it as a column."
+
+
+def generates(name: str) -> tuple[str, str]:
+    """Why there is no view with what makes several rows of one, and what to do."""
+    return (
+        f"{name} makes several rows of one, which would all have the same key",
+        "Let a flow before the view do it, which gives each row a key of its own.",
+    )
+
+
+def placed(made: Expression, node: Expression) -> Expression:
+    """What was made, with the place of what it stands for, and how that was written."""
+    text = next((each.meta["text"] for each in node.walk() if "text" in each.meta), None)
+    made.meta.update(start=start_of(node), text=text, shown=node.sql(dialect=DIALECT))
+    return made
 
 
 def _same(name: str, names: Sequence[str] | Mapping[str, object]) -> str | None:
@@ -154,12 +196,13 @@ def aggregate(node: Expression, name: str, text: Text) -> Result | None:
         return _count(node, call, name, condition, text)
     function = _AGGREGATES.get(type(call))
     if function is None or isinstance(call.this, exp.Distinct) or call.expressions:
-        shown = call.sql(dialect="spark").split("(")[0].lower()
+        shown = call.sql(dialect=DIALECT).split("(")[0].lower()
         what = f"{shown}(DISTINCT ...)" if isinstance(call.this, exp.Distinct) else shown
         text.refuse(node, f"{what} cannot be maintained here",
                     "There are count, sum, avg, min, max and count(DISTINCT ...).")  # fmt: skip
     argument = _when(condition, call.this)
-    return Result(name, function, argument, node.sql(dialect="spark"))  # type: ignore[arg-type]
+    shown = node.sql(dialect=DIALECT)
+    return Result(name, function, argument, shown, node)  # type: ignore[arg-type]
 
 
 def _count(
@@ -169,7 +212,7 @@ def _count(
     condition: Expression | None,
     text: Text,
 ) -> Result:
-    shown = node.sql(dialect="spark")
+    shown = node.sql(dialect=DIALECT)
     inner = call.this
     if isinstance(inner, exp.Distinct):
         if len(inner.expressions) != 1:

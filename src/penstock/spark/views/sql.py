@@ -9,11 +9,12 @@ refused, with its place.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from sqlglot import exp
 
+from penstock.spark.views import unread
 from penstock.spark.views.expressions import Expression
 from penstock.spark.views.plan import (
     Filter,
@@ -25,27 +26,16 @@ from penstock.spark.views.plan import (
     Table,
     Union,
     column,
+    columns,
     flat,
 )
-from penstock.spark.views.refusing import Text
-from penstock.spark.views.scope import Scope, aggregate, conjuncts
+from penstock.spark.views.refusing import DIALECT, Text
+from penstock.spark.views.scope import Scope, aggregate, conjuncts, placed
 
 # Deeper nesting than anyone writes.
 MAX_DEPTH: Final = 50
-_CLAUSES: Final = {
-    "order": ("ORDER BY", "a change could move all other rows; a view is a set of rows by key"),
-    "sort": ("SORT BY", "a view is a set of rows by key, which has no order"),
-    "cluster": ("CLUSTER BY", "a view is a set of rows by key, which has no order"),
-    "distribute": ("DISTRIBUTE BY", "a view is a set of rows by key, which has no order"),
-    "limit": ("LIMIT", "one deleted row would bring in another that was never kept"),
-    "offset": ("OFFSET", "one deleted row would bring in another that was never kept"),
-    "qualify": ("QUALIFY", "window functions cannot be maintained"),
-    "laterals": ("LATERAL", "lateral views are not taken"),
-    "pivots": ("PIVOT", "pivots are not taken"),
-    "sample": ("TABLESAMPLE", "samples are another one each time"),
-    "windows": ("WINDOW", "window functions cannot be maintained"),
-    "match": ("MATCH_RECOGNIZE", "patterns are not views"),
-}
+# Kinds of joins that are not refused for a reason of their own.
+_JOINS: Final = frozenset({"", "INNER", "OUTER", "CROSS"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +50,19 @@ def plan(sql: str | Text, tables: Mapping[str, Schema]) -> Node:
     """The plan of a SELECT over these tables; ViewError, with the place, if it cannot be."""
     text = Text(sql) if isinstance(sql, str) else sql
     try:
-        return Planner(text, tables).query(text.parsed(), "", {}, 0)
+        tree = text.query()
+        unread.check(text, tree)
+        return Planner(text, tables).query(tree, "", {}, 0)
     except RecursionError:
         raise text.too_deep() from None
 
 
 def tables_in(text: Text) -> list[str]:
     """The tables that a SELECT reads, in the order of their first mention."""
-    tree = text.parsed()
-    own = {each.alias for each in tree.find_all(exp.CTE)}
+    tree = text.query()
+    own = {each.alias.lower() for each in tree.find_all(exp.CTE)}
     found = [_table_name(each) for each in tree.find_all(exp.Table)]
-    return [each for each in dict.fromkeys(found) if each not in own]
+    return [each for each in dict.fromkeys(found) if each.lower() not in own]
 
 
 def _table_name(table: exp.Table) -> str:
@@ -82,6 +74,15 @@ def _arg(node: Expression, name: str) -> Any:
     return node.args.get(name) or node.args.get(f"{name}_")
 
 
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """A query of WITH: the names it gives to its columns, if any, and what it may read itself."""
+
+    query: Expression
+    alias: Expression
+    known: Mapping[str, _Named]
+
+
 class Planner:
     """Plans the queries of one text."""
 
@@ -91,16 +92,13 @@ class Planner:
 
     # ---- queries -------------------------------------------------------------------------
 
-    def query(
-        self, node: Expression, prefix: str, known: Mapping[str, Expression], depth: int
-    ) -> Node:
+    def query(self, node: Expression, prefix: str, known: Mapping[str, _Named], depth: int) -> Node:
         """A query whose columns are named with a prefix; `known` are those of WITH."""
         if depth > MAX_DEPTH:
             self._text.refuse(node, "queries are nested too deeply", "Make two views of it.")
-        if isinstance(node, exp.Subquery):
-            self._check_clauses(node)
-            return self.query(node.this, prefix, known, depth + 1)
         known = self._with(node, known)
+        if isinstance(node, exp.Subquery):
+            return self.query(node.this, prefix, known, depth + 1)
         if isinstance(node, exp.Union):
             return self._union(node, prefix, known, depth)
         if isinstance(node, exp.SetOperation):
@@ -109,91 +107,107 @@ class Planner:
             self._text.refuse(node, "this is no SELECT", "A view is a SELECT over tables.")
         return _Select(self, self._text, node, prefix, known, depth).plan()
 
-    def _with(self, node: Expression, known: Mapping[str, Expression]) -> Mapping[str, Expression]:
+    def _with(self, node: Expression, known: Mapping[str, _Named]) -> Mapping[str, _Named]:
         clause = _arg(node, "with")
         if clause is None:
             return known
         if clause.args.get("recursive"):
             self._text.refuse(clause, "recursive queries cannot be maintained")
-        return {**known, **{each.alias: each.this for each in clause.expressions}}
+        for each in clause.expressions:
+            # Each may read those before it, and none after it.
+            known = {**known, each.alias.lower(): _Named(each.this, each.args["alias"], known)}
+        return known
 
     def _union(
         self,
         node: exp.Union,
         prefix: str,
-        known: Mapping[str, Expression],
+        known: Mapping[str, _Named],
         depth: int,
     ) -> Node:
-        self._check_clauses(node)
-        parts: list[Project] = []
+        sides = []
         for side in (node.left, node.right):
             made = self.query(side, prefix, known, depth + 1)
             if isinstance(made, Union):
-                parts += made.inputs
+                sides.append(list(made.inputs))
             else:
-                parts.append(made if isinstance(made, Project) else _all_of(made, prefix))
-        width = len(parts[0].outputs)
-        for each in parts[1:]:
-            if len(each.outputs) != width:
-                self._text.refuse(
-                    node.right,
-                    f"a UNION has {width} columns on one side and {len(each.outputs)} on the other",
-                )
-        united = Union(tuple(parts), prefix)
+                sides.append([made if isinstance(made, Project) else _all_of(made, prefix)])
+        left, right = sides
+        width, other = len(left[0].outputs), len(right[0].outputs)
+        if other != width:
+            self._text.refuse(
+                node.right, f"a UNION has {width} columns on one side and {other} on the other"
+            )
+        if node.args.get("by_name"):
+            right = self._by_name(node, columns(left[0]), right)
+        united = Union((*left, *right), prefix)
         return _distinct(united) if node.args.get("distinct") else united
 
-    def _check_clauses(self, node: Expression) -> None:
-        for part, (words, reason) in _CLAUSES.items():
-            found = node.args.get(part)
-            near = found[0] if isinstance(found, list) and found else found
-            if isinstance(near, Expression):
-                at = self._text.keyword(words, near)
-                self._text.refuse(at, f"{words} cannot be maintained: {reason}",
-                                  "Leave it out; whoever reads the view can do it.")  # fmt: skip
+    def _by_name(
+        self, node: exp.Union, names: Sequence[str], parts: Sequence[Project]
+    ) -> list[Project]:
+        """The right side of a union with its columns in the order of the left one's names."""
+        own = [name.lower() for name in columns(parts[0])]
+        wanted = [name.lower() for name in names]
+        if missing := next((name for name in names if name.lower() not in own), None):
+            self._text.refuse(node.right, f"this side of UNION BY NAME has no column {missing}",
+                              "Give both sides columns of the same names.")  # fmt: skip
+        order = [own.index(name) for name in wanted]
+        return [replace(each, outputs=tuple(each.outputs[at] for at in order)) for each in parts]
 
     def table(
-        self, node: Expression, known: Mapping[str, Expression], depth: int
+        self, node: Expression, known: Mapping[str, _Named], depth: int
     ) -> tuple[str, Node, tuple[str, ...]]:
         """What stands in FROM or JOIN: its alias, its relation and its columns."""
-        self._check_clauses(node)
         if isinstance(node, exp.Subquery):
             if not node.alias:
                 self._text.refuse(node, "a derived table needs a name", "Write (SELECT ...) AS t.")
-            return self._derived(node.this, node.alias, known, depth)
+            made = self.query(node, node.alias, known, depth + 1)
+            return self._renamed(made, node.alias, node.args["alias"])
         if not isinstance(node, exp.Table) or not isinstance(node.this, exp.Identifier):
             self._text.refuse(node, "only tables and derived tables can be read from")
         name = _table_name(node)
-        if name in known:
-            rest = {each: query for each, query in known.items() if each != name}
-            return self._derived(known[name], node.alias or name, rest, depth)
+        alias = node.alias or node.name
+        if (own := known.get(name.lower())) is not None:
+            made = self.query(own.query, alias, own.known, depth + 1)
+            _, made, _ = self._renamed(made, alias, own.alias)
+            return self._renamed(made, alias, node.args.get("alias"))
         found = next((each for each in self._tables if each.lower() == name.lower()), None)
         if found is None:
             there = ", ".join(self._tables) or "none"
             self._text.refuse(node, f"there is no table {name}", f"Known are: {there}.")
         schema = self._tables[found]
-        alias = node.alias or node.name
-        return alias, Table(found, alias, schema.key, schema.columns), schema.columns
+        table = Table(found, alias, schema.key, schema.columns)
+        return self._renamed(table, alias, node.args.get("alias"))
 
-    def _derived(
-        self, query: Expression, alias: str, known: Mapping[str, Expression], depth: int
+    def _renamed(
+        self, node: Node, alias: str, named: Expression | None
     ) -> tuple[str, Node, tuple[str, ...]]:
-        from penstock.spark.views.plan import columns
-
-        made = self.query(query, alias, known, depth + 1)
-        names = tuple(each.removeprefix(f"{alias}.") for each in columns(made))
-        return alias, made, names
+        """With the names that an alias gives to columns, as in t(a, b)."""
+        own = tuple(each.removeprefix(f"{alias}.") for each in columns(node))
+        given = named.args.get("columns") if named is not None else None
+        if not given:
+            return alias, node, own
+        names = tuple(each.name for each in given)
+        if len(names) != len(own):
+            self._text.refuse(given[0], f"{alias} has {len(own)} columns, and here are "
+                              f"{len(names)} names", "Name each of them once.")  # fmt: skip
+        if len({each.lower() for each in names}) < len(names):
+            self._text.refuse(given[0], "two columns have the same name", "Name each in its way.")
+        outputs = ((flat(alias, new), column(flat(alias, old)))
+                   for new, old in zip(names, own, strict=True))  # fmt: skip
+        return alias, Project(node, tuple(outputs), alias), names
 
 
 def _all_of(node: Node, prefix: str) -> Project:
-    from penstock.spark.views.plan import columns
-
     return Project(node, tuple((name, column(name)) for name in columns(node)), prefix)
 
 
 def _distinct(node: Node) -> Group:
-    from penstock.spark.views.plan import columns
-
-    return Group(node, tuple((name, column(name)) for name in columns(node)), ())
+    first = node.inputs[0] if isinstance(node, Union) else node
+    written = dict(first.outputs) if isinstance(first, Project) else {}
+    by = ((each, placed(column(each), written.get(each, column(each)))) for each in columns(node))
+    return Group(node, tuple(by), ())
 
 
 class _Select:
@@ -205,7 +219,7 @@ class _Select:
         text: Text,
         node: exp.Select,
         prefix: str,
-        known: Mapping[str, Expression],
+        known: Mapping[str, _Named],
         depth: int,
     ) -> None:
         self._planner = planner
@@ -222,7 +236,6 @@ class _Select:
 
     def plan(self) -> Node:
         node = self._node
-        self._planner._check_clauses(node)
         source = _arg(node, "from")
         if source is None:
             self._text.refuse(node, "a view needs a table to read from", "Add FROM.")
@@ -244,12 +257,12 @@ class _Select:
         return self._shown(rows)
 
     def _read(self, node: Expression) -> str:
-        alias, rows, columns = self._planner.table(node, self._known, self._depth)
-        if alias in self._parts:
+        alias, rows, names = self._planner.table(node, self._known, self._depth)
+        if alias.lower() in map(str.lower, self._parts):
             self._text.refuse(node, f"two tables are called {alias}",
                               "Give one another name, with AS.")  # fmt: skip
         self._parts[alias] = rows
-        self._scope.add(alias, columns)
+        self._scope.add(alias, names)
         return alias
 
     # ---- joins ---------------------------------------------------------------------------
@@ -324,8 +337,9 @@ class _Select:
                 f"{kind} joins are not maintained",
                 "Join with SELECT DISTINCT of the key, or use a left join.",
             )
-        if join.args.get("method"):
-            self._text.refuse(join, f"{join.args['method']} joins are not taken", "Say ON.")
+        other = join.args.get("method") or (kind if kind not in _JOINS else "")
+        if other or side not in {"", "LEFT"}:
+            self._text.refuse(join, f"{other or side} joins are not taken", "Say ON.")
 
     def _equality(
         self, condition: Expression, before: set[str], alias: str
@@ -388,15 +402,18 @@ class _Select:
             ):
                 found += self._star(each)
                 continue
+            if isinstance(each, exp.Aliases):
+                self._text.refuse(each, "a column has one name", "Write one name behind AS.")
             inner = each.unalias()
             name = each.alias or each.output_name
             self._scope.check(inner)
             if not name:
                 self._text.refuse(each, "this column has no name", "Give it one, with AS.")
+            found.append((name, inner))
+        for name, each in found:
             if name.startswith("_"):
                 self._text.refuse(each, f"a column cannot be called {name}",
                                   "Names with _ before them are Penstock's own.")  # fmt: skip
-            found.append((name, inner))
         names = [name.lower() for name, _ in found]
         for (name, _), each in zip(found, names, strict=True):
             if names.count(each) > 1:
@@ -406,11 +423,13 @@ class _Select:
 
     def _star(self, star: Expression) -> list[tuple[str, Expression]]:
         wanted = star.args["table"].name if isinstance(star, exp.Column) else None
+        if isinstance(star, exp.Column) and star.args.get("db"):
+            self._text.refuse(star, "the fields of a struct are not taken by *", "Name them.")
         if wanted is not None and wanted not in self._scope.tables:
             self._text.refuse(star, f"there is no table {wanted}",
                               f"There are {', '.join(self._scope.tables)}.")  # fmt: skip
-        return [
-            (name, exp.column(name, table=alias, quoted=True))
+        found = [
+            (name, placed(exp.column(name, table=alias, quoted=True), star))
             for alias, columns in self._scope.tables.items()
             if wanted in {None, alias}
             for name in columns
@@ -418,6 +437,14 @@ class _Select:
             or name.lower() not in self._scope.merged
             or alias == next(a for a, c in self._scope.tables.items() if name in c)
         ]
+        left_out = set()
+        for each in _arg(star.this if isinstance(star, exp.Column) else star, "except") or []:
+            name = each.name.lower()
+            if getattr(each, "table", "") or name not in {own.lower() for own, _ in found}:
+                self._text.refuse(each, f"* has no column {each.sql(dialect=DIALECT)}",
+                                  f"It has {', '.join(own for own, _ in found)}.")  # fmt: skip
+            left_out.add(name)
+        return [(name, each) for name, each in found if name.lower() not in left_out]
 
 
 class _Grouping:
@@ -453,10 +480,6 @@ class _Grouping:
         group = self._node.args.get("group")
         if group is None:
             return []
-        for kind in ("rollup", "cube", "grouping_sets"):
-            if group.args.get(kind):
-                self._text.refuse(group, f"{kind.replace('_', ' ').upper()} is not taken",
-                                  "Unite views with different GROUP BY.")  # fmt: skip
         if group.args.get("all"):
             return [each for _, each in self._outputs if not list(each.find_all(exp.AggFunc))]
         return [self._ordinal(self._aliased(each)) for each in group.expressions]
@@ -491,11 +514,11 @@ class _Grouping:
         def put(node: Expression) -> Expression:
             text = node.sql()
             if text in self._by:
-                return column(self._by[text][0])
+                return placed(column(self._by[text][0]), node)
             found = aggregate(node, f"_result{len(self._results)}", self._text)
             if found is not None:
                 kept = self._results.setdefault(text, found)
-                return column(kept.name)
+                return placed(column(kept.name), node)
             if isinstance(node, exp.Column):
                 shown = node.meta.get("shown", node.name)
                 self._text.refuse(node, f"column {shown} is neither grouped by nor aggregated",
