@@ -19,6 +19,7 @@ from uuid import uuid4
 
 import orjson
 import pytest
+from pyspark.sql import SparkSession
 
 from penstock.spark.flows.folder import Fingerprint, Folder, Record
 from tests.cli.runner import Ran, run
@@ -116,7 +117,8 @@ def known(data: str) -> Folder:
 
 def test_what_ran_before_is_told(known: Folder, data: str) -> None:
     out = run("flows", "list", "--data", data).ok().out
-    assert re.search(r"counts +running, then killed", out)
+    assert re.search(r"counts +killed", out)
+    assert "running" not in out
     assert re.search(r"broken +failed .* no such column", out)
     listed = run("flows", "list", "--json", "--data", data).ok().json
     assert [each["name"] for each in listed] == ["broken", "counts"]
@@ -278,3 +280,29 @@ def test_flows_are_run_commanded_and_stopped(tmp_path: Path, at: str, data: str)
     assert re.search(rb"doubled: .*rows in 3", out_bytes)
     resting = run("flows", "list", "--json", "--data", data).ok().json
     assert [each["state"] for each in resting] == ["stopped", "failed", "failed"]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.filterwarnings("default::penstock.spark.UnboundedStateWarning")
+def test_state_without_a_bound_is_told_in_one_line(
+    tmp_path: Path, at: str, data: str, penstock_spark: SparkSession, monkeypatch: Any
+) -> None:
+    # On the session of all tests, which outlives this one.
+    monkeypatch.setattr("penstock.spark.session", lambda *_, **__: penstock_spark)
+    monkeypatch.setattr(penstock_spark, "stop", lambda: None)
+    monkeypatch.setattr(penstock_spark.sparkContext, "setLogLevel", lambda _: None)
+    monkeypatch.setattr("penstock.cli.run._log_to_stderr", lambda _: None)
+    source, file = f"in-{uuid4().hex[:8]}", tmp_path / "flows.py"
+    text = f"""
+    from penstock.spark import pattern
+
+    @flow(inputs=stream("{source}", json="k string, at timestamp", time="at"), output=topic("o"))
+    def twice(events):
+        return pattern.begin("a").next("b").match(events, by="k", events=False)
+    """
+    file.write_text(HEAD + dedent(text))
+    run("produce", source, stdin=b'{"k": "a", "at": "2026-01-01T00:00:00Z"}\n').ok()
+    said = run("run", str(file), "--once", "--data", data, "--plain").ok().err.splitlines()
+    (told,) = [line for line in said if "within" in line]
+    assert told.startswith(f"warning: {file}:7: pattern of a, b: an attempt may stay open for ever")
+    assert not [line for line in said if "UnboundedState" in line or "return pattern" in line]

@@ -61,15 +61,41 @@ def test_numbers_for_people() -> None:
 
 def test_lines_tell_changes_and_progress_once(capsys: pytest.CaptureFixture[str]) -> None:
     with View(plain=True, every_s=0) as view:
-        view.changed(status(state="failed", error="no such column", advice="Mend it."))
+        failed = status(state="failed", error="no such column", advice="Mend it.")
+        view.changed(failed)
         view.show([status()])
         view.show([status()])
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split(" ", 1)[1] for line in lines[:3]] == [
-        "flow counts: failed", "flow counts: no such column", "flow counts: Mend it."
-    ]  # fmt: skip
-    assert len(lines) == 4
-    assert "rows in 1,000, rows out 990, lag 7" in lines[3]
+        view.finish([failed])
+    # Whoever runs it tells what has failed at the end; once is enough.
+    view.tell_failure(failed)
+    told = capsys.readouterr()
+    lines = told.out.splitlines()
+    assert len(lines) == 2
+    assert lines[0].endswith(" flow counts: failed")
+    assert "rows in 1,000, rows out 990, lag 7" in lines[1]
+    assert told.err.split("\n") == ["error: flow counts: no such column", "       Mend it.", ""]
+
+
+def test_an_outage_is_a_line_when_it_begins_and_one_when_it_ends(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    away = {"error": "cannot reach it", "advice": "Is it there?"}
+    with View(plain=True, every_s=0) as view:
+        for _ in range(3):
+            view.changed(status(state="waiting", **away))
+            view.changed(status(state="starting", **away))
+            # As it is before the first micro-batch, which fails again.
+            view.changed(status(state="running", progress=Progress()))
+            view._tell_back([status(state="running", progress=Progress())])
+        view.changed(status(state="waiting", error="it is full"))
+        view.changed(status(state="starting", progress=Progress()))
+        view.changed(status(state="running", progress=Progress()))
+        view._tell_back([status(state="running", progress=Progress(batches=1))])
+        view._tell_back([status(state="running", progress=Progress(batches=2))])
+        view.changed(status(state="waiting", **away))
+    lines = [line.split(" ", 1)[1] for line in capsys.readouterr().out.splitlines()]
+    lost = "flow counts: waiting: cannot reach it Is it there?"
+    assert lines == [lost, "flow counts: waiting: it is full", "flow counts: running again", lost]
 
 
 def test_a_flow_and_a_sink_of_one_name_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,7 +125,9 @@ def test_what_is_not_known_of_a_sink_is_not_told() -> None:
     )
 
 
-def test_a_terminal_gets_a_live_table(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_gets_a_live_table(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
             return True
@@ -108,11 +136,19 @@ def test_a_terminal_gets_a_live_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", terminal)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "200")
+    failed = status(state="failed", error="no such column", advice="Mend it.")
     with View(plain=False, every_s=0) as view:
         view.changed(status())
-        view.show([status()])
+        view.show([failed])
+        assert "no such column" in terminal.getvalue()
+        before = len(terminal.getvalue())
+        view.finish([failed])
     assert "counts" in terminal.getvalue()
     assert "rows in" in terminal.getvalue()
+    # It stands below the table no more, and is told on its own.
+    assert "no such column" not in terminal.getvalue()[before:]
+    view.tell_failure(failed)
+    assert "no such column" in capsys.readouterr().err
 
 
 def test_prometheus_can_read_the_metrics() -> None:

@@ -320,7 +320,7 @@ def _state(record: Record) -> str:
     """What is known of a flow that does not run."""
     # Whoever wrote this was killed before it could write more.
     alive = {"starting", "running", "waiting", "stopping"}
-    return f"{record.state}, then killed" if record.state in alive else record.state
+    return "killed" if record.state in alive else record.state
 
 
 def _when(record: Record) -> str:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, SeveralMistakesError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 EXIT_FAILURE: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_INTERRUPTED: Final = 130
+# Of a file; whoever has mended so many looks again.
+MOST_MISTAKES: Final = 10
 _PIPE_WIDTH: Final = 250
 # What is kept whole in narrow tables, if that is possible: words up to so long, and numbers with
 # what belongs to them. Else the next.
@@ -37,7 +39,13 @@ def warn(text: str) -> None:
 
 
 def fail(error: PenstockError) -> None:
-    """An expected error: what happened and what to do."""
+    """An expected error: what happened and what to do; several, one after the other."""
+    if isinstance(error, SeveralMistakesError):
+        for each in error.each[:MOST_MISTAKES]:
+            fail(each)
+        if len(error.each) > MOST_MISTAKES:
+            say(f"       and {len(error.each) - MOST_MISTAKES} more")
+        return
     say(f"{_paint('error:', '1;31')} {error}")
     # Some put their remedy into their text.
     if error.advice and error.advice not in str(error):

@@ -7,16 +7,19 @@ import os
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, TextIO
 
 import typer
 
 from penstock.cli import output, project
 from penstock.cli.kafka import DEFAULT_BOOTSTRAP, Bootstrap, ClientSettings, connect
 from penstock.cli.sinks_file import declared
+from penstock.cli.sinks_reach import must_reach_some
 from penstock.cli.up import LOOPBACK, LogLevel, LogLevelOption
 from penstock.cli.values import parse_address, parse_duration_ms, parse_pairs
 from penstock.errors import ConfigError, PenstockError
@@ -29,7 +32,8 @@ if TYPE_CHECKING:
     from penstock.sinks.spec import SinkSpec
     from penstock.spark.flows.declare import Collected
     from penstock.spark.flows.folder import Folder
-    from penstock.spark.flows.manager import Manager, Settings
+    from penstock.spark.flows.manager import Manager
+    from penstock.spark.flows.overseeing import Settings
     from penstock.spark.sinking.folder import SinkFolder
     from penstock.spark.sinking.manager import SinkManager
 
@@ -164,18 +168,11 @@ def run(
     need_spark()
     from penstock.spark.flows.folder import Folder
     from penstock.spark.flows.load import NeedsSparkError
-    from penstock.spark.flows.manager import Manager, Settings
-    from penstock.spark.flows.supervisor import Policy
+    from penstock.spark.flows.manager import Manager
 
     _log_to_stderr(log_level)
-    settings = Settings(
-        bootstrap=bootstrap,
-        options={f"kafka.{name}": value for name, value in parse_pairs(client).items()},
-        once=once,
-        policy=Policy(max_tries=tries),
-        stop_timeout_s=seconds(stop_timeout, "--stop-timeout"),
-        file=str(file.resolve()) if file is not None else "",
-    )
+    settings = _settings(bootstrap, client, once=once, tries=tries, stop_timeout=stop_timeout,
+                         file=file)  # fmt: skip
     every_s = seconds(report, "--report")
     address = parse_address(metrics, default_host=LOOPBACK) if metrics is not None else None
     try:
@@ -190,6 +187,7 @@ def run(
     folder = Folder(data, checkpoints)
     with ExitStack() as stack:
         stack.enter_context(folder.locked())
+        stack.enter_context(_warnings_in_lines())
         if specs:
             stack.enter_context(_locked(sinks_data))
         spark = _session(file, master, parse_pairs(conf))
@@ -212,10 +210,59 @@ def run(
         raise typer.Exit(output.EXIT_FAILURE)
 
 
+def _settings(
+    bootstrap: str,
+    client: list[str],
+    *,
+    once: bool,
+    tries: int,
+    stop_timeout: str,
+    file: Path | None = None,
+) -> Settings:
+    from penstock.spark.flows.overseeing import Settings
+    from penstock.spark.flows.supervisor import Policy
+
+    return Settings(
+        bootstrap=bootstrap,
+        options={f"kafka.{name}": value for name, value in parse_pairs(client).items()},
+        once=once,
+        policy=Policy(max_tries=tries),
+        stop_timeout_s=seconds(stop_timeout, "--stop-timeout"),
+        file=str(file.resolve()) if file is not None else "",
+    )
+
+
 def _log_to_stderr(level: LogLevel) -> None:
     logging.basicConfig(level=level.value.upper(), stream=sys.stderr, force=True,
                         format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")  # fmt: skip
     quieten_spark()
+
+
+@contextmanager
+def _warnings_in_lines() -> Iterator[None]:
+    """Show what flows warn of in a line each: Python would add its class and a line of code."""
+    from penstock.spark.state.bounds import UnboundedStateWarning
+
+    before = warnings.showwarning
+
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        if issubclass(category, UnboundedStateWarning):
+            output.warn(f"{filename}:{lineno}: {message}")
+        else:
+            before(message, category, filename, lineno, file, line)
+
+    warnings.showwarning = show
+    try:
+        yield
+    finally:
+        warnings.showwarning = before
 
 
 def _known(file: Path | None, *, views: bool) -> Collected:
@@ -256,20 +303,12 @@ def run_sinks(
     client: list[str],
 ) -> None:
     """Feed sinks until told to stop, without flows."""
-    from penstock.spark.flows.manager import Settings
-    from penstock.spark.flows.supervisor import Policy
-
     _log_to_stderr(log_level)
-    settings = Settings(
-        bootstrap=bootstrap,
-        options={f"kafka.{name}": value for name, value in parse_pairs(client).items()},
-        once=once,
-        policy=Policy(max_tries=tries),
-        stop_timeout_s=seconds(stop_timeout, "--stop-timeout"),
-    )
+    settings = _settings(bootstrap, client, once=once, tries=tries, stop_timeout=stop_timeout)
     every_s = seconds(report, "--report")
     address = parse_address(metrics, default_host=LOOPBACK) if metrics is not None else None
     connect(bootstrap, client)
+    must_reach_some(specs, data)
     with _locked(data):
         spark = _session(None, master, parse_pairs(conf))
         try:
@@ -303,6 +342,8 @@ def _sinks(
 
     folder = SinkFolder(data)
     if flows is not None:
+        # Flows, and sinks after them, start in one order.
+        settings = replace(settings, turns=flows.turns)
         made = SinkManager(spark, specs, folder, settings, flows.resolve, flows.make)
     else:
         made = SinkManager(spark, specs, folder, settings)
@@ -410,12 +451,10 @@ def _run(
             names = ", ".join(f"{kind_of(each)} {each.name}" for each in manager.status())
             output.say(f"running {names}; Ctrl-C stops after the micro-batches")
             _look_on(manager, view, executors_of(spark))
-        view.report(manager.status())
-    for each in manager.status():
-        if each.state == "failed":
-            output.fail(
-                PenstockError(f"{kind_of(each)} {each.name}: {each.error}", advice=each.advice)
-            )
+        view.finish(manager.status())
+    if manager.broken is None:
+        for each in manager.status():
+            view.tell_failure(each)
     if manager.broken is not None:
         output.fail(PenstockError(manager.broken.message, advice=manager.broken.advice))
         return False

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.cli import output
+from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -18,6 +19,9 @@ COLUMNS: Final = (
     "flow", "state", ">in/s", ">out/s", ">rows in", ">rows out", ">lag", ">batch", "watermark",
     ">state", ">late", ">dead", ">restarts",
 )  # fmt: skip
+
+# What has run for so long after a failure goes on, also if there is nothing to do.
+BACK_S: Final = 60.0
 
 
 def rate(value: float) -> str:
@@ -63,14 +67,16 @@ def row(status: Mapping[str, Any]) -> tuple[str, ...]:
     )
 
 
-def rendered(statuses: Sequence[Mapping[str, Any]]) -> RenderableType:
+def rendered(
+    statuses: Sequence[Mapping[str, Any]], *, with_failures: bool = True
+) -> RenderableType:
     """All flows, with what went wrong below."""
     from rich.console import Group
     from rich.text import Text
 
     errors = []
     for each in statuses:
-        if each["error"]:
+        if each["error"] and (with_failures or each["state"] != "failed"):
             remedy = f"\n  {each['advice']}" if each["advice"] else ""
             style = "red" if each["state"] == "failed" else "yellow"
             kind = "sink" if "store" in each else "flow"
@@ -95,6 +101,10 @@ class View:
         self._live: Any = None
         self._told: dict[str, tuple[int, int]] = {}
         self._next = 0.0
+        # What was said of those that wait, and which have failed: each is said once.
+        self._waiting: dict[str, str] = {}
+        self._again: dict[str, tuple[float, int]] = {}
+        self._failed: set[str] = set()
 
     def __enter__(self) -> View:
         if not self._plain:
@@ -110,18 +120,55 @@ class View:
             self._live.stop()
 
     def changed(self, status: Status) -> None:
-        """A flow has got into another state."""
-        if self._live is None:
-            line(f"{_name(status)}: {status.state}")
-            if status.error and status.state in {"failed", "waiting"}:
-                line(f"{_name(status)}: {status.error}")
-                if status.advice:
-                    line(f"{_name(status)}: {status.advice}")
+        """A flow has got into another state. Trying again and again is one state."""
+        if self._live is not None:
+            return
+        name = _name(status)
+        if status.state == "waiting" and status.error:
+            if self._waiting.get(name) != status.error:
+                self._waiting[name] = status.error
+                line(f"{name}: waiting: {' '.join(filter(None, (status.error, status.advice)))}")
+            return
+        if name in self._waiting and status.state in {"starting", "running"}:
+            # It may fail again with its first micro-batch: `_tell_back` says when it goes well.
+            self._again[name] = time.monotonic() + BACK_S, status.progress.batches
+            return
+        self._waiting.pop(name, None)
+        if status.state != "failed":
+            self._failed.discard(name)
+        line(f"{name}: {status.state}")
+        self.tell_failure(status)
+
+    def _tell_back(self, statuses: Sequence[Status]) -> None:
+        """A line for each that had to wait and goes on now."""
+        for each in statuses:
+            name = _name(each)
+            if name not in self._waiting or each.state != "running" or name not in self._again:
+                continue
+            due, batches = self._again[name]
+            if each.progress.batches > batches or time.monotonic() >= due:
+                del self._waiting[name], self._again[name]
+                line(f"{name}: running again")
+
+    def tell_failure(self, status: Status) -> None:
+        """Why one has failed, unless that was told."""
+        name = _name(status)
+        if status.state == "failed" and name not in self._failed:
+            self._failed.add(name)
+            output.fail(PenstockError(f"{name}: {status.error}", advice=status.advice))
+
+    def finish(self, statuses: Sequence[Status]) -> None:
+        """The last look; failures are told after it."""
+        if self._live is not None:
+            told = [each.as_dict() for each in statuses]
+            self._live.update(rendered(told, with_failures=False), refresh=True)
+        self.report(statuses)
 
     def show(self, statuses: Sequence[Status]) -> None:
         if self._live is not None:
             self._live.update(rendered([each.as_dict() for each in statuses]), refresh=True)
             return
+        self._tell_back(statuses)
         now = time.monotonic()
         if now >= self._next:
             self._next = now + self._every_s

@@ -31,9 +31,11 @@ if TYPE_CHECKING:
     from penstock.spark.sink import write, write_stream
     from penstock.spark.sinking.output import store
     from penstock.spark.state import corrected, marked
+    from penstock.spark.state.bounds import UnboundedStateWarning
 
 __all__ = [
     "Lag",
+    "UnboundedStateWarning",
     "asking",
     "corrected",
     "enrich",
@@ -60,6 +62,7 @@ __all__ = [
 
 # What is loaded when it is used: tasks that read need none of it.
 _LAZY: Final = {
+    "UnboundedStateWarning": "penstock.spark.state.bounds",
     "corrected": "penstock.spark.state",
     "enrich": "penstock.spark.joins",
     "marked": "penstock.spark.state",

@@ -188,6 +188,13 @@ def test_a_flow_answers(spark: SparkSession, tmp_path: Path) -> None:
         assert len(tester.records("answers")) == 7
 
 
+def test_answers_have_whole_times(spark: SparkSession) -> None:
+    asked = "named_struct('id', X'01', 'key', X'02') AS _asked"
+    rows = spark.range(1).selectExpr(asked, "timestamp'2026-01-01 00:00:00.000123Z' AS at")
+    [row] = replies(rows).collect()
+    assert bytes(row["value"]) == b'{"at":"2026-01-01T00:00:00.000123Z"}'
+
+
 def test_wrong_frames_are_told(spark: SparkSession) -> None:
     rows = spark.range(1)
     with pytest.raises(DeclarationError, match=r"test_asking.py:\d+: questions"):

@@ -14,6 +14,7 @@ from penstock.testing.flows import FlowFailedError, FlowTester
 # The first job of a session starts Python workers and compiles kernels.
 pytestmark = pytest.mark.timeout(600)
 
+HERE = "tests/spark/flows/test_flows.py"
 CLICKS = stream("clicks", json="user string not null, page string, ms long")
 
 
@@ -197,9 +198,9 @@ def test_what_the_function_does_wrong_is_said_with_its_line(tester: FlowTester) 
 
     tester.feed("clicks", [click("ann")])
     expected = {
-        schema: f"{__file__}:[0-9]+: stream 'clicks', json='user strng'",
-        column: f"{__file__}:[0-9]+: .*`colour`",
-        worker: f"{__file__}:[0-9]+: ZeroDivisionError: division by zero",
+        schema: f"{HERE}:[0-9]+: stream 'clicks', json='user strng'",
+        column: f"{HERE}:[0-9]+: .*`colour`",
+        worker: f"{HERE}:[0-9]+: ZeroDivisionError: division by zero",
         key: "no column 'nothing', which is to be its key",
         nothing: "returns NoneType, not a DataFrame",
         still: "returns rows that come from no stream",

@@ -13,6 +13,7 @@ from penstock.spark.flows.inputs import captured_key, check_schema
 pytestmark = pytest.mark.timeout(600)
 
 # A key as it is in the log, and what a flow sees of it.
+HERE = "tests/spark/flows/test_inputs.py"
 KEYS = {
     '{"id":"ann"}': "ann",
     '{"id": "a \\"b\\" é"}': 'a "b" é',
@@ -61,7 +62,7 @@ def test_a_schema_that_cannot_be_read_is_said_with_its_place() -> None:
         ),
     }
     for words, declared in wrong.items():
-        with pytest.raises(DeclarationError, match=rf"^{__file__}:\d+: {words}") as caught:
+        with pytest.raises(DeclarationError, match=rf"^{HERE}:\d+: {words}") as caught:
             check_schema(declared)
         assert "\n" not in str(caught.value)
         assert "SQLSTATE" not in str(caught.value)

@@ -17,7 +17,8 @@ from pyspark.sql import functions as F  # noqa: N812
 from penstock.errors import PenstockError
 from penstock.spark.flows.declare import Batch, Collected, Flow, flow, stream, table, topic
 from penstock.spark.flows.folder import Folder
-from penstock.spark.flows.manager import Manager, Settings, Status
+from penstock.spark.flows.manager import Manager, Status
+from penstock.spark.flows.overseeing import Settings
 from penstock.spark.flows.supervisor import Policy
 from penstock.testing.flows import FlowFailedError, FlowTester
 from tests.waiting import eventually
@@ -196,6 +197,7 @@ def test_stop_finishes_the_batch_and_restart_goes_on(tester: FlowTester) -> None
     assert manager.failed == []
 
 
+@pytest.mark.filterwarnings("ignore::penstock.spark.UnboundedStateWarning")
 def test_a_flow_with_state_sees_the_table_of_the_moment(tester: FlowTester) -> None:
     @flow(
         inputs=[NUMBERS, table("names", json="name string", key="id")],
@@ -213,6 +215,7 @@ def test_a_flow_with_state_sees_the_table_of_the_moment(tester: FlowTester) -> N
         eventually(lambda: tester.rows("named")[1:] == [{"name": "TWO"}], WAIT_S)
 
 
+@pytest.mark.filterwarnings("ignore::penstock.spark.UnboundedStateWarning")
 def test_a_change_that_does_not_fit_is_refused_and_a_reset_helps(tester: FlowTester) -> None:
     def counting(*keys: str) -> Flow:
         @flow(inputs=stream("events", json="a string, b string"), output=topic("counts"),

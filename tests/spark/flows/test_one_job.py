@@ -192,7 +192,7 @@ def joining(name: str, *, many: bool = False) -> Flow:
         ),
         stream(
             "names", changelog="id bigint, name string", time="_timestamp", lateness="5 seconds",
-            options=options, dead_letters=f"{name}.unnamed",
+            options=options, dead_letters=f"{name}.unnamed", idle="1 hour",
         ),
     ]  # fmt: skip
 

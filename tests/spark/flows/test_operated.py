@@ -23,6 +23,7 @@ from penstock.spark.flows.inputs import Place
 from penstock.spark.flows.operated import rows_at_once
 from penstock.spark.state import Shard, apply, layout
 from penstock.testing.flows import FlowFailedError, FlowTester
+from penstock.testing.reading import read_topic
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.timeout(600)
@@ -228,6 +229,65 @@ def test_late_records_go_aside_and_heartbeats_close(tester: FlowTester) -> None:
     tester.feed("times", [{"id": 5, "at": start + timedelta(seconds=89)}])
     assert tester.run()["marks"].progress.late_rows == 1
     assert len(tester.records("times.late")) == 2
+
+
+def test_what_comes_late_out_of_a_join_is_refused_with_advice(tester: FlowTester) -> None:
+    schema = "k bigint, at timestamp"
+    left, right = (stream(each, json=schema, time="at") for each in ("left", "right"))
+
+    @flow(inputs=[left, right], output=topic("once"))
+    def once(left: DataFrame, right: DataFrame) -> DataFrame:
+        pairs = within(left, right, on=["k"], bound=("0 s", "60 s"))
+        return windows.deduplicated(pairs, key=["k"], within="30 seconds").select("k")
+
+    def feed(name: str, *rows: tuple[int, int]) -> None:
+        seconds = {each: (tester.now + timedelta(seconds=each)).isoformat() for _, each in rows}
+        tester.feed(name, [{"k": key, "at": seconds[each]} for key, each in rows])
+
+    tester.use(once)
+    feed("left", (1, 1), (2, 20))
+    feed("right", (3, 20))
+    tester.run()
+    # A pair, of the time of its left, which is before what was told to be complete.
+    feed("right", (1, 50))
+    with pytest.raises(FlowFailedError, match=r"an event of 2026-01-01 00:00:01.*before") as raised:
+        tester.run()
+    assert 'greatest("_time", "right__time")' in raised.value.advice
+
+
+def test_a_replay_puts_the_same_aside_beside_what_was_there(tester: FlowTester) -> None:
+    times = stream("times", json="id bigint, at timestamp", time="at", lateness="10 seconds")
+
+    @flow(inputs=times, output=topic("counted"))
+    def counted(times: DataFrame) -> DataFrame:
+        return windows.tumbling(times, "1 minute", values={"n": windows.count()})
+
+    @flow(inputs=stream("times.late", json="id bigint"), output=topic("told"))
+    def told(late: DataFrame) -> DataFrame:
+        return late.select("id")
+
+    start = tester.now
+    at = [(start + timedelta(seconds=each)).isoformat() for each in (0, 60, 49, 200)]
+    rows: list[Any] = [{"id": number, "at": each} for number, each in enumerate(at)]
+    tester.feed("times", [*rows, "no JSON"])
+    tester.use(counted, told)
+    tester.run()
+
+    def aside(generation: str) -> list[list[Any]]:
+        names = [f"times.{kind}{generation}" for kind in ("late", "dead")]
+        return [[each.value for each in read_topic(tester.broker.bootstrap, name)]
+                for name in names]  # fmt: skip
+
+    live = aside("")
+    assert [len(each) for each in live] == [1, 1]
+    tester.reset("counted")
+    assert aside("") == aside(".v2") == live
+    # By its name what counts is meant, for the tester and for those who read it.
+    assert [each.value for each in tester.records("times.late")] == live[0]
+    [read] = Folder(tester.data).record("counted").inputs
+    assert read.endswith(", late ones to times.late.v2, unreadable ones to times.dead.v2")
+    with pytest.raises(FlowFailedError, match=r"it read times\.late and now reads times\.late\.v2"):
+        tester.run("told")
 
 
 def test_what_a_partition_that_joins_later_says_of_before_is_late(tester: FlowTester) -> None:

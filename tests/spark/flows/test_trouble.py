@@ -9,8 +9,9 @@ import pytest
 from pyspark.errors import AnalysisException, StreamingQueryException
 
 from penstock.client.errors import OffsetGoneError, UnreachableError
-from penstock.spark.flows.errors import UserCodeError
+from penstock.spark.flows.errors import FlowFileError, UserCodeError
 from penstock.spark.flows.trouble import MAX_MESSAGE, explain
+from penstock.spark.patterns import PatternError, begin
 from penstock.spark.sink.errors import SinkUnavailableError
 
 FAILED = (
@@ -52,6 +53,21 @@ def test_an_error_of_ours_as_it_is() -> None:
     assert not retriable
 
 
+def test_a_wrong_declaration_is_told_with_the_line_of_the_user() -> None:
+    def declared() -> None:
+        begin("a", "amount >")
+
+    with pytest.raises(PatternError) as caught:
+        declared()
+    line = declared.__code__.co_firstlineno + 1
+    message, _, retriable = why(caught.value)
+    assert message.startswith(f"tests/spark/flows/test_trouble.py:{line}: condition of 'a', 1:")
+    assert message.endswith("^")
+    assert not retriable
+    # What says where it is already is left as it is.
+    assert why(FlowFileError(message))[0] == message
+
+
 def test_an_error_of_ours_inside_a_report() -> None:
     gone = (
         '  File "/x/penstock/client/fetching.py", line 80, in fetch\n'
@@ -64,6 +80,19 @@ def test_an_error_of_ours_inside_a_report() -> None:
     assert not retriable
     away = "penstock.client.errors.UnreachableError: 127.0.0.1:9: connection refused"
     assert why(told(WORKER.format(away)))[2]
+
+
+def test_the_advice_of_an_error_of_a_task_comes_with_it() -> None:
+    noted = (
+        "penstock.spark.windows.errors.WindowError: an event came too late\n"
+        "advice: Let `_time` be as it is."
+    )
+    assert why(told(WORKER.format(noted)))[:2] == (
+        "an event came too late",
+        "Let `_time` be as it is.",
+    )
+    raised = f"[USER_RAISED_EXCEPTION] {noted} SQLSTATE: P0001"
+    assert why(told(raised))[:2] == ("an event came too late", "Let `_time` be as it is.")
 
 
 def test_of_several_of_ours_the_one_that_came_last_counts() -> None:
@@ -149,7 +178,7 @@ def test_the_users_function_here() -> None:
         function()
     message, _, retriable = why(caught.value)
     assert "KeyError: 'colour'" in message
-    assert message.startswith(__file__)
+    assert message.startswith("tests/spark/flows/test_trouble.py:")
     assert not retriable
 
 

@@ -17,7 +17,7 @@ from penstock.client.connection import Cluster
 from penstock.client.topics import create
 from penstock.sinks import Position
 from penstock.sinks.spec import SinkSpec
-from penstock.spark.flows.manager import Settings
+from penstock.spark.flows.overseeing import Settings
 from penstock.spark.flows.supervisor import Policy
 from penstock.spark.sinking.feeding import Feeding
 from penstock.spark.sinking.folder import SinkFolder
@@ -172,7 +172,7 @@ def _status(manager: SinkManager) -> dict[str, Any]:
 
 def _at_end(manager: SinkManager, broker: Broker, topic: str) -> bool:
     from penstock.spark.flows.inputs import Place
-    from penstock.spark.sinking.manager import ends_of
+    from penstock.spark.sinking.lag import ends_of
 
     ends = ends_of(Place(broker.bootstrap, {}, str), {topic})
     at = _status(manager)["position"].get(topic, {})
@@ -203,6 +203,47 @@ def test_a_topic_that_was_made_again_is_noticed(
         assert "made again" in status.error
         assert "rebuild" in status.advice
         assert json.loads((tmp_path / "data/orders/sink.json").read_text())["state"] == "failed"
+
+
+@pytest.mark.parametrize("known_by", ["the store", "the folder"])
+def test_the_same_topic_in_another_cluster_is_noticed(
+    spark: SparkSession, log_broker: Broker, topic: str, tmp_path: Path, known_by: str
+) -> None:
+    """Offsets are other ones there, also where its log is long enough to go on with the old."""
+    store = tmp_path / "shop.db"
+    spec = SinkSpec("orders", topic, f"sqlite:///{store}", key=("id",), fields="id bigint",
+                    format="json")  # fmt: skip
+    _rows(log_broker, topic, range(5))
+    run_once(spark, log_broker, tmp_path / "data", [spec])
+    folder = tmp_path / "data"
+    if known_by == "the store":
+        # As on another machine.
+        folder = tmp_path / "elsewhere"
+    else:
+        # As stores were filled before they remembered the topic.
+        with closing(sqlite3.connect(store)) as connection, connection:
+            old = json.dumps({topic: {"0": 5}})
+            connection.execute("UPDATE penstock_positions SET offsets = ?", (old,))
+    with Broker() as other:
+        _rows(other, topic, range(100, 110))
+        with managed(spark, other, folder, [spec]) as manager:
+            until(manager, lambda: manager.failed)
+            status = _status(manager)
+            assert "another cluster" in status["error"]
+            assert "penstock sinks rebuild orders" in status["advice"]
+            assert sorted(rows_in(store, "orders")) == [*range(5)]
+            manager.answer({"do": "rebuild", "sink": "orders"})
+            until(manager, lambda: _status(manager)["state"] == "running")
+            assert sorted(rows_in(store, "orders")) == [*range(100, 110)]
+
+
+def _rows(broker: Broker, topic: str, numbers: range) -> None:
+    with Cluster(broker.bootstrap) as cluster:
+        create(cluster, topic, partitions=1)
+    producer = Producer({"bootstrap.servers": broker.bootstrap})
+    for number in numbers:
+        producer.produce(topic, json.dumps({"id": number}), str(number))
+    assert producer.flush(60) == 0
 
 
 def test_a_topic_that_is_made_later_is_waited_for(

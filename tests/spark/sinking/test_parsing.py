@@ -6,23 +6,31 @@ import base64
 import datetime as dt
 import json
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from confluent_kafka import Producer
 
+from penstock.client.connection import Cluster
+from penstock.client.topics import create
 from penstock.errors import ConfigError
 from penstock.sinks import Position, Schema
-from penstock.sinks.fields import columns_of, from_block, from_samples, from_text
+from penstock.sinks.fields import Column, columns_of, from_block, from_samples, from_text
 from penstock.sinks.schema import is_json
-from penstock.sinks.spec import from_config
+from penstock.sinks.spec import SinkSpec, from_config
 from penstock.spark.reading.decoding import HEARTBEAT
+from penstock.spark.sinking import learning
 from penstock.spark.sinking.errors import TruncatedError
+from penstock.spark.sinking.learning import SAMPLES, parser_of
 from penstock.spark.sinking.parsing import Format, Parser
 from penstock.spark.sinking.task import Findings, packed
+from penstock.testing import Broker
 
 Record = tuple[bytes | None, bytes | None]
 
@@ -329,5 +337,101 @@ def test_a_new_column_of_which_tasks_think_differently() -> None:
         for part in packed(reader.parse(table([(b"1", value)]))):
             told += [(row["kind"], row["data"]) for row in part.to_pylist()]
     new = Findings(reader.schema, told).new
-    assert new["v"].type == pa.float64()
-    assert is_json(new["w"])
+    assert new["v"].field.type == pa.float64()
+    assert is_json(new["w"].field)
+
+
+def _block(fields: list[dict[str, Any]]) -> dict[str, Any]:
+    rows = [{"field": name, "type": "struct", "fields": fields} for name in ("before", "after")]
+    return {"type": "struct", "fields": [*rows, {"field": "op", "type": "string"}]}
+
+
+def _event(fields: list[dict[str, Any]], row: dict[str, Any]) -> bytes:
+    payload = {"op": "c", "before": None, "after": row}
+    return json.dumps({"schema": _block(fields), "payload": payload}).encode()
+
+
+ID = {"field": "id", "type": "int64"}
+# What came later, its type as the capture tells it.
+LATER: list[dict[str, Any]] = [
+    {"field": "price", "type": "bytes", "name": "org.apache.kafka.connect.data.Decimal",
+     "parameters": {"scale": "2", "connect.decimal.precision": "10"}},
+    {"field": "due", "type": "int64", "name": "io.debezium.time.Timestamp"},
+    {"field": "day", "type": "int32", "name": "io.debezium.time.Date"},
+    {"field": "blob", "type": "bytes"},
+    {"field": "small", "type": "int16"},
+    {"field": "more", "type": "string", "name": "io.debezium.data.Json"},
+]  # fmt: skip
+LATER_ROW = {
+    "id": 1, "price": base64.b64encode((1050).to_bytes(2, "big")).decode(),
+    "due": 1_700_000_000_000, "day": 20454, "blob": "AAE=", "small": None, "more": '{"a":1}',
+}  # fmt: skip
+LATER_WANTED = {
+    "id": 1, "price": Decimal("10.50"), "due": dt.datetime.fromisoformat("2023-11-14T22:13:20"),
+    "day": dt.date(2026, 1, 1), "blob": b"\0\1", "small": None, "more": '{"a":1}',
+}  # fmt: skip
+
+
+def test_new_columns_are_what_their_schema_block_says() -> None:
+    reader = Parser(tuple(from_block(_block([ID]))), ("id",), "debezium", grows=True)
+    plain = json.dumps({"op": "c", "after": {"id": 2, "guess": 1}}).encode()
+    records = table([(b'{"id":1}', _event([ID, *LATER], LATER_ROW)), (b'{"id":2}', plain)])
+    told = [
+        tuple(row.values()) for part in packed(reader.parse(records)) for row in part.to_pylist()
+    ]
+    new = Findings(reader.schema, told).new
+    assert new.pop("guess") == Column(pa.field("guess", pa.int64()))
+    assert new == {each.name: each for each in from_block(_block(LATER))}
+    grown = replace(reader, columns=(*reader.columns, *new.values()))
+    parsed = grown.parse(records.slice(0, 1))
+    assert not parsed.new
+    assert parsed.upserts.to_pylist() == [LATER_WANTED]
+
+
+def test_new_columns_of_a_block_that_is_none() -> None:
+    reader = Parser(tuple(from_block(_block([ID]))), ("id",), "debezium", grows=True)
+    for block in ({}, {"fields": 3}, {"fields": [{"type": "x"}]}, {"fields": ["a"]}):
+        value = {"schema": block, "payload": {"op": "c", "after": {"id": 1, "v": "x"}}}
+        found = reader.parse(table([(b'{"id":1}', json.dumps(value).encode())]))
+        assert found.new == {"v": Column(pa.field("v", pa.string()))}
+
+
+def test_columns_that_came_later_are_still_known_at_the_next_start(
+    log_broker: Broker, topic: str, tmp_path: Path
+) -> None:
+    """What the first records do not have, the last ones tell: also how their times are counted."""
+    spec = SinkSpec("orders", topic, f"sqlite:///{tmp_path}/s.db")
+    with Cluster(log_broker.bootstrap) as cluster:
+        create(cluster, topic, partitions=1)
+        producer = Producer({"bootstrap.servers": log_broker.bootstrap})
+        for number in range(2 * SAMPLES + 1):
+            event = _event([ID], {"id": number})
+            producer.produce(topic, event, json.dumps({"id": number}))
+        producer.produce(topic, _event([ID, *LATER], LATER_ROW), b'{"id":1}')
+        producer.produce(topic, None, b'{"id":2}')
+        assert producer.flush(60) == 0
+        first = parser_of(spec, cluster, topic, None)
+        again = parser_of(spec, cluster, topic, first.schema)
+    for reader in (first, again):
+        parsed = reader.parse(table([(b'{"id":1}', _event([ID, *LATER], LATER_ROW))]))
+        assert parsed.upserts.to_pylist() == [LATER_WANTED]
+
+
+def test_only_the_first_records_of_a_partition_are_samples(
+    log_broker: Broker, topic: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = 0
+
+    def batches(*_: Any, **__: Any) -> Iterator[tuple[int, pa.RecordBatch]]:
+        nonlocal read
+        for _number in range(100):
+            read += SAMPLES
+            keys, values = [b"1"] * SAMPLES, [b'{"id":1}'] * SAMPLES
+            yield 0, pa.RecordBatch.from_pydict({"key": keys, "value": values})
+
+    monkeypatch.setattr(learning, "read_batches", batches)
+    monkeypatch.setattr(learning, "_told_last", lambda *_: [])
+    with Cluster(log_broker.bootstrap) as cluster:
+        create(cluster, topic, partitions=1)
+        parser_of(SinkSpec("s", topic, "sqlite:///s", key=("id",)), cluster, topic, None)
+    assert read == SAMPLES

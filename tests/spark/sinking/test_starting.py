@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from penstock.client.connection import Cluster
 from penstock.client.metadata import EARLIEST, Metadata
 from penstock.client.topics import create, delete
 from penstock.errors import ConfigError
-from penstock.sinks import FencedError, OutOfStepError, Position, Refused
+from penstock.sinks import FencedError, OutOfStepError, Position, Refused, Schema
+from penstock.sinks.errors import StoreAwayError, StoreUnreachableError
+from penstock.sinks.fields import from_text
 from penstock.sinks.spec import SinkSpec
 from penstock.spark.flows.inputs import Place
 from penstock.spark.sinking.errors import RecordsGoneError, TopicReplacedError
@@ -24,6 +27,7 @@ from penstock.spark.sinking.learning import parser_of
 from penstock.spark.sinking.letters import Letters
 from penstock.spark.sinking.starting import Store, last_fed_s, starting
 from penstock.testing import Broker
+from penstock.testing.sinks import changes, never
 from tests.spark.sinking.changelog import records
 
 
@@ -65,6 +69,13 @@ def test_a_topic_that_is_another_now(log_broker: Broker, cluster: Cluster, topic
     with pytest.raises(TopicReplacedError, match="made again") as told:
         begin(cluster, topic, 3, topic_id=known)
     assert "rebuild orders" in told.value.advice
+    # What the store knows itself counts, wherever it is fed.
+    now = str(Metadata(cluster).topic_id(topic))
+    mine = Store("orders", "the store", Position({(topic, 0): 3}, {topic: now}), known)
+    assert starting(cluster, Metadata(cluster), topic, mine) == {topic: {"0": 3}}
+    other = Store("orders", "the store", Position({(topic, 0): 3}, {topic: known}), now)
+    with pytest.raises(TopicReplacedError, match="another cluster"):
+        starting(cluster, Metadata(cluster), topic, other)
     with pytest.raises(TopicReplacedError, match="filled from other"):
         starting(cluster, Metadata(cluster), topic, Store("s", "s", Position({("other", 0): 1})))
 
@@ -102,12 +113,54 @@ def test_tombstones_that_may_be_gone(log_broker: Broker, cluster: Cluster, topic
 
 
 def test_when_it_was_last_fed(tmp_path: Path) -> None:
-    assert last_fed_s(tmp_path) == 0
-    (tmp_path / "commits").mkdir()
-    assert last_fed_s(tmp_path) == 0
-    (tmp_path / "commits" / "0").touch()
-    os.utime(tmp_path / "commits" / "0", (1000, 1000))
-    assert last_fed_s(tmp_path) == 1000
+    def fed_s(offset: int) -> float:
+        return last_fed_s(tmp_path, Position({("t", 0): offset}))
+
+    assert fed_s(100) == 0
+    for folder in ("commits", "offsets"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "commits" / ".0.crc").touch()
+    assert fed_s(100) == 0
+    # As Spark writes them; of the last one it has not written what it did.
+    for number in range(8, 13):
+        offsets = tmp_path / "offsets" / str(number)
+        offsets.write_text(f'v1\n{{"batchWatermarkMs":0}}\n{{"t":{{"0":{number}0}}}}')
+        if number < 12:
+            commit = tmp_path / "commits" / str(number)
+            commit.touch()
+            os.utime(commit, (number * 1000, number * 1000))
+    assert fed_s(110) == fed_s(120) == 11_000
+    # The store was put back to what it was: then was it fed, and not when others had its place.
+    assert fed_s(109) == 10_000
+    assert fed_s(79) == 0
+    (tmp_path / "offsets" / "11").unlink()
+    assert fed_s(120) == 10_000
+
+
+def test_a_store_that_was_put_back_may_lack_tombstones(
+    log_broker: Broker, cluster: Cluster, topic: str, tmp_path: Path
+) -> None:
+    """That its place was fed a moment ago tells nothing of what is in it now."""
+    create(cluster, topic, partitions=1, config={"cleanup.policy": "compact"})
+    feed(log_broker, topic, 5, time_ms=int((time.time() - 48 * 3600) * 1000))
+    feed(log_broker, topic, 5)
+    spec = SinkSpec("orders", topic, f"sqlite:///{tmp_path}/s.db", key=("id",), fields="id bigint",
+                    format="json")  # fmt: skip
+    schema = Schema.of(from_text(spec.fields), "id")
+    with spec.sink() as sink:
+        sink.open(schema)
+        one = changes(schema, [{"id": 1}], [], since=0, until=3)
+        sink.apply(replace(one, position=Position({(topic, 0): 3})), never)
+    checkpoint = tmp_path / "checkpoint"
+    for folder in ("commits", "offsets"):
+        (checkpoint / folder).mkdir(parents=True)
+    (checkpoint / "commits" / "0").touch()
+    (checkpoint / "offsets" / "0").write_text(f'v1\n{{}}\n{{"{topic}":{{"0":10}}}}')
+    nothing: Any = None
+    feeding = Feeding(nothing, spec, Place(log_broker.bootstrap, {}, str), checkpoint)
+    with pytest.raises(RecordsGoneError, match="without a trace"):
+        feeding.start()
+    feeding.close()
 
 
 def test_letters_are_the_records_as_they_were(
@@ -144,6 +197,18 @@ def test_avro_is_told_before_all_of_it_is_put_aside(
     spec = SinkSpec("orders", topic, f"sqlite:///{tmp_path}/s.db", key=("id",))
     with pytest.raises(ConfigError, match="Avro"):
         parser_of(spec, cluster, topic, None)
+
+
+@pytest.mark.parametrize("once", [True, False])
+def test_a_store_that_was_never_reached(tmp_path: Path, once: bool) -> None:
+    """A run that is to end does not wait for it; it may have the wrong address."""
+    nothing: Any = None
+    spec = SinkSpec("orders", "t", f"sqlite:///{tmp_path}/s.db")
+    feeding = Feeding(nothing, spec, nothing, tmp_path / "checkpoint", once=once)
+    assert feeding.explain(StoreAwayError("nobody is there")).retriable is not once
+    assert feeding.explain(StoreUnreachableError("it is locked")).retriable
+    feeding.applied.position = Position()
+    assert feeding.explain(StoreAwayError("nobody is there any more")).retriable
 
 
 def test_a_store_that_was_put_back_is_fed_again(log_broker: Broker, tmp_path: Path) -> None:

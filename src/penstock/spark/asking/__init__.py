@@ -17,16 +17,16 @@ a failure too.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F  # noqa: N812
 
 from penstock.client.asking import ERROR, ID, REPLY_KEY
 from penstock.spark.flows.errors import DeclarationError
+from penstock.spark.places import before
 from penstock.spark.reading.frame import HEADERS_TYPE
+from penstock.spark.sql import JSON
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -35,7 +35,6 @@ ASKED: Final = "_asked"
 # A text in this column is the reason why a question cannot be answered.
 REASON: Final = "_error"
 _CORRUPT: Final = "_corrupt"
-_JSON: Final = {"ignoreNullFields": "false"}
 
 __all__ = ["ASKED", "REASON", "questions", "replies"]
 
@@ -47,10 +46,10 @@ def questions(records: DataFrame, *, json: str | None = None) -> DataFrame:
     answered with an error by `replies`. Otherwise it is the text `value`. `_asked` says who asks;
     records that are no questions are left out.
     """
-    where = _caller()
+    where = before()
     if "headers" not in records.columns or "value" not in records.columns:
         raise DeclarationError(
-            f"{where}: questions: these are no records with headers; the columns are "
+            f"{where}questions: these are no records with headers; the columns are "
             f"{', '.join(records.columns)}",
             advice='Declare the stream without a schema, stream("TOPIC"), and give it here.',
         )
@@ -86,16 +85,16 @@ def replies(
     `value`, text or bytes. Where the column `_error` has a text, the asker gets an error that says
     so.
     """
-    where = _caller()
+    where = before()
     if ASKED not in rows.columns:
         raise DeclarationError(
-            f"{where}: replies: the rows have no column {ASKED!r}, which says who asked; they have "
+            f"{where}replies: the rows have no column {ASKED!r}, which says who asked; they have "
             f"{', '.join(rows.columns)}",
             advice="Begin with questions(...), and keep the column in every select.",
         )
     if value is None:
         shown = columns or [each for each in rows.columns if not each.startswith("_")]
-        value = F.to_json(F.struct(*(F.col(f"`{each}`") for each in shown)), _JSON)
+        value = F.to_json(F.struct(*(F.col(f"`{each}`") for each in shown)), JSON)
     headers = F.array(_made(ID, F.col(f"{ASKED}.id")))
     if REASON in rows.columns:
         wrong = F.col(REASON).isNotNull()
@@ -107,11 +106,6 @@ def replies(
         value.cast("binary").alias("value"),
         headers.cast(HEADERS_TYPE).alias("headers"),
     )
-
-
-def _caller() -> str:
-    frame = sys._getframe(2)
-    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 
 
 def _header(name: str) -> Column:

@@ -20,16 +20,16 @@ from __future__ import annotations
 
 import inspect
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, Self, cast, runtime_checkable
 
 from penstock.spark.flows.durations import microseconds
 from penstock.spark.flows.errors import DeclarationError
+from penstock.spark.places import caller, place
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -193,7 +193,7 @@ def stream(
         lateness_us,
         late_topic,
         idle_us,
-        _caller(),
+        caller(),
     )
 
 
@@ -233,13 +233,7 @@ def table(
         reading = Reading("debezium", debezium)
     else:
         reading = _reading(topic, json=json, avro=avro, text=False)
-    return Table(topic, reading, key, max_rows, dict(options or {}), _caller())
-
-
-def _caller() -> str:
-    """`file:line` of who calls the function that calls this."""
-    frame = sys._getframe(2)
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    return Table(topic, reading, key, max_rows, dict(options or {}), caller())
 
 
 def _reading(topic: str, *, text: bool, **schemas: str | None) -> Reading:
@@ -311,7 +305,7 @@ class Topic:
 
 
 def physical(name: str, generation: int) -> str:
-    """The topic that holds a generation of an output: NAME, then NAME.v2, NAME.v3 and so on."""
+    """The topic that holds a generation of what a flow writes: NAME, then NAME.v2, NAME.v3, ..."""
     return name if generation <= 1 else f"{name}.v{generation}"
 
 
@@ -380,6 +374,29 @@ class Flow:
     def topics(self) -> tuple[Topic, ...]:
         return tuple(each for each in self.outputs.values() if isinstance(each, Topic))
 
+    @property
+    def asides(self) -> frozenset[str]:
+        """The topics for what is late, or cannot be read."""
+        found = {each for own in self.streams for each in (own.late, own.dead_letters)}
+        return frozenset(each for each in found if each is not None)
+
+    def of_generation(self, generation: int) -> Flow:
+        """The same, with the topics for what goes aside named as those of a generation.
+
+        A replay finds the same records again. Beside those of before they would count twice.
+        """
+
+        def own(each: Input) -> Input:
+            if not isinstance(each, Stream):
+                return each
+            late, letters = (
+                None if name is None else physical(name, generation)
+                for name in (each.late, each.dead_letters)
+            )
+            return replace(each, late=late, dead_letters=letters)
+
+        return replace(self, inputs=tuple(map(own, self.inputs)))
+
 
 _declared: ContextVar[list[Flow] | None] = ContextVar("_declared", default=None)
 
@@ -445,7 +462,7 @@ def flow(
             every=every,
             exactly_once=exactly_once,
             shards=shards,
-            where=f"{code.co_filename}:{code.co_firstlineno}",
+            where=place(code.co_filename, code.co_firstlineno),
         )
         _check(made)
         found = _declared.get()
@@ -536,6 +553,14 @@ class Collected(tuple[Flow, ...]):
                         advice="Give each its own topic, or unite them in one flow.",
                     )
         return cls(by_name.values())
+
+    def writer(self, topic: str) -> Flow | None:
+        """The flow that writes a topic; of one for what goes aside only if no other does."""
+        for each in self:
+            if any(own.name == topic for own in each.topics):
+                return each
+        found = [each for each in self if topic in each.asides]
+        return found[0] if len(found) == 1 else None
 
     def named(self, name: str) -> Flow | None:
         return next((each for each in self if each.name == name), None)

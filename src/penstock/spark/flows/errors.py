@@ -26,8 +26,8 @@ class UserCodeError(FlowError):
     """The user's own function or expression failed: trying again gives the same."""
 
     advice = (
-        "Mend the flow's code, then stop `penstock run` and start it again: the flow goes on where "
-        "it was. (`penstock flows restart` does not read the file again.)"
+        "Mend the flow's code, or the view's SQL, then stop `penstock run` and start it again: the "
+        "flow goes on where it was. (`penstock flows restart` does not read the file again.)"
     )
 
 

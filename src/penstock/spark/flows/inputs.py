@@ -8,7 +8,6 @@ each record stood: `_key`, `_topic`, `_partition`, `_offset`, `_timestamp`. Colu
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, cast
@@ -30,9 +29,11 @@ from penstock.spark.flows.errors import (
     UnknownTopicError,
     UserCodeError,
 )
+from penstock.spark.places import told
 from penstock.spark.reading import decoding
 from penstock.spark.reading.avro_types import parse as parse_avro
 from penstock.spark.reading.frame import Tombstones
+from penstock.spark.reasons import reason
 from penstock.spark.source.options import TYPED, parse
 from penstock.spark.source.table import TableReader, read_task
 from penstock.spark.state.watching import UnreadError
@@ -127,16 +128,15 @@ def check_schema(declared: Stream | Table) -> None:
         if not empty:
             _check_time(declared)
             return
-        reason, advice = "it has no fields", ""
+        why, advice = "it has no fields", ""
     except PySparkException as error:
-        # Below the first lines the text is shown once more.
-        reason = " ".join(re.sub(r" ?SQLSTATE: \w+", "", str(error).split("\n\n==")[0]).split())
+        why = reason(error)
         advice = 'A schema is names and types of Spark, such as "user string, at timestamp".'
     except reading.ReadingError as error:
-        reason, advice = str(error), error.advice
+        why, advice = str(error), error.advice
     kind = type(declared).__name__.lower()
     raise DeclarationError(
-        f"{declared.where}: {kind} {declared.topic!r}, {how.format}={how.schema!r}: {reason}",
+        told(declared.where, f"{kind} {declared.topic!r}, {how.format}={how.schema!r}: {why}"),
         advice=f"{advice} {UserCodeError.advice}".strip(),
     )
 
@@ -156,7 +156,7 @@ def _check_time(declared: Stream | Table) -> None:
     if how.format != "json" and typing.has_field(f"_after.{time}"):
         advice += f" The {time} of a row is _after.{time}, which a deleted row does not have."
     raise DeclarationError(
-        f"{declared.where}: stream {declared.topic!r}, time={time!r}: there is no such column",
+        told(declared.where, f"stream {declared.topic!r}, time={time!r}: there is no such column"),
         advice=f"{advice} {UserCodeError.advice}",
     )
 

@@ -18,6 +18,7 @@ import penstock
 from penstock.errors import PenstockError
 from penstock.spark.flows.declare import Collected, Flow, collecting
 from penstock.spark.flows.errors import FlowFileError
+from penstock.spark.places import place, raised_at, told
 
 _OURS: Final = Path(penstock.__file__).resolve().parent
 
@@ -69,17 +70,17 @@ def _run(path: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except PenstockError as error:
-        place = user_line(error, path)
-        raise FlowFileError(f"{place}: {error}", advice=error.advice) from error
+        where = raised_at(error) or str(path)
+        raise FlowFileError(told(where, str(error)), advice=error.advice) from error
     except SyntaxError as error:
-        place = f"{error.filename}:{error.lineno}"
-        raise FlowFileError(f"{place}: {error.msg}", advice="Mend the file.") from error
+        where = place(error.filename or str(path), error.lineno or 1)
+        raise FlowFileError(f"{where}: {error.msg}", advice="Mend the file.") from error
     except (Exception, SystemExit) as error:
-        place = user_line(error, path)
+        where = raised_at(error) or str(path)
         if _wants_spark(error):
-            raise NeedsSparkError(f"{place}: {error}", advice="Start Spark first.") from error
+            raise NeedsSparkError(f"{where}: {error}", advice="Start Spark first.") from error
         what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        raise FlowFileError(f"{place}: {what}", advice=_advice(error)) from error
+        raise FlowFileError(f"{where}: {what}", advice=_advice(error)) from error
     _send_by_value(module, path.parent)
     return module
 
@@ -91,16 +92,6 @@ def _wants_spark(error: BaseException) -> bool:
     frames = traceback.extract_tb(error.__traceback__)
     in_spark = bool(frames) and "pyspark" in Path(frames[-1].filename).parts
     return isinstance(error, AssertionError) and in_spark
-
-
-def user_line(error: BaseException, path: Path) -> str:
-    """`file:line` of the innermost frame of the user's file; the file alone if there is none."""
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if Path(frame.filename) == path or _is_users(Path(frame.filename), path.parent)
-    ]
-    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else str(path)
 
 
 def _advice(error: BaseException) -> str:

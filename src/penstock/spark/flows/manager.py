@@ -1,8 +1,6 @@
 """Runs flows: starts, watches, restarts and stops them, and rebuilds their outputs.
 
-One loop looks after all of them, a few times a second. What may take long, starting and stopping a
-query, happens on threads of its own, one for each flow, so that none waits for another. What is to
-be done is decided by the `supervisor`, what went wrong is explained by `trouble`.
+They are looked after as all queries are (`overseeing`); what went wrong is explained by `trouble`.
 
 **Rebuilding.** `reset` begins the next generation of a flow: a checkpoint and output topics of its
 own, filled by replay from the start of the log, while the present generation goes on. Once the new
@@ -14,13 +12,10 @@ Flows that read them are stopped and say so: their input will not grow any more.
 from __future__ import annotations
 
 import logging
-import random
-import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, Literal
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from penstock.errors import PenstockError
 from penstock.spark.flows.declare import Collected, Flow, Topic, physical
@@ -28,34 +23,16 @@ from penstock.spark.flows.errors import CheckpointFullError, IncompatibleError, 
 from penstock.spark.flows.folder import Folder, Record
 from penstock.spark.flows.inputs import Place
 from penstock.spark.flows.outputs import make_topics
+from penstock.spark.flows.overseeing import Overseer, Settings, Unit
 from penstock.spark.flows.progress import Progress
 from penstock.spark.flows.running import Running
-from penstock.spark.flows.supervisor import Do, Failure, Policy, Supervised
-from penstock.spark.flows.trouble import RESET_ADVICE, is_java_gone
+from penstock.spark.flows.supervisor import Policy
+from penstock.spark.flows.trouble import RESET_ADVICE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
-
-STEP_S: Final = 0.2
-STOP_TIMEOUT_S: Final = 60.0
-
-Kind = Literal["live", "rebuild"]
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """How flows are run."""
-
-    bootstrap: str
-    # For the log, as the source takes them: `kafka.` and the client's own name.
-    options: Mapping[str, str] = field(default_factory=dict)
-    # Stop when all that is there at the start has been read.
-    once: bool = False
-    policy: Policy = field(default_factory=Policy)
-    stop_timeout_s: float = STOP_TIMEOUT_S
-    file: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,25 +54,23 @@ class Status:
         return asdict(self)
 
 
-class _Unit:
+class _Unit(Unit[Running]):
     """One generation of a flow, under supervision."""
 
-    def __init__(self, flow: Flow, generation: int, kind: Kind, policy: Policy) -> None:
+    def __init__(
+        self, flow: Flow, generation: int, policy: Policy, *, rebuild: bool = False
+    ) -> None:
+        super().__init__(flow.name, policy, rebuild=rebuild)
         self.flow = flow
         self.generation = generation
-        self.kind = kind
-        self.life = Supervised(policy, random.random)
-        self.progress = Progress()
-        self.running: Running | None = None
-        # What a thread is doing for it: starting or stopping.
-        self.work: Future[None] | None = None
-        self.stop_wanted = False
         # What was last said about its waiting, so that it is said once.
         self.told = ""
 
 
-class Manager:
+class Manager(Overseer[_Unit]):
     """Flows of one file, on one session and one data folder."""
+
+    kind: ClassVar[str] = "flows"
 
     def __init__(
         self,
@@ -107,188 +82,44 @@ class Manager:
         known: Collected | None = None,
     ) -> None:
         """Run `flows`; `known` are those whose outputs they may read, if there are more."""
-        self._spark = spark
+        super().__init__(spark, settings, len(flows))
         self._flows = flows
         self._known = known or flows
         self._folder = folder
-        self._settings = settings
-        self._lock = threading.RLock()
-        self._live: dict[str, _Unit] = {}
-        self._rebuilds: dict[str, _Unit] = {}
         self._cascade: set[str] = set()
-        self._stopping = False
-        self._wake = threading.Event()
-        self._pool = ThreadPoolExecutor(2 * len(flows) + 2, thread_name_prefix="flow")
-        # Java itself does not answer: nothing can go on.
-        self.broken: Failure | None = None
         self.on_change: Callable[[Status], None] = lambda status: None
 
-    # ---- the loop ------------------------------------------------------------------------
+    # ---- what is run ---------------------------------------------------------------------
 
     def start(self) -> None:
         """Begin with all flows."""
         with self._lock:
             for flow in self._flows:
                 record = self._record(flow)
-                unit = _Unit(flow, record.generation, "live", self._settings.policy)
+                unit = _Unit(flow, record.generation, self._settings.policy)
                 self._live[flow.name] = unit
                 self._begin(unit)
                 if record.rebuilding:
                     self._begin_rebuild(flow, record.rebuilding)
 
-    def run(self) -> None:
-        """Look after the flows until all have ended, or `stop` has ended them."""
-        while not self.step():
-            self._wake.wait(STEP_S)
-            self._wake.clear()
-
-    def step(self) -> bool:
-        """One look at everything; whether all is over."""
-        with self._lock:
-            units = [*self._live.values(), *self._rebuilds.values()]
-        for unit in units:
-            with self._lock:
-                self._look_at(unit)
-        with self._lock:
-            if self.broken is not None and not self._stopping:
-                self._stopping = True
-                for unit in units:
-                    unit.life.stop()
-            return self._is_over()
-
-    def _is_over(self) -> bool:
-        units = [*self._live.values(), *self._rebuilds.values()]
-        if self.broken is not None:
-            return True
-        if any(unit.work is not None or not unit.life.is_ended for unit in units):
-            return False
-        if self._stopping or self._settings.once:
-            return True
-        # Flows that failed or were stopped can still be restarted or reset, unless all failed.
-        return all(unit.life.state == "failed" for unit in units)
-
-    def stop(self) -> None:
-        """End all flows, each after its micro-batch."""
-        with self._lock:
-            self._stopping = True
-            for unit in (*self._live.values(), *self._rebuilds.values()):
-                before = unit.life.shown
-                self._do(unit, unit.life.stop())
-                if unit.life.shown != before:
-                    self._note(unit)
-        self._wake.set()
-
-    def close(self) -> None:
-        """Let go of the threads, once all is over."""
-        self._pool.shutdown(wait=self.broken is None, cancel_futures=True)
-
-    @property
-    def failed(self) -> list[str]:
-        """The flows that have failed for good."""
-        with self._lock:
-            units = (*self._live.values(), *self._rebuilds.values())
-            return sorted({unit.flow.name for unit in units if unit.life.state == "failed"})
-
-    def _look_at(self, unit: _Unit) -> None:
-        before = unit.life.shown
-        if unit.work is not None:
-            if not unit.work.done():
-                return
-            self._finish_work(unit)
-        if unit.work is None and unit.running is not None and unit.life.state in (
-            "running", "stopping"
-        ):  # fmt: skip
-            self._watch(unit, unit.running)
-        self._do(unit, unit.life.tick(time.monotonic()))
-        if unit.life.shown != before:
-            self._note(unit)
-        if unit.kind == "rebuild" and unit.life.state == "finished":
-            self._switch(unit)
-
-    def _finish_work(self, unit: _Unit) -> None:
-        work, unit.work = unit.work, None
-        assert work is not None
-        error = work.exception()
-        if error is None:
-            if unit.life.state in {"starting", "stopping"} and not unit.stop_wanted:
-                self._do(unit, unit.life.started())
-            return
-        if is_java_gone(error) and not self._java_answers():
-            self._break(error)
-        running = unit.running
-        failure = (
-            running.explain(error)
-            if running is not None
-            else Failure(str(error), getattr(error, "advice", ""))
-        )
-        self._do(unit, unit.life.failed(failure, time.monotonic()))
-
-    def _watch(self, unit: _Unit, running: Running) -> None:
-        try:
-            if running.poll():
-                unit.life.progressed()
-            if running.is_active:
-                return
-            # What was done between the last look and the end.
-            running.poll()
-            failure = running.failure()
-        except Exception as error:
-            if not is_java_gone(error):
-                raise
-            self._break(error)
-            return
-        running.close()
-        if failure is None:
-            self._do(unit, unit.life.ended())
-        else:
-            self._do(unit, unit.life.failed(failure, time.monotonic()))
-
-    def _java_answers(self) -> bool:
-        """A flow's own function may fail with the same errors, at a server of its own."""
-        try:
-            jvm: Any = self._spark.sparkContext._jvm
-            jvm.java.lang.System.nanoTime()
-        except Exception:
-            return False
-        return True
-
-    def _break(self, error: BaseException) -> None:
-        self.broken = Failure(
-            f"Spark's Java process has ended: {error}",
-            "Look above for its last words: memory (spark.driver.memory) is the usual cause. "
-            "Start again; flows go on where they were.",
-        )
-
-    # ---- what is to be done --------------------------------------------------------------
-
-    def _do(self, unit: _Unit, what: Do) -> None:
-        if what is Do.START:
-            self._begin(unit)
-        elif what is Do.STOP and unit.running is not None:
-            running, timeout_s = unit.running, self._settings.stop_timeout_s
-            unit.stop_wanted = True
-            unit.work = self._pool.submit(running.stop, timeout_s)
-
-    def _begin(self, unit: _Unit) -> None:
-        unit.stop_wanted = False
+    def _new_query(self, unit: _Unit) -> Running:
         running = Running(
             self._spark,
             unit.flow,
             Place(self._settings.bootstrap, self._settings.options, self.resolve),
             self._folder.checkpoint(unit.flow.name, unit.generation),
             generation=unit.generation,
-            once=self._settings.once or unit.kind == "rebuild",
+            once=self._settings.once or unit.rebuild,
         )
         running.progress = unit.progress
-        unit.running = running
-        unit.work = self._pool.submit(self._launch, unit, running)
+        return running
 
-    def _launch(self, unit: _Unit, running: Running) -> None:
-        """Plan and start a query; on a thread of its own."""
+    def _launch(self, unit: _Unit, query: Running) -> None:
+        """Plan and start a query."""
         # Flows share the machine fairly; one with much to do does not hold up the others.
         self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", unit.flow.name)
-        self._make_inputs(unit.flow, running.place)
-        plan = running.plan()
+        self._make_inputs(unit.flow, query.place)
+        plan = query.plan()
         with self._lock:
             record = self._record(unit.flow)
             known = record.fingerprint(unit.generation)
@@ -301,7 +132,7 @@ class Manager:
                 )
             if known is None:
                 self._folder.write(record.remembering(unit.generation, plan.fingerprint))
-        running.start(plan)
+        query.start(plan)
 
     def _make_inputs(self, flow: Flow, place: Place) -> None:
         """What another flow here writes may be read before that one has begun."""
@@ -311,21 +142,22 @@ class Manager:
     def _make(self, topic: str, place: Place, *, reader: str = "") -> None:
         for writer in self._known:
             if writer.name != reader and any(each.name == topic for each in writer.topics):
-                record = self._folder.find(writer.name)
-                make_topics(place, writer, record.generation if record is not None else 1)
+                generation = self._generation(writer)
+                make_topics(place, writer.of_generation(generation), generation)
 
     def make(self, topic: str) -> None:
         """Make a topic, and what else its flow writes, if a flow here writes it."""
         self._make(topic, Place(self._settings.bootstrap, self._settings.options, self.resolve))
 
     def resolve(self, topic: str) -> str:
-        """The topic that stands for a name: of an output that was rebuilt, the latest one."""
+        """The topic that stands for a name: of what was rebuilt, the latest one."""
         with self._lock:
-            for flow in self._known:
-                if any(each.name == topic for each in flow.topics):
-                    record = self._folder.find(flow.name)
-                    return physical(topic, record.generation) if record is not None else topic
-        return topic
+            writer = self._known.writer(topic)
+            return topic if writer is None else physical(topic, self._generation(writer))
+
+    def _generation(self, flow: Flow) -> int:
+        record = self._folder.find(flow.name)
+        return 1 if record is None else record.generation
 
     # ---- what is kept --------------------------------------------------------------------
 
@@ -336,7 +168,7 @@ class Manager:
             file=self._settings.file,
             where=flow.where,
             bootstrap=self._settings.bootstrap,
-            inputs=tuple(_describe(each) for each in flow.inputs),
+            inputs=tuple(map(_describe, flow.of_generation(found.generation).inputs)),
             outputs=tuple(
                 f"topic {physical(each.name, found.generation)}"
                 if isinstance(each, Topic)
@@ -345,21 +177,23 @@ class Manager:
             ),
         )
 
+    def _remember(self, unit: _Unit) -> None:
+        failure = unit.life.failure
+        record = replace(
+            self._record(unit.flow),
+            state=unit.life.shown,
+            error=failure.message if failure is not None else "",
+            advice=failure.advice if failure is not None else "",
+            updated_ms=time.time_ns() // 1_000_000,
+        )
+        try:
+            self._folder.write(record)
+        except PenstockError as error:
+            log.warning("%s", error)
+
     def _note(self, unit: _Unit) -> None:
-        """Write down a change of state, and tell of it."""
-        if unit.kind == "live":
-            failure = unit.life.failure
-            record = replace(
-                self._record(unit.flow),
-                state=unit.life.shown,
-                error=failure.message if failure is not None else "",
-                advice=failure.advice if failure is not None else "",
-                updated_ms=time.time_ns() // 1_000_000,
-            )
-            try:
-                self._folder.write(record)
-            except PenstockError as error:
-                log.warning("%s", error)
+        if not unit.rebuild:
+            self._remember(unit)
         self.on_change(self._status(unit))
 
     # ---- questions and commands ----------------------------------------------------------
@@ -376,16 +210,15 @@ class Manager:
 
     def _status(self, unit: _Unit) -> Status:
         failure = unit.life.failure
-        waits = unit.life.state == "waiting" and not unit.life.is_looking
         return Status(
             name=unit.flow.name,
             state=unit.life.shown,
             generation=unit.generation,
-            rebuilding=unit.kind == "rebuild",
+            rebuilding=unit.rebuild,
             restarts=unit.life.restarts,
             error=failure.message if failure is not None else "",
             advice=failure.advice if failure is not None else "",
-            retry_in_s=max(0.0, unit.life.due - time.monotonic()) if waits else None,
+            retry_in_s=unit.retry_in_s,
             progress=replace(unit.progress),
         )
 
@@ -435,7 +268,7 @@ class Manager:
         return self._status(self._rebuilds[flow.name]).as_dict()
 
     def _begin_rebuild(self, flow: Flow, generation: int) -> None:
-        unit = _Unit(flow, generation, "rebuild", self._settings.policy)
+        unit = _Unit(flow, generation, self._settings.policy, rebuild=True)
         self._rebuilds[flow.name] = unit
         self._begin(unit)
 
@@ -460,7 +293,7 @@ class Manager:
             return
         self._folder.forget_checkpoint(name, old)
         del self._rebuilds[name]
-        unit = _Unit(rebuilt.flow, rebuilt.generation, "live", self._settings.policy)
+        unit = _Unit(rebuilt.flow, rebuilt.generation, self._settings.policy)
         unit.progress = rebuilt.progress
         self._live[name] = unit
         log.info("flow %s goes on as generation %d", name, rebuilt.generation)
@@ -476,6 +309,7 @@ class Manager:
     def _tell_readers(self, rebuilt: Flow, *, with_them: bool) -> None:
         """Flows that read what was rebuilt read the old one, which does not grow any more."""
         written = {each.name for each in rebuilt.topics}
+        written |= {each for each in rebuilt.asides if self._known.writer(each) is rebuilt}
         for unit in list(self._live.values()):
             if unit.flow is rebuilt or not written & {each.topic for each in unit.flow.inputs}:
                 continue
@@ -493,4 +327,7 @@ class Manager:
 
 def _describe(declared: Any) -> str:
     kind = type(declared).__name__.lower()
-    return f"{kind} {declared.topic} ({declared.reading.describe()})"
+    aside = {"late": "late ones", "dead_letters": "unreadable ones"}
+    told = [f"{what} to {name}" for field, what in aside.items()
+            if (name := getattr(declared, field, None)) is not None]  # fmt: skip
+    return ", ".join([f"{kind} {declared.topic} ({declared.reading.describe()})", *told])

@@ -17,15 +17,10 @@ from penstock.spark.flows.declare import Flow, Topic, physical
 from penstock.spark.flows.errors import UserCodeError
 from penstock.spark.flows.inputs import Place
 from penstock.spark.reading.frame import HEADERS_TYPE
+from penstock.spark.sql import JSON
 
 DELETED: Final = "_deleted"
 COLUMNS: Final = ("key", "value", "headers", "topic")
-# Nulls are written, so that a reader can tell "no value" from "no such field"; times are whole.
-_JSON: Final = {
-    "ignoreNullFields": "false",
-    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
-    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
-}
 
 
 def topic_rows(rows: DataFrame, output: Topic, target: str) -> DataFrame:
@@ -47,7 +42,7 @@ def _json(rows: DataFrame, output: Topic, target: str) -> DataFrame:
             f"the rows for topic {output.name!r} have no columns to write",
             advice="Columns whose names begin with _ are not written; give one another name.",
         )
-    value = F.to_json(F.struct(*(F.col(f"`{name}`") for name in shown)), _JSON)
+    value = F.to_json(F.struct(*(F.col(f"`{name}`") for name in shown)), JSON)
     if DELETED in rows.columns:
         value = F.when(~F.coalesce(F.col(DELETED), F.lit(False)), value)
     return rows.select(
@@ -63,7 +58,7 @@ def _key(names: Sequence[str]) -> Column:
         return F.lit(None).cast("binary")
     if len(names) == 1:
         return F.col(f"`{names[0]}`").cast("string").cast("binary")
-    return F.to_json(F.struct(*(F.col(f"`{name}`") for name in names)), _JSON).cast("binary")
+    return F.to_json(F.struct(*(F.col(f"`{name}`") for name in names)), JSON).cast("binary")
 
 
 def _raw(rows: DataFrame, target: str) -> DataFrame:
@@ -84,7 +79,7 @@ def _raw(rows: DataFrame, target: str) -> DataFrame:
 
 
 def make_topics(place: Place, flow: Flow, generation: int) -> None:
-    """Make the topics that a flow writes, as far as they are not there."""
+    """Make the topics that a flow, of a generation already, writes: those that are not there."""
     with place.cluster() as cluster:
         for each in flow.topics:
             settings = {"cleanup.policy": "compact"} if each.compacted else {}

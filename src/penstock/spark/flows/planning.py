@@ -27,6 +27,8 @@ _READING: Final = frozenset({"StreamingRelation", "StreamingRelationV2"})
 _WHOLE: Final = _ROWWISE - {"MapInPandas", "WithCTE", "CTERelationDef", "CTERelationRef"}
 # What keeps nothing although it is no function of single rows.
 _STATELESS: Final = frozenset({"Sort", "GlobalLimit", "LocalLimit", "Sample", "Expand", "Window"})
+# What keeps a row, or a group, until a watermark has passed it.
+_KEEPING: Final = frozenset({"Aggregate", "Deduplicate", "Distinct", "Join"})
 _IDS: Final = re.compile(r"#\d+L?(-T\d+ms)?")
 _NAMES: Final = re.compile(r" AS [\w`.()]+")
 MAX_DESCRIBED: Final = 2_000
@@ -80,6 +82,25 @@ def _readings(nodes: Iterable[Any]) -> int:
     return sum(str(node.nodeName()) in _READING for node in nodes)
 
 
+def topics_of(rows: DataFrame) -> set[str]:
+    """The topics that a DataFrame is read from."""
+    found = set()
+    for node in streaming_nodes(rows):
+        if str(node.nodeName()) == "StreamingRelationV2":
+            topic = node.extraOptions().get("subscribe")
+            found |= {str(topic)} if topic is not None else set()
+    return found
+
+
+def unbounded(rows: DataFrame) -> list[str]:
+    """The operators of Spark that keep something for ever, since no watermark says until when."""
+    nodes = streaming_nodes(rows)
+    if any(str(node.nodeName()) == "EventTimeWatermark" for node in nodes):
+        return []
+    names = {str(node.nodeName()) for node in nodes if not _keeps_nothing(node)}
+    return sorted(names & _KEEPING)
+
+
 def _keeps_nothing(node: Any) -> bool:
     name = str(node.nodeName())
     if name == "Join":
@@ -97,7 +118,3 @@ def operators(rows: DataFrame) -> list[str]:
             text = _NAMES.sub("", _IDS.sub("", str(node.simpleString(200)))).lstrip("~ ")
             found.append(f"{text} -> {', '.join(types)}"[:MAX_DESCRIBED])
     return found
-
-
-def has_watermark(rows: DataFrame) -> bool:
-    return any(str(node.nodeName()) == "EventTimeWatermark" for node in streaming_nodes(rows))

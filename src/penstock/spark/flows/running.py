@@ -41,9 +41,11 @@ from penstock.spark.flows.outputs import COLUMNS, make_topics, topic_rows
 from penstock.spark.flows.progress import Progress
 from penstock.spark.flows.supervisor import Failure
 from penstock.spark.flows.trouble import explain
+from penstock.spark.flows.turns import is_idle
 from penstock.spark.flows.writing import Counts, TopicWriter, observed
 from penstock.spark.state import watching
-from penstock.spark.state.context import Planning, entered
+from penstock.spark.state.bounds import warn_unbounded
+from penstock.spark.state.context import Planning, Read, entered
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -135,7 +137,7 @@ class Running:
         once: bool = False,
     ) -> None:
         self._spark = spark
-        self.flow = flow
+        self.flow = flow.of_generation(generation)
         self.generation = generation
         self.checkpoint = checkpoint
         self.place = place
@@ -178,7 +180,9 @@ class Running:
                 )
                 letters.append(reading.dead_letters(bad, each.dead_letters))
         given = zip(frames, self.flow.inputs, strict=True)
-        planned = Planning(streams=[rows for rows, each in given if isinstance(each, Stream)])
+        planned = Planning(
+            streams=[rows for rows, each in given if isinstance(each, Stream)], reads=self._reads()
+        )
         with entered(planned):
             results = self.call(frames)
         for name, rows in results.items():
@@ -196,6 +200,8 @@ class Running:
         is_operated = bool(planned.operators or timed)
         if is_operated and not rowwise:
             self._refuse_both(planned.operators or timed, spark_operators)
+        with entered(planned):
+            self._warn_of_spark(results.values())
         made_from = Fingerprint(
             streams=tuple(self.place.resolve(each.topic) for each in self.flow.streams),
             outputs=tuple(f"{name}: {self._target(output)}" if name else self._target(output)
@@ -223,6 +229,29 @@ class Running:
             operated = planned if is_operated else None
             return Plan(True, made_from, operated, united(records), watch, reads_each_once)
         return Plan(False, made_from, None, self.united(results, letters))
+
+    def _reads(self) -> dict[str, Read]:
+        """The streams by their topics; of one that is read twice what holds for both."""
+        found: dict[str, Read] = {}
+        for each in self.flow.streams:
+            name = self.place.resolve(each.topic)
+            lateness = None if each.time is None else each.lateness_us
+            read = Read(lateness, each.idle_us is not None)
+            other = found.get(name, read)
+            both = [late for late in (read.lateness_us, other.lateness_us) if late is not None]
+            beats = read.has_heartbeats and other.has_heartbeats
+            found[name] = Read(min(both, default=None), beats)
+        return found
+
+    def _warn_of_spark(self, results: Iterable[DataFrame]) -> None:
+        names = sorted({name for rows in results for name in planning.unbounded(rows)})
+        if names:
+            warn_unbounded(
+                f"flow {self.flow.name!r}: Spark's {', '.join(names)} keeps what it has seen for "
+                "ever, since no watermark says until when",
+                "Give the rows one, with withWatermark, or use Penstock's windows, joins or views.",
+                where=self.flow.where,
+            )
 
     def _open(self, declared: Stream, number: int, **more: Any) -> DataFrame:
         replay = self.generation > 1
@@ -453,6 +482,11 @@ class Running:
     @property
     def is_active(self) -> bool:
         return self._query is not None and bool(self._query.isActive)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the query has looked for records, and found none."""
+        return self._query is not None and is_idle(self._query)
 
     def failure(self) -> Failure | None:
         """Why the query ended; None if it came to its end, or was stopped."""

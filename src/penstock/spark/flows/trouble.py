@@ -18,14 +18,13 @@ from __future__ import annotations
 
 import importlib
 import re
-import sysconfig
-import traceback
-from pathlib import Path
 from typing import Any, Final
 
 from penstock.errors import PenstockError
-from penstock.spark.flows.errors import SparkTroubleError, UserCodeError
+from penstock.spark.flows.errors import DeclarationError, SparkTroubleError, UserCodeError
 from penstock.spark.flows.supervisor import Failure
+from penstock.spark.places import is_library, place, raised_at, told
+from penstock.spark.state.operator import ADVICE
 
 MAX_MESSAGE: Final = 2_000
 # The line of a traceback that names the error: `penstock.client.errors.OffsetGoneError: ...`.
@@ -34,6 +33,7 @@ _FRAME: Final = re.compile(r'File "([^"]+)", line (\d+)')
 _PYTHON_ERROR: Final = re.compile(r"^(?:\w+\.)*(\w+(?:Error|Exception|Warning|Exit)): ?(.*)$")
 _TRACEBACK: Final = "Traceback (most recent call last)"
 _STATE: Final = re.compile(r"SQLSTATE: (\w{5})")
+_SQLSTATE: Final = re.compile(r"\s*SQLSTATE: \w+")
 _CONDITION: Final = re.compile(r"\[([A-Z][A-Z0-9_.]{4,})\]")
 # A stream that failed: says nothing of the cause.
 _STREAM_FAILED: Final = "XXKST"
@@ -82,7 +82,10 @@ def explain(error: BaseException, *, flow: str, checkpoint: str) -> Failure:
     ours = _in_chain(error)
     if ours is not None:
         # Some put their advice into their text as well.
-        return _shortened(Failure(Exception.__str__(ours), ours.advice, ours.retriable))
+        message = Exception.__str__(ours)
+        if isinstance(ours, DeclarationError):
+            message = told(raised_at(ours), message)
+        return _shortened(Failure(message, ours.advice, ours.retriable))
     text = str(error)
     return _shortened(
         _ours_in(text)
@@ -125,8 +128,9 @@ def _ours_in(text: str) -> Failure | None:
         kind = _class(found[1])
         if kind is not None:
             message = found[2].strip() + _continued(text[found.end() :])
+            message, _, own = _SQLSTATE.sub("", message).partition(f" {ADVICE}")
             advice = kind.advice if kind.advice and kind.advice not in message else ""
-            return Failure(message, advice, kind.retriable)
+            return Failure(message, own or advice, kind.retriable)
     return None
 
 
@@ -208,34 +212,17 @@ def _of_traceback(text: str) -> str:
     """The line of the user's code and the error, of a traceback that came as text."""
     told = text[text.rindex(_TRACEBACK) :].split("\n")
     places = [
-        f"{found[1]}:{found[2]}: "
+        f"{place(found[1], int(found[2]))}: "
         for found in map(_FRAME.search, told)
-        if found is not None and not _is_library(found[1])
+        if found is not None and not is_library(found[1])
     ]
     errors = [line.strip() for line in told if _PYTHON_ERROR.match(line.strip())]
     return (places[-1] if places else "") + (errors[-1] if errors else _first_sentence(text))
 
 
 def _user_place(error: BaseException) -> str:
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not _is_library(frame.filename)
-    ]
-    return f"{frames[-1].filename}:{frames[-1].lineno}: " if frames else ""
-
-
-_PACKAGE: Final = str(Path(__file__).resolve().parents[2])
-_STANDARD: Final = tuple(sysconfig.get_path(name) + "/" for name in ("stdlib", "platstdlib"))
-# The standard library of a worker on another machine.
-_STANDARD_ELSEWHERE: Final = re.compile(r"/lib(64)?/python3\.\d+t?/")
-
-
-def _is_library(filename: str) -> bool:
-    if filename.startswith((_PACKAGE, *_STANDARD)) or _STANDARD_ELSEWHERE.search(filename):
-        return True
-    parts = ("site-packages", "dist-packages", "/pyspark/", "pyspark.zip", "py4j", "<")
-    return any(part in filename for part in parts)
+    where = raised_at(error)
+    return f"{where}: " if where else ""
 
 
 def _first_sentence(text: str) -> str:
@@ -243,7 +230,7 @@ def _first_sentence(text: str) -> str:
     found = re.search(r"terminated with exception: (.*)", text, re.DOTALL)
     told = found[1] if found else text
     told = re.split(r";\n|\n\nJVM stacktrace|\n\tat |\nJVM stacktrace|\n== ", told)[0]
-    told = re.sub(r"\s*SQLSTATE: \w+", "", told)
+    told = _SQLSTATE.sub("", told)
     return " ".join(told.split())
 
 

@@ -20,8 +20,7 @@ import pyarrow.compute as pc
 
 from penstock.client.metadata import Metadata
 from penstock.sinks.contract import Changes, Position, Refused, Sink
-from penstock.sinks.errors import OutOfStepError
-from penstock.sinks.fields import Column
+from penstock.sinks.errors import OutOfStepError, StoreAwayError
 from penstock.sinks.spec import SinkSpec
 from penstock.spark.flows.errors import UnknownTopicError
 from penstock.spark.flows.inputs import FORMAT, Place
@@ -29,11 +28,12 @@ from penstock.spark.flows.progress import Progress
 from penstock.spark.flows.running import Gate, GateClosedError
 from penstock.spark.flows.supervisor import Failure
 from penstock.spark.flows.trouble import explain
+from penstock.spark.flows.turns import is_idle
 from penstock.spark.sinking.errors import FeedingError, NothingToLearnFromError
 from penstock.spark.sinking.learning import parser_of
 from penstock.spark.sinking.letters import Letters
 from penstock.spark.sinking.parsing import Parser
-from penstock.spark.sinking.starting import Store, last_fed_s, starting
+from penstock.spark.sinking.starting import Store, end_of, last_fed_s, starting
 from penstock.spark.sinking.task import RESULT, Findings, Task
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class Feeding:
         self._since = self._open(parser)
         self._letters = Letters(self._cluster, self.spec.letters, self.spec.name)
         self.applied.position = self._since
-        fed_s = last_fed_s(self._checkpoint)
+        fed_s = last_fed_s(self._checkpoint, self._since)
         store = Store(self.spec.name, self._sink.target, self._since, self._known_id, fed_s)
         begin = starting(self._cluster, metadata, self._topic, store)
         self.topic_id = str(metadata.topic_id(self._topic))
@@ -177,11 +177,12 @@ class Feeding:
         assert self._sink is not None
         assert self._letters is not None
         assert self._parser is not None
-        position = self._since.merged(self._end_of(batch_id))
+        end = replace(self._end_of(batch_id), ids={self._topic: self.topic_id})
+        position = self._since.merged(end)
         found = self._findings(records)
         while found.new:
             log.info("sink %s: new columns %s", self.spec.name, ", ".join(found.new))
-            grown = [*self._parser.columns, *(Column(each) for each in found.new.values())]
+            grown = [*self._parser.columns, *found.new.values()]
             self._open(replace(self._parser, columns=tuple(grown)))
             found = self._findings(records)
         if found.by_row and not self._parser.by_row:
@@ -217,14 +218,12 @@ class Feeding:
                 self.applied.newest_s = max(self.applied.newest_s, newest.timestamp())
 
     def _end_of(self, batch_id: int) -> Position:
-        """How far a micro-batch goes, as Spark has written it down."""
-        file = self._checkpoint / "offsets" / str(batch_id)
         try:
-            lines = file.read_text(encoding="utf-8").splitlines()
-            return Position.from_json(lines[2])
+            return end_of(self._checkpoint, batch_id)
         except (OSError, IndexError, ValueError) as error:
             raise FeedingError(
-                f"sink {self.spec.name!r}: {file} does not tell where micro-batch {batch_id} ends",
+                f"sink {self.spec.name!r}: {self._checkpoint} does not tell where micro-batch "
+                f"{batch_id} ends",
                 advice="The folder must be on the machine of the driver, and nobody else's.",
             ) from error
 
@@ -233,6 +232,11 @@ class Feeding:
     @property
     def is_active(self) -> bool:
         return self._query is not None and bool(self._query.isActive)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the query has looked for records, and found none."""
+        return self._query is not None and is_idle(self._query)
 
     def failure(self) -> Failure | None:
         """Why the query ended; None if it came to its end, or was stopped."""
@@ -249,6 +253,9 @@ class Feeding:
         found = explain(error, flow=self.spec.name, checkpoint=str(self._checkpoint))
         # A store that was put back, from a backup or by a failover, is fed again from where it is.
         again = found.retriable or isinstance(error, OutOfStepError)
+        # A store that was never reached, in a run that is to end: its address may be wrong.
+        if self._once and self.applied.position is None:
+            again = again and not isinstance(error, StoreAwayError)
         # Whoever makes the topic, or writes to it first, may come after us.
         waits = isinstance(error, UnknownTopicError | NothingToLearnFromError) and not self._once
         return replace(found, retriable=again, waits=waits)

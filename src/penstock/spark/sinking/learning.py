@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, cast
 
@@ -10,6 +10,7 @@ import orjson
 import pyarrow as pa
 
 from penstock.client.connection import Cluster
+from penstock.client.metadata import EARLIEST, LATEST, Metadata, offsets
 from penstock.client.reading import read_batches
 from penstock.errors import ConfigError
 from penstock.sinks.fields import (
@@ -24,9 +25,10 @@ from penstock.sinks.fields import (
 from penstock.sinks.schema import Schema, is_json
 from penstock.sinks.spec import SinkSpec
 from penstock.spark.sinking.errors import NothingToLearnFromError
-from penstock.spark.sinking.parsing import Format, Parser
+from penstock.spark.sinking.parsing import Format, Parser, told_by
 
 SAMPLES: Final = 500
+LAST: Final = 50
 # The first byte of records whose schema is in a registry.
 _AVRO: Final = b"\0"
 
@@ -47,7 +49,8 @@ def parser_of(spec: SinkSpec, cluster: Cluster, topic: str, stored: Schema | Non
     if format_ == "json":
         rows = [_payload(document) for document in documents]
     key = spec.key or _key(samples, stored, spec)
-    columns = _columns(spec, format_, rows or [], wrapped, stored, key)
+    later = [] if spec.fields else _told_last(cluster, topic)
+    columns = _columns(spec, format_, rows or [], wrapped, later, stored)
     missing = [name for name in key if name not in {each.name for each in columns}]
     if missing:
         raise ConfigError(
@@ -65,8 +68,8 @@ def _columns(
     format_: Format,
     rows: Sequence[Mapping[str, Any]],
     wrapped: Mapping[str, Any] | None,
+    later: Sequence[Column],
     stored: Schema | None,
-    key: tuple[str, ...],
 ) -> list[Column]:
     unit = spec.time_unit or ("us" if format_ == "debezium" else "ms")
     precise = (spec.decimals or ("precise" if format_ == "debezium" else "text")) == PRECISE
@@ -78,6 +81,9 @@ def _columns(
         found = from_block(wrapped)
     else:
         found = [Column(each) for each in from_samples(rows)]
+    # Columns that came later: how their values stand is told by the records that have them.
+    names = {each.name for each in found}
+    found = [*found, *(each for each in later if each.name not in names)]
     if stored is None:
         if not found:
             raise NothingToLearnFromError(
@@ -103,18 +109,44 @@ def _kept(stored: pa.Field, learned: Column | None, settings: Mapping[str, Any])
     return replace(column, how="") if column.how == JSON_TEXT and learned is None else column
 
 
-def _samples(cluster: Cluster, topic: str) -> Iterable[tuple[bytes | None, bytes | None]]:
+def _samples(cluster: Cluster, topic: str) -> Iterator[tuple[bytes | None, bytes | None]]:
     """Some of the first records of each partition."""
-    found: dict[int, int] = {}
-    for number, batch in read_batches(cluster, topic):
-        taken = found.get(number, 0)
-        part = batch.slice(0, SAMPLES - taken)
-        found[number] = taken + part.num_rows
-        yield from zip(
-            part.column("key").to_pylist(), part.column("value").to_pylist(), strict=True
-        )
-        if sum(found.values()) >= 2 * SAMPLES:
+    total = 0
+    for number in Metadata(cluster).partitions(topic):
+        taken = 0
+        # One after the other, or what follows in one would be read while another has few.
+        for _, batch in read_batches(cluster, topic, partitions=[number]):
+            part = batch.slice(0, SAMPLES - taken)
+            taken += part.num_rows
+            yield from zip(
+                part.column("key").to_pylist(), part.column("value").to_pylist(), strict=True
+            )
+            if taken >= SAMPLES:
+                break
+        total += taken
+        if total >= 2 * SAMPLES:
             return
+
+
+def _told_last(cluster: Cluster, topic: str) -> list[Column]:
+    """The columns that the last schema block of each partition tells; none if there are none."""
+    metadata = Metadata(cluster)
+    places = [(topic, number) for number in metadata.partitions(topic)]
+    first, ends = (
+        offsets(
+            cluster, dict.fromkeys(places, which), isolation="read_committed", metadata=metadata
+        )
+        for which in (EARLIEST, LATEST)
+    )
+    start = {place[1]: max(first[place], ends[place] - LAST) for place in places}
+    blocks: dict[int, Any] = {}
+    for number, batch in read_batches(cluster, topic, start=start):
+        for value in reversed(batch.column("value").to_pylist()):
+            document = _json(value) if value is not None and b'"payload"' in value else None
+            if isinstance(document, dict) and isinstance(document.get("schema"), dict):
+                blocks[number] = document["schema"]
+                break
+    return list({k: v for block in blocks.values() for k, v in told_by(block).items()}.values())
 
 
 def _json(data: bytes) -> Any:

@@ -1,7 +1,6 @@
 """Runs sinks: starts, watches, restarts and stops them, pauses and rebuilds them.
 
-As with flows one loop looks after all, a few times a second, and what may take long happens on
-threads: no sink waits for another, and one that fails for good stops alone.
+They are looked after as flows are (`overseeing`).
 
 **Lag** is measured against the log itself, also for sinks that wait, are paused or have failed:
 records that are in the topic and not in the store, and how long ago the newest record in the store
@@ -18,38 +17,32 @@ goes on from there.
 from __future__ import annotations
 
 import logging
-import random
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-from penstock.client.metadata import LATEST, Metadata, offsets
-from penstock.client.reading import read_batches
 from penstock.errors import PenstockError
 from penstock.sinks.contract import Position
 from penstock.sinks.spec import SinkSpec
 from penstock.spark.flows.inputs import Place
-from penstock.spark.flows.manager import Settings
+from penstock.spark.flows.overseeing import Overseer, Settings, Unit
 from penstock.spark.flows.progress import Progress
-from penstock.spark.flows.supervisor import Do, Failure, Policy, Supervised
-from penstock.spark.flows.trouble import is_java_gone
+from penstock.spark.flows.supervisor import Failure, Policy
 from penstock.spark.sinking.errors import UnknownSinkError
 from penstock.spark.sinking.feeding import Applied, Feeding
 from penstock.spark.sinking.folder import SinkFolder, SinkRecord
+from penstock.spark.sinking.lag import ends_of, lag_of, unread_since
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
 
-STEP_S: Final = 0.2
 # How often what is built beside follows the old store, while that goes on.
 MOST_ROUNDS: Final = 2
 MEASURE_S: Final = 2.0
-UNREAD_TIMEOUT_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,18 +83,13 @@ def in_words(status: SinkStatus) -> str:
     return f"{told}{status.topic}" + (f": {status.error}" if status.error else "")
 
 
-class _Unit:
+class _Unit(Unit[Feeding]):
     """A sink under supervision, or what is built beside it."""
 
     def __init__(self, spec: SinkSpec, policy: Policy, *, rebuild: bool = False) -> None:
+        super().__init__(spec.name, policy, rebuild=rebuild)
         self.spec = spec
-        self.rebuild = rebuild
-        self.life = Supervised(policy, random.random)
-        self.progress = Progress()
         self.applied = Applied()
-        self.feeding: Feeding | None = None
-        self.work: Future[None] | None = None
-        self.stop_wanted = False
         self.switching = False
         self.rounds = 0
         self.begun_s = time.monotonic()
@@ -112,8 +100,10 @@ class _Unit:
         self.alarming = False
 
 
-class SinkManager:
+class SinkManager(Overseer[_Unit]):
     """Sinks on one session and one data folder."""
+
+    kind: ClassVar[str] = "sinks"
 
     def __init__(
         self,
@@ -125,25 +115,17 @@ class SinkManager:
         make: Callable[[str], None] = lambda topic: None,
     ) -> None:
         """`resolve` and `make` know the topics that flows beside the sinks write."""
+        super().__init__(spark, settings, len(specs))
         self._make = make
-        self._spark = spark
         self._specs = specs
         self._folder = folder
-        self._settings = settings
         self._place = Place(settings.bootstrap, settings.options, resolve)
-        self._lock = threading.RLock()
-        self._live: dict[str, _Unit] = {}
-        self._rebuilds: dict[str, _Unit] = {}
-        self._stopping = False
-        self._wake = threading.Event()
-        self._pool = ThreadPoolExecutor(2 * len(specs) + 2, thread_name_prefix="sink")
         self._measured = float("-inf")
         self._measuring: Future[None] | None = None
-        self.broken: Failure | None = None
         self.on_change: Callable[[SinkStatus], None] = lambda status: None
         self.on_alarm: Callable[[SinkStatus], None] = lambda status: None
 
-    # ---- the loop ------------------------------------------------------------------------
+    # ---- what is run ---------------------------------------------------------------------
 
     def start(self) -> None:
         """Begin with all sinks, but those that are paused."""
@@ -159,134 +141,13 @@ class SinkManager:
                 if record.rebuilding:
                     self._begin_rebuild(spec)
 
-    def run(self) -> None:
-        """Look after the sinks until all have ended, or `stop` has ended them."""
-        while not self.step():
-            self._wake.wait(STEP_S)
-            self._wake.clear()
-
     def step(self) -> bool:
-        """One look at everything; whether all is over."""
-        for unit in self._units():
-            with self._lock:
-                self._look_at(unit)
+        """One look at everything, and now and then at the lag; whether all is over."""
+        over = super().step()
         self._measure()
-        with self._lock:
-            if self.broken is not None:
-                return True
-            units = self._units()
-            if any(unit.work is not None or not unit.life.is_ended for unit in units):
-                return False
-            if self._stopping or self._settings.once:
-                return True
-            return all(unit.life.state == "failed" for unit in units)
+        return over
 
-    def _units(self) -> list[_Unit]:
-        with self._lock:
-            return [*self._live.values(), *self._rebuilds.values()]
-
-    def stop(self) -> None:
-        """End all, each after its micro-batch."""
-        with self._lock:
-            self._stopping = True
-            for unit in self._units():
-                before = unit.life.shown
-                self._do(unit, unit.life.stop())
-                if unit.life.shown != before:
-                    self._note(unit)
-        self._wake.set()
-
-    def close(self) -> None:
-        """Let go of the threads, once all is over."""
-        self._pool.shutdown(wait=self.broken is None, cancel_futures=True)
-
-    @property
-    def failed(self) -> list[str]:
-        """The sinks that have failed for good."""
-        return sorted({u.spec.name for u in self._units() if u.life.state == "failed"})
-
-    def _look_at(self, unit: _Unit) -> None:
-        state, before = unit.life.state, unit.life.shown
-        if unit.work is not None:
-            if not unit.work.done():
-                return
-            self._finish_work(unit)
-        feeding = unit.feeding
-        if unit.work is None and feeding is not None and state in ("running", "stopping"):
-            self._watch(unit, feeding)
-        self._do(unit, unit.life.tick(time.monotonic()))
-        if unit.life.shown != before:
-            self._note(unit)
-        if unit.rebuild and unit.life.state == "finished":
-            self._switch(unit)
-
-    def _finish_work(self, unit: _Unit) -> None:
-        work, unit.work = unit.work, None
-        error = work.exception() if work is not None else None
-        if error is None:
-            if unit.life.state in {"starting", "stopping"} and not unit.stop_wanted:
-                self._do(unit, unit.life.started())
-                if unit.feeding is not None and not unit.rebuild:
-                    self._remember(unit, topic_id=unit.feeding.topic_id)
-            return
-        if is_java_gone(error):
-            self._break(error)
-        failure = unit.feeding.explain(error) if unit.feeding is not None else Failure(str(error))
-        if unit.feeding is not None:
-            unit.feeding.close()
-        if unit.switching:
-            # What was built stays beside; the old store is kept in step as before.
-            unit.switching = False
-            unit.life.failure, unit.life.state = failure, "failed"
-            self._go_on(self._live[unit.spec.name])
-            return
-        self._do(unit, unit.life.failed(failure, time.monotonic()))
-
-    def _go_on(self, live: _Unit) -> None:
-        """Feed a sink again that was stopped for a rebuild."""
-        if not self._stopping and not self._folder.sink(live.spec.name).paused:
-            self._do(live, live.life.restart())
-            self._note(live)
-
-    def _watch(self, unit: _Unit, feeding: Feeding) -> None:
-        try:
-            if feeding.poll():
-                unit.life.progressed()
-            if feeding.is_active:
-                return
-            feeding.poll()
-            failure = feeding.failure()
-        except Exception as error:
-            if not is_java_gone(error):
-                raise
-            self._break(error)
-            return
-        if failure is not None:
-            feeding.close()
-            self._do(unit, unit.life.failed(failure, time.monotonic()))
-            return
-        if not unit.rebuild:
-            feeding.close()
-        self._do(unit, unit.life.ended())
-
-    def _break(self, error: BaseException) -> None:
-        self.broken = Failure(
-            f"Spark's Java process has ended: {error}",
-            "Look above for its last words: memory (spark.driver.memory) is the usual cause. "
-            "Start again; sinks go on where they were.",
-        )
-
-    # ---- what is to be done --------------------------------------------------------------
-
-    def _do(self, unit: _Unit, what: Do) -> None:
-        if what is Do.START:
-            self._begin(unit)
-        elif what is Do.STOP and unit.feeding is not None:
-            unit.stop_wanted = True
-            unit.work = self._pool.submit(unit.feeding.stop, self._settings.stop_timeout_s)
-
-    def _begin(self, unit: _Unit) -> None:
-        unit.stop_wanted = False
+    def _new_query(self, unit: _Unit) -> Feeding:
         feeding = Feeding(
             self._spark,
             unit.spec,
@@ -298,19 +159,41 @@ class SinkManager:
             make=self._make,
         )
         feeding.progress, feeding.applied = unit.progress, unit.applied
-        unit.feeding = feeding
-        unit.work = self._pool.submit(self._launch, unit, feeding)
+        return feeding
 
     def _known_id(self, unit: _Unit) -> str:
-        """The topic that a store was filled from, if that was on the same cluster."""
+        """The topic that a store was filled from, for stores that do not tell themselves."""
         known = self._folder.sink(unit.spec.name)
-        is_same = known.bootstrap == self._settings.bootstrap and known.topic == unit.spec.topic
-        return known.topic_id if is_same and not unit.rebuild else ""
+        return known.topic_id if known.topic == unit.spec.topic and not unit.rebuild else ""
 
-    def _launch(self, unit: _Unit, feeding: Feeding) -> None:
+    def _launch(self, unit: _Unit, query: Feeding) -> None:
         # Sinks and flows share the machine fairly.
         self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", f"sink {unit.spec.name}")
-        feeding.start()
+        query.start()
+
+    def _started(self, unit: _Unit) -> None:
+        if unit.query is not None and not unit.rebuild:
+            self._remember(unit, topic_id=unit.query.topic_id)
+
+    def _ended(self, unit: _Unit, query: Feeding) -> None:
+        # What was built beside is still to be put in the place of the old.
+        if not unit.rebuild:
+            query.close()
+
+    def _not_done(self, unit: _Unit, failure: Failure) -> None:
+        if not unit.switching:
+            super()._not_done(unit, failure)
+            return
+        # What was built stays beside; the old store is kept in step as before.
+        unit.switching = False
+        unit.life.failure, unit.life.state = failure, "failed"
+        self._go_on(self._live[unit.spec.name])
+
+    def _go_on(self, live: _Unit) -> None:
+        """Feed a sink again that was stopped for a rebuild."""
+        if not self._stopping and not self._folder.sink(live.spec.name).paused:
+            self._do(live, live.life.restart())
+            self._note(live)
 
     # ---- rebuilding ----------------------------------------------------------------------
 
@@ -333,14 +216,14 @@ class SinkManager:
         if not rebuilt.switching:
             if self._follow(rebuilt, live, MOST_ROUNDS + 1):
                 return
-            assert rebuilt.feeding is not None
+            assert rebuilt.query is not None
             rebuilt.switching = True
-            rebuilt.work = self._pool.submit(rebuilt.feeding.switch)
+            self._work(rebuilt, rebuilt.query.switch)
             return
-        assert rebuilt.feeding is not None
-        rebuilt.feeding.close()
+        assert rebuilt.query is not None
+        rebuilt.query.close()
         del self._rebuilds[name]
-        self._remember(live, rebuilding=False, topic_id=rebuilt.feeding.topic_id)
+        self._remember(live, rebuilding=False, topic_id=rebuilt.query.topic_id)
         log.info("sink %s was rebuilt", name)
         self._go_on(live)
 
@@ -350,8 +233,8 @@ class SinkManager:
         if old is None or new is None or new.reaches(old) or rebuilt.rounds >= most:
             return False
         rebuilt.rounds = most if most > MOST_ROUNDS else rebuilt.rounds + 1
-        assert rebuilt.feeding is not None
-        rebuilt.feeding.close()
+        assert rebuilt.query is not None
+        rebuilt.query.close()
         self._do(rebuilt, rebuilt.life.restart())
         return True
 
@@ -400,7 +283,8 @@ class SinkManager:
             return
         unit.alarming = alarming
         status = self._status(unit)
-        if alarming:
+        # A failure is told when it happens, as a change.
+        if alarming and status.state != "failed":
             log.warning("%s", in_words(status))
         self.on_alarm(status)
 
@@ -442,7 +326,6 @@ class SinkManager:
 
     def _status(self, unit: _Unit) -> SinkStatus:
         failure = unit.life.failure
-        waits = unit.life.state == "waiting" and not unit.life.is_looking
         at = unit.applied.position
         paused = unit.life.state == "stopped" and self._folder.sink(unit.spec.name).paused
         return SinkStatus(
@@ -452,7 +335,7 @@ class SinkManager:
             restarts=unit.life.restarts,
             error=failure.message if failure is not None else "",
             advice=failure.advice if failure is not None else "",
-            retry_in_s=max(0.0, unit.life.due - time.monotonic()) if waits else None,
+            retry_in_s=unit.retry_in_s,
             progress=replace(unit.progress),
             topic=unit.spec.topic,
             store=unit.spec.shown,
@@ -504,57 +387,3 @@ class SinkManager:
 
     def _record(self, unit: _Unit) -> SinkRecord:
         return self._folder.sink(unit.spec.name)
-
-
-def ends_of(place: Place, topics: set[str]) -> dict[tuple[str, int], int]:
-    """Where the logs of topics end now."""
-    if not topics:
-        return {}
-    with place.cluster() as cluster:
-        metadata = Metadata(cluster)
-        there = metadata.topics(sorted(map(place.resolve, topics)))
-        wanted = [(topic, number) for topic in there for number in metadata.partitions(topic)]
-        return offsets(
-            cluster, dict.fromkeys(wanted, LATEST), isolation="read_committed", metadata=metadata
-        )
-
-
-def unread_since(
-    place: Place, topic: str, at: Position, ends: Mapping[tuple[str, int], int]
-) -> float | None:
-    """When the oldest record was written that a store lacks, in seconds since 1970."""
-    behind = {
-        number: at.offsets.get((name, number), 0)
-        for (name, number), end in ends.items()
-        if name == topic and at.offsets.get((name, number), 0) < end
-    }
-    oldest: list[float] = []
-    if not behind:
-        return None
-    try:
-        with place.cluster() as cluster:
-            seen: set[int] = set()
-            for number, batch in read_batches(
-                cluster, topic, start={n: o for n, o in behind.items() if o},
-                partitions=sorted(behind), timeout_s=UNREAD_TIMEOUT_S,
-            ):  # fmt: skip
-                if number not in seen:
-                    seen.add(number)
-                    oldest.append(batch.column("timestamp")[0].as_py().timestamp())
-                if len(seen) == len(behind):
-                    break
-    except PenstockError as error:
-        log.debug("the log does not say since when %s is behind: %s", topic, error)
-    return min(oldest, default=None)
-
-
-def lag_of(
-    at: Position, ends: Mapping[tuple[str, int], int], topic: str, newest_s: float
-) -> tuple[int, float | None]:
-    """Records that a store lacks, and for how many seconds it has; None if nobody knows."""
-    behind = sum(
-        max(0, end - at.offsets.get(place, 0)) for place, end in ends.items() if place[0] == topic
-    )
-    if behind == 0:
-        return 0, 0.0
-    return behind, max(0.0, time.time() - newest_s) if newest_s else None

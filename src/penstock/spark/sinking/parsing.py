@@ -24,7 +24,7 @@ import orjson
 import pyarrow as pa
 
 from penstock.sinks.contract import ORIGIN
-from penstock.sinks.fields import Column, guessed
+from penstock.sinks.fields import Column, from_block, guessed
 from penstock.sinks.schema import Schema
 from penstock.spark.reading.decoding import HEARTBEAT
 from penstock.spark.sinking.errors import TruncatedError
@@ -64,7 +64,7 @@ class Parsed:
     deleted_at: pa.Table
     bad: pa.Table
     # Columns that rows have and the table does not.
-    new: dict[str, pa.Field] = field(default_factory=dict)
+    new: dict[str, Column] = field(default_factory=dict)
     records: int = 0
     # Whether records count by their rows, and not by their keys.
     by_row: bool = False
@@ -79,6 +79,9 @@ class _Found:
     keys: list[Mapping[str, Any]] = field(default_factory=list)
     keys_at: list[int] = field(default_factory=list)
     bad: dict[int, str] = field(default_factory=dict)
+    # The columns that are known; of others the last schema block that tells them.
+    known: frozenset[str] = frozenset()
+    blocks: dict[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -111,7 +114,7 @@ class Parser:
         keys: list[bytes | None] = records.column("key").to_pylist()
         values = records.column("value")
         found = _Found()
-        new: dict[str, pa.Field] = {}
+        new: dict[str, Column] = {}
         if self.by_row:
             step = self._step(range(len(keys)), keys, values, found.bad, new)
             return self._parsed(records, [step], found.bad, new)
@@ -138,10 +141,10 @@ class Parser:
         keys: Sequence[bytes | None],
         values: pa.ChunkedArray,
         bad: dict[int, str],
-        new: dict[str, pa.Field],
+        new: dict[str, Column],
     ) -> tuple[pa.Table, list[int], pa.Table, list[int]]:
         """Read the records with these numbers; those that cannot be are told in `bad`."""
-        found = _Found(bad=bad)
+        found = _Found(bad=bad, known=frozenset(column.name for column in self.columns))
         for at, value in zip(pending, values.take(pa.array(pending, pa.int64())).to_pylist(),
                              strict=True):  # fmt: skip
             key = keys[at]
@@ -155,13 +158,14 @@ class Parser:
         wanted = [column for name in self.key for column in self.columns if column.name == name]
         deletes, deletes_at = self._table(found.keys, found.keys_at, wanted, bad)
         if self.grows:
-            self._look_for_new(found.rows, new)
+            self._look_for_new(found, new)
         return upserts, upserts_at, deletes, deletes_at
 
     def _read(self, at: int, key: bytes | None, value: bytes | None, found: _Found) -> None:
         """Sort a record out: a row, a deletion, or neither."""
         row: Mapping[str, Any] | None = None
         old: Mapping[str, Any] = {}
+        block: Any = None
         if value is not None:
             try:
                 document = orjson.loads(value)
@@ -171,7 +175,7 @@ class Parser:
             if not isinstance(document, dict):
                 raise _BadRecord("the value is not a JSON object")
             if "payload" in document and "schema" in document and len(document) == 2:
-                document = document["payload"]
+                block, document = document["schema"], document["payload"]
             if self.format == "debezium":
                 if document is not None:
                     operation = _operation(document)
@@ -203,6 +207,8 @@ class Parser:
             found.keys_at.append(at)
         found.rows.append(row)
         found.rows_at.append(at)
+        if self.grows and isinstance(block, dict) and not found.known.issuperset(row):
+            found.blocks.update(dict.fromkeys(row.keys() - found.known, block))
 
     def _read_deletion(
         self, at: int, key: bytes | None, old: Mapping[str, Any], found: _Found, *,
@@ -289,20 +295,27 @@ class Parser:
         keep = [at for at in range(len(rows_at)) if at not in wrong]
         return table.take(pa.array(keep, pa.int64())), [rows_at[at] for at in keep]
 
-    def _look_for_new(self, rows: Sequence[Mapping[str, Any]], new: dict[str, pa.Field]) -> None:
-        known = {column.name for column in self.columns}
-        names = {name for row in rows if len(row) > 0 for name in row if name not in known}
+    def _look_for_new(self, found: _Found, new: dict[str, Column]) -> None:
+        names = {name for row in found.rows for name in row if name not in found.known}
+        blocks = {id(block): block for block in found.blocks.values()}
+        told = {
+            name: column
+            for block in blocks.values()
+            for name, column in told_by(block).items()
+            if found.blocks.get(name) is block
+        }
         for name in sorted(names)[:_MAX_NEW]:
-            seen = guessed((row.get(name) for row in rows), name)
-            if seen is not None:
-                new.setdefault(name, seen)
+            if name in told:
+                new.setdefault(name, told[name])
+            elif (seen := guessed((row.get(name) for row in found.rows), name)) is not None:
+                new.setdefault(name, Column(seen))
 
     def _parsed(
         self,
         records: pa.Table,
         parts: list[tuple[pa.Table, list[int], pa.Table, list[int]]],
         bad: dict[int, str],
-        new: dict[str, pa.Field],
+        new: dict[str, Column],
     ) -> Parsed:
         origin = records.select(ORIGIN.names).cast(ORIGIN)
         upserts = [part[0] for part in parts] or [self.schema.arrow.empty_table()]
@@ -322,6 +335,14 @@ class Parser:
             records.num_rows,
             self.by_row,
         )
+
+
+def told_by(block: Mapping[str, Any]) -> dict[str, Column]:
+    """The columns that a record's schema block tells; none if it is not what Connect writes."""
+    try:
+        return {column.name: column for column in from_block(block)}
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return {}
 
 
 def _told(key: bytes | None) -> Any:

@@ -2,7 +2,9 @@
 
 What is not there any more can never come into the store: then it is better to stop, and to say so,
 than to go on with a store that differs from its source. These are looked for:
-- the topic was deleted and made again: it has another id, or ends before the store's position;
+- the topic is another one than the store was filled from: deleted and made again, or of the same
+  name in another cluster, where offsets are other ones. It has another id than the store or, of old
+  stores, the sink's folder knows; or it ends before the store's position;
 - the store was filled from another topic;
 - records after the position were deleted (retention);
 - deletions after the position may have been compacted away: a compacted topic keeps a tombstone for
@@ -31,9 +33,9 @@ class Store:
     sink: str
     target: str
     position: Position
-    # The id of the topic that it was filled from; empty if nobody knows.
+    # The id of the topic that it was filled from, if it does not know that itself.
     topic_id: str = ""
-    # When something was last written to it, in seconds since 1970; 0 if nobody knows.
+    # When it was brought to this position, in seconds since 1970, or later; 0 if nobody knows.
     fed_s: float = 0.0
 
 
@@ -53,8 +55,13 @@ def starting(
     if others:
         told = f"{store.target} was filled from {', '.join(sorted(others))}"
         _replaced(store, f"{told}, and is now to be fed from {topic}")
-    if at and store.topic_id and store.topic_id != str(metadata.topic_id(topic)):
-        _replaced(store, f"{topic} was deleted and made again since {store.target} was fed from it")
+    known_id = store.position.ids.get(topic) or store.topic_id
+    if at and known_id and known_id != str(metadata.topic_id(topic)):
+        _replaced(
+            store,
+            f"{topic} is not the topic that {store.target} was filled from: it was deleted and "
+            "made again, or this is another cluster",
+        )
     for place, offset in at.items():
         if offset > ends.get(place, 0):
             _replaced(
@@ -111,9 +118,23 @@ def _check_tombstones(
             )
 
 
-def last_fed_s(checkpoint: Path) -> float:
-    """When Spark last completed a micro-batch under this checkpoint; 0 if it never did."""
+def last_fed_s(checkpoint: Path, at: Position) -> float:
+    """When Spark last completed a micro-batch under this checkpoint that a store at this position
+    has; 0 if nobody knows. (A store that was put back from a backup lacks the newest ones.)"""
     try:
-        return max(file.stat().st_mtime for file in (checkpoint / "commits").iterdir())
-    except (OSError, ValueError):
+        done = [file for file in (checkpoint / "commits").iterdir() if file.name.isdecimal()]
+    except OSError:
         return 0.0
+    for file in sorted(done, key=lambda each: int(each.name), reverse=True):
+        try:
+            if at.reaches(end_of(checkpoint, int(file.name))):
+                return file.stat().st_mtime
+        except (OSError, IndexError, ValueError):
+            continue
+    return 0.0
+
+
+def end_of(checkpoint: Path, batch_id: int) -> Position:
+    """How far a micro-batch goes, as Spark has written it down."""
+    lines = (checkpoint / "offsets" / str(batch_id)).read_text(encoding="utf-8").splitlines()
+    return Position.from_json(lines[2])

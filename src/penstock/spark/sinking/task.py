@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.sinks.contract import ORIGIN, Changes, Position
+from penstock.sinks.fields import Column
 from penstock.sinks.schema import Schema, is_json, json_field
 from penstock.spark.sinking.parsing import BAD, Parsed, Parser
 
@@ -24,6 +25,7 @@ _PREFIX: Final = "_penstock_"
 _PIECE_ROWS: Final = 20_000
 UPSERTS, DELETES, LETTERS, NEW, COUNT = "upserts", "deletes", "bad", "new", "count"
 BY_ROW: Final = "by row"
+_HOW: Final = b"how"
 
 
 class Task:
@@ -49,7 +51,7 @@ def packed(parsed: Parsed) -> Iterator[pa.RecordBatch]:
         for at in range(0, table.num_rows, _PIECE_ROWS):
             yield _row(kind, table.slice(at, _PIECE_ROWS))
     if parsed.new:
-        yield _row(NEW, pa.schema(list(parsed.new.values())).empty_table())
+        yield _row(NEW, pa.schema([_marked(each) for each in parsed.new.values()]).empty_table())
     if parsed.by_row:
         yield _row(BY_ROW, pa.table({"by_row": [True]}))
     yield _row(COUNT, pa.table({"records": [parsed.records]}))
@@ -81,10 +83,10 @@ class Findings:
         self._upserts = tables.get(UPSERTS, [])
         self._deletes = tables.get(DELETES, [])
         self.letters = pa.concat_tables(tables.get(LETTERS) or [BAD.empty_table()])
-        self.new: dict[str, pa.Field] = {}
+        self.new: dict[str, Column] = {}
         for table in tables.get(NEW, ()):
-            for field in table.schema:
-                self.new[field.name] = _of_both(self.new.get(field.name), field)
+            for column in map(_unmarked, table.schema):
+                self.new[column.name] = _of_both(self.new.get(column.name), column)
         self.by_row = BY_ROW in tables
         self.records = sum(int(table["records"][0].as_py()) for table in tables.get(COUNT, ()))
 
@@ -129,14 +131,30 @@ def _last(table: pa.Table, keys: list[str]) -> pa.ChunkedArray:
     return grouped.aggregate([("_number", "last")]).column("_number_last")
 
 
-def _of_both(one: pa.Field | None, other: pa.Field) -> pa.Field:
+def _marked(column: Column) -> pa.Field:
+    """A column as a field that says how its values stand in JSON."""
+    return column.field.with_metadata({**(column.field.metadata or {}), _HOW: column.how})
+
+
+def _unmarked(field: pa.Field) -> Column:
+    rest = dict(field.metadata or {})
+    how = rest.pop(_HOW, b"").decode()
+    return Column(field.with_metadata(rest) if rest else field.remove_metadata(), how)
+
+
+def _of_both(one: Column | None, other: Column) -> Column:
     """A new column in which two tasks have seen different values."""
-    if one is None or (one.type == other.type and is_json(one) == is_json(other)):
+    if one is None:
         return other
-    numbers = {pa.int64(), pa.float64()}
-    if {one.type, other.type} == numbers:
-        return pa.field(other.name, pa.float64())
-    return json_field(other.name)
+    kinds = one.field.type, other.field.type
+    if one.how == other.how and is_json(one.field) == is_json(other.field):
+        if kinds[0] == kinds[1]:
+            return other
+        if all(map(pa.types.is_integer, kinds)):
+            return max(one, other, key=lambda each: int(each.field.type.bit_width))
+    if set(kinds) == {pa.int64(), pa.float64()}:
+        return Column(pa.field(other.name, pa.float64()))
+    return Column(json_field(other.name))
 
 
 def _columns(keys: list[str]) -> list[str]:

@@ -16,13 +16,11 @@ worker's memory, one for all shards, for as long as the queries do not change.
 from __future__ import annotations
 
 import hashlib
-import sys
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -33,6 +31,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 
 from penstock.spark.flows.errors import DeclarationError
+from penstock.spark.places import before
 from penstock.spark.standing.index import Found, Index
 from penstock.spark.standing.query import KINDS, Kind, Node, QueryError, parse
 from penstock.spark.state import Batch, Shard, apply, current
@@ -81,12 +80,12 @@ def match(
     texts, as stream(TOPIC, text=True) has them. The rows have the columns `query`, the name, and
     `matched`, what of the query holds, beside those of the document.
     """
-    where = _caller()
+    where = before()
     _check(documents, fields, where)
     for each in (QUERY, MATCHED):
         if each in documents.columns:
             raise DeclarationError(
-                f"{where}: match: the documents have a column {each!r} already",
+                f"{where}match: the documents have a column {each!r} already",
                 advice=f'Rename it, as in documents.withColumnRenamed("{each}", "{each}_").',
             )
     context = current()
@@ -112,7 +111,7 @@ def bad_queries(
     queries: DataFrame, *, fields: Mapping[str, Kind], id: str = "key", query: str = "value"
 ) -> DataFrame:
     """The queries that cannot be understood: `query`, the name, `text`, `error` and `position`."""
-    rows = _queries(queries, id, query, _caller()).select(_ID, _TEXT).where(f"{_TEXT} is not null")
+    rows = _queries(queries, id, query, before()).select(_ID, _TEXT).where(f"{_TEXT} is not null")
     return rows.mapInArrow(_Judge(tuple(fields.items())), BAD_SCHEMA)
 
 
@@ -303,30 +302,25 @@ def _digest(before: bytes, changes: Mapping[str, str | None]) -> bytes:
 # ---- declaring ---------------------------------------------------------------------------
 
 
-def _caller() -> str:
-    frame = sys._getframe(2)
-    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-
-
 def _check(documents: DataFrame, fields: Mapping[str, Kind], where: str) -> None:
     if not fields:
         raise DeclarationError(
-            f"{where}: match: fields= is empty", advice='Name some, as in {"title": "text"}.'
+            f"{where}match: fields= is empty", advice='Name some, as in {"title": "text"}.'
         )
     for name, kind in fields.items():
         if kind not in KINDS:
             raise DeclarationError(
-                f"{where}: match: field {name!r} is {kind!r}", advice=f"Use {', '.join(KINDS)}."
+                f"{where}match: field {name!r} is {kind!r}", advice=f"Use {', '.join(KINDS)}."
             )
         if name not in documents.columns:
             raise DeclarationError(
-                f"{where}: match: the documents have no column {name!r}; there are "
+                f"{where}match: the documents have no column {name!r}; there are "
                 f"{', '.join(each for each in documents.columns if not each.startswith('_'))}"
             )
         found = documents.schema[name].dataType
         if not isinstance(found, _TYPES[kind]):
             raise DeclarationError(
-                f"{where}: match: the column {name!r} is {found.simpleString()}, which cannot be "
+                f"{where}match: the column {name!r} is {found.simpleString()}, which cannot be "
                 f"searched as {kind}"
             )
 
@@ -335,7 +329,7 @@ def _queries(queries: DataFrame, id: str, query: str, where: str) -> DataFrame:
     for each in (id, query):
         if each not in queries.columns:
             raise DeclarationError(
-                f"{where}: the queries have no column {each!r}; there are "
+                f"{where}the queries have no column {each!r}; there are "
                 f"{', '.join(queries.columns)}",
                 advice='Declare them as stream("TOPIC", text=True), or say id= and query=.',
             )
