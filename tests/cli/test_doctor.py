@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import sqlite3
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from penstock.cli import doctor
+from penstock.cli.project import Project
+from penstock.sinks.stores import KINDS
 from tests.cli.runner import run
 
 
@@ -37,6 +42,53 @@ def test_a_machine_that_has_everything(at: str) -> None:
     assert "answers" in found["broker"]["found"]
 
 
+def test_every_extra_is_listed_with_its_packages() -> None:
+    root = Path(__file__).resolve().parents[2]
+    declared = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    extras = {**declared["optional-dependencies"]}
+    for whole in ("all", "dev"):
+        del extras[whole]
+    found = findings()
+    for extra, packages in extras.items():
+        line = found[f"extra {extra}"]["found"].lower()
+        names = [re.split(r"[\[<>=]", each)[0].lower() for each in packages]
+        # Those that it takes from another are listed there.
+        assert all(f"{name} " in line for name in names if name != "penstock"), extra
+        assert line
+
+
+def test_every_kind_of_sink_asks_for_all_of_its_packages() -> None:
+    root = Path(__file__).resolve().parents[2]
+    extras = tomllib.loads((root / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+
+    def packages(extra: str) -> set[str]:
+        found: set[str] = set()
+        for each in extras[extra]:
+            if own := re.fullmatch(r"penstock\[(.+)\]", each):
+                found |= {name for part in own[1].split(",") for name in packages(part)}
+            else:
+                found.add(re.split(r"[\[<>=]", each)[0])
+        return found
+
+    for scheme, kind in KINDS.items():
+        known = Project(data={"sinks": {"s": {"url": f"{scheme}://x/y"}}})
+        asked = {name for each in doctor._needed_extras(known) for name in doctor.EXTRAS[each]}
+        assert asked == packages("spark") | (packages(kind.extra) if kind.extra else set()), scheme
+
+
+def test_a_package_that_the_project_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = doctor._version
+    monkeypatch.setattr(doctor, "_version", lambda name: None if name == "numba" else there(name))
+    assert findings()["extra capture"]["level"] == "ok"
+    project(tmp_path, '[capture.shop]\nurl = "sqlite:///shop.db"\n')
+    found = findings()["extra capture"]
+    assert found["level"] == "failure"
+    assert "numba" in found["found"]
+    assert "penstock[capture]" in found["remedy"]
+
+
 def test_a_port_that_something_else_has(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -62,6 +114,35 @@ def test_a_project_file_that_is_wrong(tmp_path: Path) -> None:
     found = findings()["project"]
     assert found["level"] == "failure"
     assert "penstock.toml, line 4" in found["found"]
+    # All that is wrong, though captures and sinks have no findings of their own then.
+    project(tmp_path, '[broker]\nbootstrp = "x:1"\n\n[capture.shop]\nurll = "sqlite:///a"\n')
+    found = findings()["project"]
+    assert "line 2" in found["found"]
+    assert "line 5" in found["found"]
+
+
+@pytest.mark.parametrize("section", ["sinks", "capture", "views"])
+def test_a_section_that_is_no_table(tmp_path: Path, section: str) -> None:
+    for value in ("5", '"x"', "[1]"):
+        project(tmp_path, f"{section} = {value}\n")
+        found = findings()
+        assert found["project"]["level"] == "failure"
+        assert f"line 1: {section} must be a table" in found["project"]["found"]
+        # The rest is looked at all the same.
+        assert "disk" in found
+
+
+def test_sinks_that_share_a_table(tmp_path: Path) -> None:
+    text = '[sinks.{}]\ntopic = "t"\nurl = "sqlite:///x.db?table=t"\n'
+    project(tmp_path, text.format("a") + text.format("b"))
+    assert "line 6: sinks.b.url: sinks.a (line 3)" in findings()["project"]["found"]
+
+
+def test_a_webhook_is_not_said_to_be_reached(tmp_path: Path) -> None:
+    url = "webhook+http://127.0.0.1:1/hook"
+    project(tmp_path, f'[sinks.hook]\ntopic = "t"\nurl = "{url}"\n'
+            'options = { secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw" }\n')  # fmt: skip
+    assert "not asked" in findings()["sink hook"]["found"]
 
 
 def test_databases_of_the_project(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from penstock import __version__
 from penstock.cli import main as module
 from penstock.cli.main import make_app
 from tests.cli.runner import run
+from tools import demo
 from tools.generate_cli_docs import TARGET, commands, render
 
 ROOT = typer.main.get_command(make_app())
@@ -106,3 +108,30 @@ def test_help_does_not_wait_for_heavy_libraries(args: list[str]) -> None:
     loaded = set(done.stdout.rpartition("LOADED")[2].split())
     heavy = {"confluent_kafka", "rich", "asyncio", "penstock.broker", "penstock.log", "orjson"}
     assert loaded & heavy == set()
+
+
+@pytest.mark.parametrize(("ends", "wanted"), [(130, 0), (1, 1), (0, 0), (None, 0)])
+def test_make_hears_of_no_error_when_the_demo_is_interrupted(
+    monkeypatch: pytest.MonkeyPatch, ends: int | None, wanted: int
+) -> None:
+    """Else it says "Error 130" below whatever the demo has said."""
+
+    def penstock() -> None:
+        assert sys.argv == ["penstock", "demo", "--seconds", "1"]
+        if ends is None:
+            raise KeyboardInterrupt
+        sys.exit(ends)
+
+    monkeypatch.setattr(module, "main", penstock)
+    monkeypatch.setattr(sys, "argv", ["tools/demo.py", "--seconds", "1"])
+    try:
+        demo.main()
+        status = 0
+    except SystemExit as ended:
+        status = int(ended.code or 0)
+    assert status == wanted
+
+
+def test_make_runs_the_demo_in_that_way() -> None:
+    text = (Path(demo.__file__).parent.parent / "Makefile").read_text()
+    assert "\t@exec $(BIN)/python -m tools.demo $(ARGS)\n" in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from penstock.capture.delivery.config import CaptureConfig
 from penstock.cli import project
 from penstock.cli.kafka import BOOTSTRAP_VARIABLE
 from penstock.cli.main import make_app
-from penstock.errors import ConfigError
+from penstock.cli.output import MOST_MISTAKES
+from penstock.errors import ConfigError, SeveralMistakesError
 from penstock.testing.broker import Broker
 from tests.cli.runner import run
 
@@ -33,6 +35,12 @@ topic = "a"
 
 [[capture.shop.routes]]
 topic = "b"
+
+[capture.shop.keys]
+"public.orders" = ["id"]
+
+[sinks."shop.orders"]
+topic = "t"
 """
 
 
@@ -52,6 +60,10 @@ def file(tmp_path: Path) -> Path:
         ("capture.shop.routes[1].pattern", 15),
         ("capture.shop.nothing", 5),
         ("broker.bootstrap", 3),
+        ("capture.shop.keys.public.orders", 19),
+        ("sinks.shop.orders.topic", 22),
+        ("sinks.shop.orders.nothing", 21),
+        ("sinks.shop.orders", 21),
         ("nowhere.at.all", 0),
     ],
 )
@@ -137,6 +149,99 @@ def test_what_may_have_been_meant_is_told(tmp_path: Path, text: str, meant: str)
     with pytest.raises(ConfigError) as caught:
         project.load(file)
     assert f"Did you mean {meant}?" in caught.value.advice
+
+
+MANY = """\
+[broker]
+bootstap = "a:1"
+[brokers]
+[capture.a]
+url = "sqlite:///x.db"
+includ = ["t"]
+partitions = 0
+[capture.b]
+partitions = "many"
+[sinks.a]
+topic = "a b"
+url = "nosql:///x"
+max_lag = "soon"
+key = 3
+[sinks.b]
+topic = "t"
+url = "sqlite:///x.db?foo=1"
+[sinks.c]
+topic = "t"
+url = "sqlite:///x.db"
+options = { timeout = "long" }
+[views]
+tabels = {}
+tables = { orders = 3 }
+"""
+# What is missing is told where it should be.
+MISTAKES = (2, 3, 6, 7, 8, 9, 11, 12, 13, 14, 17, 21, 23, 24)
+
+
+# Names with dots in them; options that a store complains of in its own words.
+ODD = """\
+[sinks."shop.orders"]
+topic = "a b"
+url = "nosql:///x"
+max_lag = "soon"
+[sinks.hook]
+topic = "t"
+url = "webhook+http://h/"
+options.attempts = 3
+options.secret = "short"
+[sinks.many]
+topic = "t"
+url = "sqlite:///y.db"
+[sinks.many.options]
+timeout = 3
+table = "50%"
+"""
+
+
+@pytest.mark.parametrize(("text", "wanted"), [(MANY, MISTAKES), (ODD, (2, 3, 4, 9, 15))])
+def test_all_mistakes_are_told_at_once(tmp_path: Path, text: str, wanted: tuple[int, ...]) -> None:
+    file = tmp_path / project.FILE_NAME
+    file.write_text(text)
+    with pytest.raises(SeveralMistakesError) as caught:
+        project.load(file)
+    each = [str(mistake) for mistake in caught.value.each]
+    lines = [re.match(r"penstock.toml, line (\d+): ", text) for text in each]
+    assert [int(line[1]) for line in lines if line] == list(wanted), each
+    assert len(each) == len(set(each))
+
+
+def test_only_some_of_many_mistakes_are_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / project.FILE_NAME).write_text(MANY)
+    ran = run("sinks", "list")
+    assert ran.status == 1
+    assert ran.err.count("error: penstock.toml, line ") == MOST_MISTAKES
+    assert ran.err.splitlines()[-1].strip() == f"and {len(MISTAKES) - MOST_MISTAKES} more"
+    assert "Did you mean bootstrap?" in ran.err
+    mended = "\n".join(MANY.splitlines()[9:])
+    (tmp_path / project.FILE_NAME).write_text(mended)
+    ran = run("sinks", "list")
+    assert ran.err.count("error: penstock.toml, line ") == 8
+    assert "more" not in ran.err.splitlines()[-1]
+
+
+def test_all_variables_that_are_not_set_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / project.FILE_NAME
+    file.write_text("[capture.a]\nurl = 'x://${NO_USER}:${NO_WORD}@h/d'\n[brokers]\n")
+    with pytest.raises(SeveralMistakesError) as caught:
+        project.load(file)
+    first, second, third = map(str, caught.value.each)
+    assert "line 2" in first
+    assert "NO_USER" in first
+    assert "NO_WORD" in second
+    assert "line 3: brokers" in third
 
 
 CAPTURE = "[capture.a]\nurl = 'sqlite:///x.db'\n"

@@ -22,9 +22,9 @@ import typer
 from penstock.cli import output, project
 from penstock.cli.kafka import BOOTSTRAP_VARIABLE, DEFAULT_PORT, AsJson, bootstrap_of
 from penstock.cli.project import ProjectFile
-from penstock.cli.project_check import check_views
+from penstock.cli.project_check import mistakes_around
 from penstock.cli.values import parse_address
-from penstock.errors import PenstockError
+from penstock.errors import ConfigError, PenstockError
 
 Level = Literal["ok", "warning", "failure"]
 
@@ -35,14 +35,19 @@ DISK_WANTED_BYTES: Final = 5 << 30
 DISK_NEEDED_BYTES: Final = 1 << 30
 CONNECT_TIMEOUT_S: Final = 3.0
 OLDEST_PYTHON: Final = (3, 11)
-# The packages that each extra is made of, as far as somebody would miss them.
+_COLUMNAR: Final = ("pyarrow", "numba", "numpy")
+# The packages that each extra is made of; what one takes from another only where that is all, or
+# nothing else in the project asks for the other.
 EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
-    "spark": ("pyspark", "pyarrow", "numba", "pandas", "sqlglot", "datasketches"),
+    "archive": ("obstore",),
+    "columnar": _COLUMNAR,
+    "capture": _COLUMNAR,
+    "spark": ("pyspark", "pandas", "sqlglot", "datasketches", "fastavro", *_COLUMNAR),
     "postgres": ("psycopg",),
     "mysql": ("PyMySQL",),
     "search": ("tantivy",),
     "cache": ("redis",),
-    "warehouse": ("deltalake", "duckdb"),
+    "warehouse": ("deltalake", "duckdb", "obstore"),
 }
 _MARKS: Final = {"ok": "ok", "warning": "warning", "failure": "FAILS"}
 
@@ -97,10 +102,16 @@ def examine(project_file: Path | None) -> Iterator[Finding]:
     yield from _guarded("memory", _memory)
     yield from _guarded("disk", lambda: _disk(known))
     yield from _guarded("broker", lambda: _broker(known))
-    for name in known.data.get("capture", {}):
+    for name in _tables(known, "capture"):
         yield from _guarded(f"capture {name}", partial(_capture, known, name))
-    for name in known.data.get("sinks", {}):
+    for name in _tables(known, "sinks"):
         yield from _guarded(f"sink {name}", partial(_sink, known, name))
+
+
+def _tables(known: project.Project, section: str) -> Mapping[str, object]:
+    """What a section has; nothing if it is no table, which is told of the project."""
+    found = known.data.get(section)
+    return found if isinstance(found, Mapping) else {}
 
 
 def _guarded(what: str, check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
@@ -117,9 +128,14 @@ def _guarded(what: str, check: Callable[[], Iterator[Finding]]) -> Iterator[Find
 
 def _project(file: Path | None, found: list[project.Project]) -> Iterator[Finding]:
     # Captures and sinks have findings of their own.
-    known = project.load(file, whole=False)
+    try:
+        known = project.load(file, whole=False)
+    except ConfigError:
+        # Then these have none: all that is wrong is told here.
+        project.load(file)
+        raise
     found.append(known)
-    check_views(known)
+    project.raise_all(mistakes_around(known))
     if known.path is None:
         advice = "`penstock init` makes one; without it every command takes its options."
         yield Finding("ok", "project", f"no {project.FILE_NAME} here or above", advice)
@@ -179,7 +195,8 @@ def _version(package: str) -> str | None:
 
 _BY_SCHEME: Final = {
     "postgres": "postgres", "mysql": "mysql", "mariadb": "mysql", "tantivy": "search",
-    "redis": "cache", "delta": "warehouse", "duckdb": "warehouse", "s3": "warehouse",
+    "redis": "cache", "delta": "warehouse", "duckdb": "warehouse", "parquet": "warehouse",
+    "s3": "warehouse",
 }  # fmt: skip
 
 
@@ -187,12 +204,14 @@ def _needed_extras(known: project.Project) -> set[str]:
     """The extras that the URLs of the project ask for."""
     needed = set()
     for section in ("capture", "sinks"):
-        for settings in known.data.get(section, {}).values():
+        for settings in _tables(known, section).values():
             url = str(settings.get("url", "")) if isinstance(settings, Mapping) else ""
             scheme = url.partition(":")[0]
             needed |= {extra for start, extra in _BY_SCHEME.items() if scheme.startswith(start)}
     if known.data.get("sinks") or known.data.get("views"):
         needed.add("spark")
+    if known.data.get("capture"):
+        needed.add("capture")
     return needed
 
 
@@ -293,4 +312,7 @@ def _sink(known: project.Project, name: str) -> Iterator[Finding]:
     with spec.sink() as sink:
         at = sink.position()
         told = "reached, not made yet" if at is None else f"reached, read to {at}"
+        if not sink.readable:
+            # A webhook: a question would be a delivery.
+            told = "not asked: it is called when there is something to tell"
         yield Finding("ok", f"sink {name}", f"{sink.target}: {told}")

@@ -13,8 +13,9 @@ here is only where it stands. Errors of those rooms begin with the setting's pat
 (`capture.shop.partitions must be ...`), which `explained` turns into a place in the file.
 
 Whoever reads the file has all of it checked, also the sections that are for others: a mistake is
-told when it is made, and not when somebody comes to the part. Only who asks for no more than the
-broker's address looks at `[broker]` alone: that needs no secrets.
+told when it is made, and not when somebody comes to the part, and all of them are told at once.
+Only who asks for no more than the broker's address looks at `[broker]` alone: that needs no
+secrets.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -31,7 +32,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, SeveralMistakesError
 
 FILE_NAME: Final = "penstock.toml"
 VARIABLE: Final = "PENSTOCK_PROJECT"
@@ -64,6 +65,15 @@ _PATH: Final = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_*-]+|\[\d+\])+")
 _VARIABLE: Final = re.compile(r"\$(?:(?P<dollar>\$)|\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)\})")
 
 
+class SettingError(ConfigError):
+    """A setting of the file is wrong: this one."""
+
+    def __init__(self, message: str, path: str, line: int, advice: str = "") -> None:
+        super().__init__(message, advice=advice)
+        self.path = path
+        self.line = line
+
+
 @dataclass(frozen=True, slots=True)
 class Project:
     """What stands in a project file; without one, nothing does."""
@@ -81,7 +91,8 @@ class Project:
         """A table at the top; ConfigError if something else stands there."""
         found = self.data.get(name, {})
         if not isinstance(found, Mapping):
-            raise self.error(name, f"{name} must be a table of settings, not {found!r}")
+            # What stands there may be a URL with its password.
+            raise self.error(name, f"{name} must be a table of settings")
         return found
 
     def named(self, section: str) -> dict[str, Mapping[str, Any]]:
@@ -93,16 +104,17 @@ class Project:
         """Where the broker is, as far as the file says so."""
         return str(self.section("broker").get("bootstrap", ""))
 
-    def check_names(self, section: str, known: Collection[str]) -> None:
-        """ConfigError if there is a setting in a section that means nothing there."""
+    def unknown(self, section: str, known: Collection[str]) -> Iterator[SettingError]:
+        """An error for each setting in a section that means nothing there."""
         for name in self.section(section):
             if name not in known:
                 path = f"{section}.{name}"
-                raise self.error(path, f"{path} is no setting", _advice(name, known))
+                yield self.error(path, f"{path} is no setting", _advice(name, known))
 
-    def error(self, path: str, message: str, advice: str = "") -> ConfigError:
+    def error(self, path: str, message: str, advice: str = "") -> SettingError:
         """An error that says where in the file."""
-        return ConfigError(f"{self.place(path)}{message}", advice=advice)
+        line = line_of(self.text, path)
+        return SettingError(f"{self.place(path)}{message}", path, line, advice)
 
     def place(self, path: str) -> str:
         """`FILE, line N: ` of a setting, or as near as can be told."""
@@ -145,29 +157,46 @@ def load(path: Path | None = None, *, whole: bool = True) -> Project:
     ConfigError, with the line, if anything in it is wrong; if not `whole`, only what must be right
     for any of its sections to be found.
     """
-    found = _read(path)
+    found, wrong = _read(path)
     if found.path is None:
         return found
-    project = Project(found.path, _fill(found.data, "", os.environ.get, found), found.text)
-    if whole:
-        from penstock.cli.project_check import check
+    unset: list[ConfigError] = []
+    data = _fill(found.data, "", os.environ.get, found, unset)
+    project = Project(found.path, data, found.text)
+    # A text that lacks a part is likely to be wrong in other ways.
+    if whole and not unset:
+        from penstock.cli.project_check import mistakes
 
-        check(project)
+        wrong += mistakes(project)
+    raise_all(wrong + unset)
     return project
 
 
 def load_broker(path: Path | None = None) -> Project:
     """The project with nothing but `[broker]`: what others need may not be there for us."""
-    found = _read(path)
+    found, wrong = _read(path)
+    if wrong:
+        # The rest of the file is told with it.
+        load(path)
     alone = {"broker": found.section("broker")} if "broker" in found.data else {}
-    return Project(found.path, _fill(alone, "", os.environ.get, found), found.text)
+    data = _fill(alone, "", os.environ.get, found, wrong)
+    raise_all(wrong)
+    return Project(found.path, data, found.text)
 
 
-def _read(path: Path | None) -> Project:
-    """What stands in the file, variables not yet put in."""
+def raise_all(wrong: Sequence[ConfigError]) -> None:
+    """Raise what was found: in the order of the lines, if it is more than one."""
+    if len(wrong) == 1:
+        raise wrong[0]
+    if wrong:
+        raise SeveralMistakesError(sorted(wrong, key=lambda each: getattr(each, "line", 0)))
+
+
+def _read(path: Path | None) -> tuple[Project, list[ConfigError]]:
+    """What stands in the file, variables not yet put in, and what is wrong with its outline."""
     chosen = path or find()
     if chosen is None:
-        return Project()
+        return Project(), []
     try:
         if chosen.stat().st_size > MAX_BYTES:
             raise ConfigError(f"{chosen} is larger than {MAX_BYTES >> 20} MiB")
@@ -184,15 +213,21 @@ def _read(path: Path | None) -> Project:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{chosen.name}: {error}", advice="It must be TOML.") from error
     project = Project(chosen, data, text)
-    for name in data:
-        if name not in SECTIONS:
-            raise project.error(name, f"{name} is no section", _advice(name, SECTIONS))
-    project.check_names("broker", BROKER)
-    for name, value in project.section("broker").items():
-        if not isinstance(value, str) or not value.strip():
-            path_ = f"broker.{name}"
-            raise project.error(path_, f"{path_} must be a text, as HOST:PORT, not {value!r}")
-    return project
+    wrong: list[ConfigError] = [
+        project.error(name, f"{name} is no section", _advice(name, SECTIONS))
+        for name in data
+        if name not in SECTIONS
+    ]
+    try:
+        wrong += project.unknown("broker", BROKER)
+        for name, value in project.section("broker").items():
+            if name in BROKER and (not isinstance(value, str) or not value.strip()):
+                path_ = f"broker.{name}"
+                told = f"{path_} must be a text, as HOST:PORT, not {value!r}"
+                wrong.append(project.error(path_, told))
+    except SettingError as error:
+        wrong.append(error)
+    return project, wrong
 
 
 def _advice(name: str, known: Collection[str]) -> str:
@@ -203,19 +238,29 @@ def _advice(name: str, known: Collection[str]) -> str:
 
 def filled(data: Mapping[str, Any], path: str) -> dict[str, Any]:
     """Settings that are not in a file yet, with variables of the environment put in."""
-    found: dict[str, Any] = _fill(dict(data), path, os.environ.get, Project())
+    unset: list[ConfigError] = []
+    found: dict[str, Any] = _fill(dict(data), path, os.environ.get, Project(), unset)
+    raise_all(unset)
     return found
 
 
-def _fill(value: Any, path: str, variable: Callable[[str], str | None], project: Project) -> Any:
-    """The same, with variables of the environment put in."""
+def _fill(
+    value: Any,
+    path: str,
+    variable: Callable[[str], str | None],
+    project: Project,
+    unset: list[ConfigError],
+) -> Any:
+    """The same, with variables of the environment put in; those that are not set are told."""
     if isinstance(value, dict):
         return {
-            key: _fill(item, f"{path}.{key}".lstrip("."), variable, project)
+            key: _fill(item, f"{path}.{key}".lstrip("."), variable, project, unset)
             for key, item in value.items()
         }
     if isinstance(value, list):
-        return [_fill(item, f"{path}[{at}]", variable, project) for at, item in enumerate(value)]
+        return [
+            _fill(item, f"{path}[{at}]", variable, project, unset) for at, item in enumerate(value)
+        ]
     if not isinstance(value, str):
         return value
 
@@ -224,11 +269,9 @@ def _fill(value: Any, path: str, variable: Callable[[str], str | None], project:
             return "$"
         found = variable(match["name"])
         if found is None:
-            raise project.error(
-                path,
-                f"{path} needs the variable {match['name']} of the environment, which is not set",
-                f"Set it: export {match['name']}=...",
-            )
+            told = f"{path} needs the variable {match['name']} of the environment, which is not set"
+            unset.append(project.error(path, told, f"Set it: export {match['name']}=..."))
+            return match[0]
         return found
 
     return _VARIABLE.sub(put, value)
@@ -236,8 +279,12 @@ def _fill(value: Any, path: str, variable: Callable[[str], str | None], project:
 
 def line_of(text: str, path: str) -> int:
     """The line, from 1, of a setting's path such as `capture.shop.keys[1].table`; of what it is in,
-    if it is not there itself; of the first that is in it, if it has no line of its own; else 0."""
-    wanted = _steps(path)
+    if it is not there itself; of the first that is in it, if it has no line of its own; else 0.
+
+    Names may have dots in them, in quotes; paths do not have the quotes: both are taken apart at
+    all dots.
+    """
+    wanted = steps(path)
     best, best_depth = 0, 0
     inside = 0
     here: list[str] = []
@@ -262,9 +309,10 @@ def line_of(text: str, path: str) -> int:
     return inside if inside and best_depth < len(wanted) else best
 
 
-def _steps(path: str) -> list[str]:
+def steps(path: str) -> list[str]:
+    """A setting's path, taken apart."""
     return _split(re.sub(r"\[(\d+)\]", r".\1", path))
 
 
 def _split(name: str) -> list[str]:
-    return [part.strip().strip("\"'") for part in re.findall(r"\"[^\"]*\"|'[^']*'|[^.]+", name)]
+    return [part.strip() for part in re.findall(r"[^.\"']+", name) if part.strip()]
