@@ -47,7 +47,7 @@ $(SETUP_STAMP): pyproject.toml constraints.txt
 
 .PHONY: run
 run: $(WARM_STAMP) ## Run the sample shop, live (options: make run ARGS='--seconds 60')
-	@exec $(BIN)/penstock demo $(ARGS)
+	@exec $(BIN)/python -m tools.demo $(ARGS)
 
 # What the first start of Spark, and of compiled code, would do while somebody waits for results;
 # and what each worker of the tests would do for itself.

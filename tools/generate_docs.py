@@ -128,7 +128,7 @@ def _project() -> list[str]:
         "`penstock.toml`, in the folder of the command or above it, or named by `--project` or",
         f"`{project.VARIABLE}`; `penstock init` makes one. `${{NAME}}` in a text stands for a",
         "variable of the environment, `$$` for a dollar sign. Whoever reads the file checks all of",
-        "it: what is wrong is told with its line.",
+        "it: everything that is wrong is told at once, each with its line.",
         "",
         "| section | meaning |",
         "|---|---|",

@@ -27,7 +27,11 @@ from pyspark.sql import SparkSession
 from penstock.testing import Broker
 from penstock.testing.flows import FlowTester
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [
+    pytest.mark.timeout(900),
+    # By NEXMark's definition joins of auctions and bids go on for ever.
+    pytest.mark.filterwarnings("ignore::penstock.spark.UnboundedStateWarning"),
+]
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "nexmark"
 EVENTS = 6_000

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from confluent_kafka.admin import NewTopic
 from penstock.capture.events.naming import routed
 from penstock.cli import project
 from penstock.cli.capture_project import configured
-from penstock.cli.demo import Plan, adapted
+from penstock.cli.demo import MARK, Plan, adapted
 from penstock.cli.demo_drain import ends_at, unread
 from penstock.cli.demo_parts import Crew, PartError, last_error, last_warning, memory_bytes
 from penstock.cli.demo_view import RESULTS, Seen, Shopkeeper, Watcher, told
@@ -31,6 +32,10 @@ from penstock.spark.flows.control import ask
 from penstock.spark.flows.errors import FlowError
 from penstock.spark.sinking.folder import SinkFolder
 from penstock.testing import Broker
+from penstock.testing.apache_kafka import ApacheKafka
+from penstock.testing.postgres import PostgresServer
+from penstock.testing.redis import RedisServer
+from penstock.testing.spark_cluster import SparkCluster
 from tests.waiting import eventually
 
 SINKS = ("search", "cache", "warehouse", "revenue_by_country", "revenue_by_minute")
@@ -142,6 +147,27 @@ def test_the_next_run_goes_on_with_what_is_there(tmp_path: Path) -> None:
         again.end()
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize("cluster", [False, True], ids=["local", "cluster"])
+def test_servers_in_the_place_of_all_that_is_embedded(tmp_path: Path, cluster: bool) -> None:
+    with ExitStack() as stack:
+        postgres = stack.enter_context(PostgresServer())
+        kafka = stack.enter_context(ApacheKafka())
+        redis = stack.enter_context(RedisServer())
+        options = ["--postgres", postgres.url(), "--kafka", kafka.bootstrap, "--redis", redis.url]
+        if cluster:
+            spark = stack.enter_context(SparkCluster(1, cores=2, memory="2g"))
+            options += ["--master", spark.master]
+        demo = Demo(tmp_path / "shop", *options)
+        stack.callback(demo.end)
+        eventually(demo.is_feeding, START_S, poll_s=0.5)
+        demo.process.send_signal(signal.SIGINT)
+        assert demo.process.wait(START_S) == 0, demo.told
+        assert equal(demo.told) == set(SINKS), demo.told
+        assert redis.url in demo.told
+
+
 # ---- what stands in the way of a start -------------------------------------------------------
 
 
@@ -163,8 +189,8 @@ def test_an_occupied_port(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         told = refused(tmp_path / "shop", "--listen", f"127.0.0.1:{port}")
-    assert str(port) in told
-    assert "broker:" in told
+    assert f"cannot listen at 127.0.0.1:{port}" in told
+    assert "--listen" in told
 
 
 def test_no_java(tmp_path: Path) -> None:
@@ -173,14 +199,49 @@ def test_no_java(tmp_path: Path) -> None:
     assert not (tmp_path / "shop").exists()
 
 
-def test_a_database_that_does_not_let_us_in(tmp_path: Path) -> None:
+def test_a_database_that_is_not_there(tmp_path: Path) -> None:
     told = refused(tmp_path / "shop", "--postgres", "postgresql://me:secret@127.0.0.1:1/test")
-    assert "the database does not let us in" in told
+    assert "cannot reach PostgreSQL at 127.0.0.1:1/test" in told
+    assert "Is the server running" in told
     assert "secret" not in told
 
 
+def test_a_database_that_does_not_let_us_in(tmp_path: Path) -> None:
+    with PostgresServer() as server:
+        url = server.url().replace(":secret@", ":mistaken@")
+        told = refused(tmp_path / "shop", "--postgres", url)
+    assert "password authentication failed" in told
+    assert "mistaken" not in told
+
+
 def test_a_log_that_is_not_there(tmp_path: Path) -> None:
-    assert "no broker answers at" in refused(tmp_path / "shop", "--kafka", "127.0.0.1:1")
+    told = refused(tmp_path / "shop", "--kafka", "127.0.0.1:1")
+    assert "no broker answers at 127.0.0.1:1" in told
+    assert "--kafka" in told
+
+
+def test_a_start_that_fails_deletes_nothing(tmp_path: Path) -> None:
+    data = tmp_path / "shop"
+    data.mkdir()
+    (data / MARK).touch()
+    (data / "shop.db").write_text("of the last time")
+    for option, url in (("--kafka", "127.0.0.1:1"), ("--redis", "redis://127.0.0.1:1/0")):
+        refused(data, option, url, "--listen", "127.0.0.1:0")
+    assert (data / "shop.db").read_text() == "of the last time"
+
+
+def test_a_second_signal_leaves_nothing_running(tmp_path: Path) -> None:
+    demo = Demo(tmp_path / "shop")
+    try:
+        eventually(lambda: demo.running() and "flows" in demo.parts(), START_S)
+        pids = list(demo.parts().values())
+        demo.process.send_signal(signal.SIGINT)
+        demo.process.send_signal(signal.SIGINT)
+        assert demo.process.wait(START_S) == 130, demo.told
+        eventually(lambda: not [pid for pid in pids if Path(f"/proc/{pid}").exists()])
+        assert demo.parts() == {}
+    finally:
+        demo.end()
 
 
 def test_a_folder_of_somebody_else(tmp_path: Path) -> None:
@@ -298,7 +359,7 @@ def test_results_are_counted_to_their_ends(tmp_path: Path) -> None:
         producer = connection.producer({"transactional.id": "results"})
         producer.init_transactions(60)
         seen = Seen()
-        with Watcher(seen, tmp_path, broker.bootstrap, [], lambda: 0) as watcher:
+        with Watcher(seen, tmp_path, broker.bootstrap, [], lambda: 0, 0.0) as watcher:
             for count in (3, 5):
                 producer.begin_transaction()
                 for _ in range(count):

@@ -26,7 +26,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from penstock.cli import output, project
+from penstock.cli.demo_servers import check_servers
 from penstock.cli.kafka import BOOTSTRAP_VARIABLE, connect
+from penstock.cli.stopping import stopped_by_signals
 from penstock.cli.up import DEFAULT_LISTEN
 from penstock.cli.values import parse_pairs
 from penstock.errors import ConfigError, PenstockError
@@ -61,6 +63,7 @@ SMALL: Final = (
 )
 _STEP_S: Final = 0.25
 _QUICK_STOP_S: Final = 10.0
+_EARLY_STOP_S: Final = 1.0
 
 Data = Annotated[
     Path,
@@ -177,6 +180,7 @@ def demo(
     """
     from penstock.cli.run import need_spark
 
+    began = time.monotonic()
     need_spark()
     from penstock.spark.java import find_java
 
@@ -185,19 +189,13 @@ def demo(
     plan = Plan(data.resolve(), seconds, rate, keep, listen, postgres, kafka, redis, master, plain,
                 tuple(conf))  # fmt: skip
     stop = threading.Event()
-    with _folder(plan), _stopped_by(stop):
-        good = _Demo(plan, stop).run()
+    with _folder(plan):
+        made = _Demo(plan, stop, began)
+        # The second Ctrl-C leaves at once, and nothing behind.
+        with stopped_by_signals(stop, made.kill):
+            good = made.run()
     if not good:
         raise typer.Exit(output.EXIT_FAILURE)
-
-
-@contextmanager
-def _stopped_by(stop: threading.Event) -> Iterator[None]:
-    from penstock.cli.stopping import stopped_by_signals
-
-    # The second Ctrl-C leaves at once; what was started is told to stop by the system.
-    with stopped_by_signals(stop):
-        yield
 
 
 # ---- the folder --------------------------------------------------------------------------
@@ -226,6 +224,8 @@ def _folder(plan: Plan) -> Iterator[None]:
                 f"another demo works in {data}",
                 advice="Stop it, or choose another folder: --data DIR.",
             ) from None
+        # Before anything of the last demo is deleted.
+        check_servers(plan)
         if not plan.keep:
             _clear(data)
         _write_project(plan)
@@ -283,10 +283,11 @@ def adapted(text: str, plan: Plan) -> str:
 class _Demo:
     """One run, from the checks to the summary."""
 
-    def __init__(self, plan: Plan, stop: threading.Event) -> None:
+    def __init__(self, plan: Plan, stop: threading.Event, began: float) -> None:
         from penstock.cli.demo_parts import Crew
         from penstock.cli.demo_view import Seen, Shopkeeper
 
+        self._began = began
         self._plan = plan
         self._stop = stop
         self._seen: Seen = Seen()
@@ -300,6 +301,10 @@ class _Demo:
         from penstock.cli.sinks_file import declared
 
         self._specs: list[SinkSpec] = declared(self._project)
+
+    def kill(self) -> None:
+        """End all processes, wherever they are."""
+        self._crew.kill_all()
 
     def run(self) -> bool:
         """Whether all that is derived is right at the end."""
@@ -319,18 +324,10 @@ class _Demo:
     # ---- the start -----------------------------------------------------------------------
 
     def _check(self, view: Dashboard) -> None:
-        """What is not here is asked now, before anything is started."""
-        from penstock.cli.demo_servers import check_kafka, check_postgres
-        from penstock.cli.run_cluster import check_master
-
+        """What there is of an earlier demo is cleared, and the database is looked at."""
         view.stage(f"the shop is in {self._plan.data}")
-        check_master(self._plan.master)
-        if self._plan.kafka is not None:
-            check_kafka(self._plan.kafka, keep=self._plan.keep)
-        if self._plan.postgres is not None:
-            check_postgres(self._plan.postgres)
-            if not self._plan.keep:
-                self._clear_postgres(self._plan.postgres)
+        if self._plan.postgres is not None and not self._plan.keep:
+            self._clear_postgres(self._plan.postgres)
         for spec in self._specs:
             if self._plan.redis is not None and spec.name == "cache":
                 with spec.sink() as sink:
@@ -434,7 +431,8 @@ class _Demo:
             return []
         memory = lambda: memory_bytes([os.getpid()])  # noqa: E731
         end: float | None = None
-        with Watcher(self._seen, self._plan.data, self._bootstrap, self._specs, memory) as watcher:
+        with Watcher(self._seen, self._plan.data, self._bootstrap, self._specs, memory,
+                     self._began) as watcher:  # fmt: skip
             while not self._stop.is_set() and (end is None or time.monotonic() < end):
                 self._look(watcher.is_running)
                 if end is None and watcher.is_running and self._crew.parts["shop"].was_ready:
@@ -443,7 +441,8 @@ class _Demo:
                     view.stage("open; Ctrl-C closes it")
                 view.show()
                 self._stop.wait(_STEP_S)
-            return self._drain(view, watcher)
+            # Nothing is derived yet: there is nothing to wait for.
+            return [] if end is None else self._drain(view, watcher)
 
     def _look(self, running: bool) -> None:
         if running and not self._crew.parts["flows"].is_ready:
@@ -475,7 +474,7 @@ class _Demo:
 
     def _drain(self, view: Dashboard, watcher: Watcher) -> list[Found]:
         """Close the shop, and wait until everything that is derived is right."""
-        view.stage("the shop closes; waiting for what is derived")
+        view.stage("the shop closes; waiting for what is derived (Ctrl-C again ends all at once)")
         self._crew.stop("shop")
         self._keeper.closed()
         deadline = time.monotonic() + DRAIN_S
@@ -546,12 +545,15 @@ class _Demo:
     # ---- the end -------------------------------------------------------------------------
 
     def _finish(self, found: list[Found]) -> bool:
+        if not found:
+            # What has just begun is of no use; whatever it was at is done again at a next start.
+            self._crew.end_all(ORDER, _EARLY_STOP_S)
+            output.say(f"stopped before the shop was open; what there is, is in {self._plan.data}")
+            # As a command that nobody had prepared for Ctrl-C ends.
+            raise typer.Exit(output.EXIT_INTERRUPTED)
         for name in ORDER[1:]:
             if not self._crew.stop(name):
                 output.warn(f"{name} did not stop in time, and was ended")
-        if not found:
-            output.say(f"stopped before the shop was open; what there is, is in {self._plan.data}")
-            return False
         self._summary(found)
         return all(each.is_equal for each in found)
 
@@ -570,7 +572,7 @@ class _Demo:
             f"{results['shop.payments.suspicious']:,} suspicious payments, "
             f"{results['shop.searches.found']:,} finds of standing searches"
         )
-        first = "none" if seen.first_s is None else f"{seen.first_s:.1f} s after the start of Spark"
+        first = "none" if seen.first_s is None else f"{seen.first_s:.1f} s after the start"
         print(f"first result: {first}; most memory: {seen.memory / 1e9:.2f} GB\n")
         output.print_table(
             ("derived system", "store", "compared with", ">rows", "result"),

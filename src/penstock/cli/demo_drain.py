@@ -15,7 +15,7 @@ import orjson
 from penstock.sinks.contract import Position
 from penstock.spark.flows.folder import Folder
 from penstock.spark.flows.inputs import Place
-from penstock.spark.sinking.manager import ends_of
+from penstock.spark.sinking.lag import ends_of
 
 Ends = Mapping[tuple[str, int], int]
 

@@ -217,6 +217,15 @@ class Crew:
             _end_session(part.process)
         self._tell()
 
+    def kill_all(self) -> None:
+        """End every process now, in any state, and wait for none: for who leaves at once."""
+        for part in list(self._parts.values()):
+            if part.process is not None:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(part.process.pid, signal.SIGKILL)
+        with contextlib.suppress(OSError):
+            (self._folder / PARTS_FILE).unlink(missing_ok=True)
+
     def end_all(self, order: Sequence[str], timeout_s: float) -> None:
         """Stop whatever is left, in this order."""
         for name in order:

@@ -105,7 +105,7 @@ class Watcher:
 
     def __init__(
         self, seen: Seen, folder: Path, bootstrap: str, specs: Sequence[SinkSpec],
-        memory: Callable[[], int],
+        memory: Callable[[], int], began: float,
     ) -> None:  # fmt: skip
         self._seen = seen
         self._folder = folder
@@ -113,7 +113,7 @@ class Watcher:
         self._specs = {each.name: each for each in specs}
         self._memory = memory
         self._stop = threading.Event()
-        self._began = time.monotonic()
+        self._began = began
         self._thread = threading.Thread(target=self._watch, name="demo-watch", daemon=True)
         self.is_running = False
         # Up to where the results are counted, wherever that was the end.
