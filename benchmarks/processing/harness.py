@@ -215,6 +215,8 @@ class Case:
     flow: Callable[[int], Flow]
     plain: Callable[[Bench, int], DataFrame] | None = None
     batches: int = 4
+    # Micro-batches before those that count.
+    warming: int = _WARMING
     # What is asked of a first run of ours, before anything is measured.
     loading: Callable[[], Flow] | None = None
     systems: tuple[str, ...] = ("penstock", "plain")
@@ -225,7 +227,7 @@ def measure(case: Case, asked: Asked, bench: Bench, *, fed: int = 0) -> tuple[Ce
     cells: Cells = {case.name: {}, f"{case.name}_cpu": {}}
     batches = 3 if asked.quick else case.batches
     for turn in range(asked.rounds + 1):
-        wanted = _WARMING if turn == 0 else batches
+        wanted = case.warming if turn == 0 else batches
         case.feed(bench, fed, wanted)
         bench.writer.flush()
         fed += wanted

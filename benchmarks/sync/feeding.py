@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from penstock.sinks.contract import Applied, Aside, Changes, Position, Sink
 from penstock.sinks.spec import SinkSpec
-from penstock.spark.flows.manager import Settings
+from penstock.spark.flows.overseeing import Settings
 from penstock.spark.sinking.folder import SinkFolder
 from penstock.spark.sinking.manager import SinkManager
 
