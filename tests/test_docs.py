@@ -62,8 +62,8 @@ def test_the_index_has_every_page() -> None:
     assert {page.name for page in DOCS.glob("*.md")} - {"README.md"} <= listed
 
 
-# A page shows a pattern that keeps something for ever, and says that a warning tells it.
-@pytest.mark.filterwarnings("default::penstock.spark.patterns.errors.UnboundedStateWarning")
+# Pages show patterns and views that keep something for ever, of which a warning tells.
+@pytest.mark.filterwarnings("default::penstock.spark.UnboundedStateWarning")
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("page", RUNNABLE, ids=lambda path: path.stem)
 def test_what_the_page_says_works(

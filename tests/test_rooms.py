@@ -1,8 +1,8 @@
 """The house rules that a machine can check: who imports whom, docstrings, lengths, no sleeping.
 
 The table below is the one of the design. What a room may import, at any depth of its modules and
-inside functions too, is what stands there and nothing else; `errors` and the package itself
-(`__version__`) are everyone's.
+inside functions too, is what stands there and nothing else; `errors`, why a connection did not come
+about (`connecting`) and the package itself (`__version__`) are everyone's.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MAY_IMPORT: dict[str, set[str] | str] = {
     "cli": ALL,
     "testing": ALL,
 }
-SHARED = {"errors", "__version__"}
+SHARED = {"errors", "connecting", "__version__"}
 # Only these may be long: they are written by a program from Kafka's message definitions.
 GENERATED = PACKAGE / "wire" / "messages"
 
