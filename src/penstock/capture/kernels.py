@@ -220,8 +220,8 @@ def _is_leap(year: int) -> Any:
 
 @helper
 def days_of(year: int, month: int, day: int) -> Any:
-    """Days since 1970; a very small number if there is no such day, or before the year 1."""
-    if year < 1 or month < 1 or month > 12 or day < 1:
+    """Days since 1970; a very small number if there is no such day, or not in the years 1 to 9999."""
+    if year < 1 or year > 9999 or month < 1 or month > 12 or day < 1:
         return -(1 << 40)
     longest = 31
     if month == 2:

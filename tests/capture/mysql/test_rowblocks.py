@@ -11,7 +11,15 @@ from penstock.capture.events.batch import Batch
 from penstock.capture.events.changes import Events
 from penstock.capture.events.settings import EventSettings
 from penstock.capture.mysql import rowblocks
-from penstock.capture.mysql.binlog import ROWS, TABLE_MAP, BinlogError, rows_head
+from penstock.capture.mysql.binlog import (
+    ROWS,
+    TABLE_MAP,
+    BinlogError,
+    Event,
+    RowsHead,
+    rows_head,
+)
+from penstock.capture.mysql.groups import _Reader
 from penstock.capture.source import Change, Part
 from penstock.testing.mariadb import MariaDB
 from tests.capture.mysql.test_parsing import assembler, split
@@ -21,7 +29,7 @@ CREATE TABLE t (id INT PRIMARY KEY, a TINYINT, b SMALLINT UNSIGNED, c MEDIUMINT,
     e BIGINT, f BIGINT UNSIGNED, g VARCHAR(20), h VARCHAR(300), i TEXT, j CHAR(5),
     k DECIMAL(18,9), l DECIMAL(2,2), m DECIMAL(7,0), n DECIMAL(12,2), o DATE, p DATETIME,
     q DATETIME(1), r DATETIME(3), s DATETIME(6), u TIMESTAMP NULL, v TIMESTAMP(2) NULL,
-    w TIMESTAMP(5) NULL) CHARACTER SET utf8mb4
+    w TIMESTAMP(5) NULL, x DECIMAL(18,3)) CHARACTER SET utf8mb4
 """
 VALUES: list[list[object]] = [
     [-128, 127, 0],
@@ -46,6 +54,7 @@ VALUES: list[list[object]] = [
     ["2026-11-01 12:34:56", "1970-01-02 00:00:01", "2000-02-29 23:59:59"],
     ["2026-12-31 12:34:56.07", "0000-00-00 00:00:00"],
     ["2026-03-01 00:00:00.00009", "2038-01-01 00:00:00.5"],
+    ["123456789012345.678", "-999999999999999.999"],
 ]
 Records = list[tuple[object, object]]
 
@@ -76,7 +85,9 @@ def raw(mariadb: MariaDB) -> list[bytes]:
                 )
                 for number in range(first, first + 200)
             ]
-            cursor.executemany(f"INSERT INTO t VALUES ({', '.join(['%s'] * 23)})", rows)
+            cursor.executemany(
+                f"INSERT INTO t VALUES ({', '.join(['%s'] * (1 + len(VALUES)))})", rows
+            )
         cursor.execute("UPDATE t SET a = 1, i = CONCAT(i, 'z') WHERE id < 300")
         cursor.execute("UPDATE t SET id = id + 10000 WHERE id BETWEEN 50 AND 80")
         cursor.execute("SET binlog_row_image = MINIMAL")
@@ -143,9 +154,39 @@ def test_blocks_say_what_single_rows_say(raw: list[bytes], monkeypatch: pytest.M
     assert records(together) == records(single)
 
 
+@pytest.mark.parametrize("stored", [(2, 0xFF), (1, 0x40)])
+def test_a_year_that_no_date_can_have_is_read_the_same_way(
+    raw: list[bytes], stored: tuple[int, int]
+) -> None:
+    """DATE has room for years up to 32767."""
+    reader, events = _large(raw)
+    head = rows_head(events[0])
+    whole = (2024 << 9 | 2 << 5 | 29).to_bytes(3, "little")
+    at = head.data.index(whole, head.at)
+    hurt = bytearray(head.data)
+    hurt[at + stored[0]] = stored[1]
+    _compare(reader, events[0], head._replace(data=bytes(hurt)))
+
+
 def test_damage_is_told_of_whichever_way_it_is_read(raw: list[bytes], seed: int) -> None:
     """What compiled code takes, the interpreted way takes, and says the same."""
     random = Random(seed)
+    reader, events = _large(raw)
+    taken = 0
+    for _ in range(300):
+        event = random.choice(events)
+        head = rows_head(event)
+        hurt = bytearray(head.data)
+        for _ in range(random.randrange(4)):
+            hurt[random.randrange(head.at, len(hurt))] = random.randrange(256)
+        if random.random() < 0.5:
+            del hurt[random.randrange(head.at + 1_500, len(hurt)) :]
+        taken += _compare(reader, event, head._replace(data=bytes(hurt)))
+    assert taken
+
+
+def _large(raw: list[bytes]) -> tuple[_Reader, list[Event]]:
+    """The reader of the table, and its events that are large enough for blocks."""
     made = assembler()
     reader = None
     events = []
@@ -157,23 +198,17 @@ def test_damage_is_told_of_whichever_way_it_is_read(raw: list[bytes], seed: int)
         elif event.kind in ROWS and len(one) > 2_000:
             events.append(event)
     assert reader is not None
-    taken = 0
-    for _ in range(300):
-        event = random.choice(events)
-        head = rows_head(event)
-        hurt = bytearray(head.data)
-        for _ in range(random.randrange(4)):
-            hurt[random.randrange(head.at, len(hurt))] = random.randrange(256)
-        if random.random() < 0.5:
-            del hurt[random.randrange(head.at + 1_500, len(hurt)) :]
-        damaged = head._replace(data=bytes(hurt))
-        block = reader.rows.block(event.kind, damaged, (b"<", b">"), 1)
-        changes: list[Change] = []
-        try:
-            reader.rows.read(event.kind, damaged, (b"<", b">"), 1, changes)
-        except BinlogError:
-            assert block is None
-        else:
-            assert block is None or list(block) == changes
-        taken += block is not None
-    assert taken
+    return reader, events
+
+
+def _compare(reader: _Reader, event: Event, damaged: RowsHead) -> bool:
+    """Both ways say the same, if the compiled one takes it; whether it does."""
+    block = reader.rows.block(event.kind, damaged, (b"<", b">"), 1)
+    changes: list[Change] = []
+    try:
+        reader.rows.read(event.kind, damaged, (b"<", b">"), 1, changes)
+    except BinlogError:
+        assert block is None
+    else:
+        assert block is None or list(block) == changes
+    return block is not None

@@ -50,7 +50,8 @@ def _group_bytes(digits: int) -> Any:
 
 @helper
 def _decimal(at: int, whole: int, fraction: int) -> tuple[Any, Any]:
-    """The unscaled value of a binary DECIMAL of up to 18 digits, and where it ends."""
+    """The unscaled value of a binary DECIMAL of up to 18 digits, and where it ends; 0 for that if
+    a group holds more than its digits can say."""
     first = load_byte(at)
     negative = first < 128
     flip = 255 if negative else 0
@@ -74,9 +75,12 @@ def _decimal(at: int, whole: int, fraction: int) -> tuple[Any, Any]:
                     is_first = False
                 number = (number << 8) | (byte ^ flip)
                 at += 1
+            most = 1
             for _ in range(count):
-                value *= 10
-            value += number
+                most *= 10
+            if number >= most:
+                return 0, 0
+            value = value * most + number
     return (-value if negative else value), at
 
 
@@ -169,8 +173,8 @@ def _value(to: int, at: int, end: int, code: int, a: int, b: int) -> tuple[Any, 
             return 0, at
         return put_text(to, at, at + size), at + size
     if code == DECIMAL:
-        value, at = _decimal(at, a, b)
-        return put_unscaled(to, value), at
+        value, behind = _decimal(at, a, b)
+        return (put_unscaled(to, value) if behind else 0), behind
     if code == DATE:
         packed = _little(at, 3)
         days = days_of(packed >> 9, packed >> 5 & 15, packed & 31)
