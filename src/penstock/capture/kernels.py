@@ -220,7 +220,7 @@ def _is_leap(year: int) -> Any:
 
 @helper
 def days_of(year: int, month: int, day: int) -> Any:
-    """Days since 1970; a very small number if there is no such day, or not in the years 1 to 9999."""
+    """Days since 1970; a very small number if there is no such day in the years 1 to 9999."""
     if year < 1 or year > 9999 or month < 1 or month > 12 or day < 1:
         return -(1 << 40)
     longest = 31
