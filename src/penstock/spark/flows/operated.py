@@ -255,7 +255,7 @@ class Operated:
         except Exception as error:
             if not is_because_of(TooMuchError, error):
                 raise
-            # Nothing is kept of what was begun. It may be so again: from now on by stages.
+            # What was kept of it is written anew. It may be so again: from now on by stages.
             self._is_much = True
             return self._micro_batch(records, batch_id)
 

@@ -7,7 +7,7 @@ what one gives goes to the next as it is. State is the same, shard by shard and 
 the next micro-batch may go through stages again, and either way its rows find their state.
 
 Few records can become many rows, where each of them meets many in a join. A task that has made more
-than `MOST_ROWS` gives up before anything is kept, and the micro-batch goes through stages.
+than `MOST_ROWS` gives up, and the micro-batch goes through stages, which write all of it anew.
 
 Between two operators columns can be renamed and left out, and so can rows where a column is null;
 whatever else is to be computed there is Spark's, and parts the chain.
@@ -243,16 +243,19 @@ class _Task:
         made = [applying.part_of(whole, number) for number in range(self.frames)]
         told = self.watermark_us
         watermark_us = told() if callable(told) else told
-        held: list[Held] = []
         room = _Room(self.most_rows)
-        with ThreadPoolExecutor(max(1, min(self.shards, _MOST_THREADS, _cores()))) as pool:
+        threads = max(1, min(self.shards, _MOST_THREADS, _cores()))
+        # What is done is written while others work: the disk takes one commit for many files.
+        # Should the task give up, whoever begins the micro-batch again writes the same anew.
+        writers = max(1, min(self.shards * len(self.steps), _MOST_WRITERS))
+        with ThreadPoolExecutor(threads) as pool, ThreadPoolExecutor(writers) as disk:
+            kept = []
             for each in self.steps:
-                rows, some = self._given(each, made, watermark_us, pool, room)
+                rows, held = self._given(each, made, watermark_us, pool, room)
                 made.append(rows)
-                held += some
-        # All at once: the disk takes the one commit for many files.
-        with ThreadPoolExecutor(min(len(held), _MOST_WRITERS)) as pool:
-            list(pool.map(Held.keep, held))
+                kept += [disk.submit(one.keep) for one in held]
+            for one in kept:
+                one.result()
         rows = made[-1]
         assert rows is not None
         yield from rows.cast(self.schema).to_batches(max_chunksize=65_536)
