@@ -18,8 +18,9 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from penstock.spark.flows.declare import flow, stream, topic
 from penstock.spark.flows.errors import DeclarationError
-from penstock.spark.standing import QueryError, bad_queries, match, matching
+from penstock.spark.standing import QueryError, asking, bad_queries, match, matching
 from penstock.spark.standing.index import Index
+from penstock.spark.standing.operators import Latest, Shape
 from penstock.spark.standing.query import All, Either, Kind, Node, Not, Phrase, Range, Word, parse
 from penstock.spark.state import Batch, Shard, State, entered
 from penstock.testing import Broker
@@ -187,10 +188,10 @@ def test_queries_that_change_are_asked_as_they_are(
     steps: list[tuple[dict[str, str | None], list[Document]]], few: int
 ) -> None:
     out = pa.schema([("query", pa.string()), ("matched", pa.list_(pa.string())), *SCHEMA])
-    operator = matching.Matching(tuple(FIELDS.items()), tuple(SCHEMA.names), out)
+    operator = Latest(Shape(tuple(FIELDS.items()), tuple(SCHEMA.names), out))
     state, standing = State(), dict[str, str]()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(matching, "_FEW", few)
+        patch.setattr(asking, "_FEW", few)
         for version, (changes, documents) in enumerate(steps):
             table = pa.Table.from_pylist(documents, SCHEMA)
             inputs = {"documents": table.rename_columns([f"_d_{each}" for each in SCHEMA.names])}
@@ -262,7 +263,7 @@ def test_a_wrong_query_is_told_with_the_place(text: str, reason: str, position: 
 @settings(max_examples=300, deadline=None)
 @given(st.text(st.sampled_from('ab:"()[]{}<>=-* ANDORT1.2026'), max_size=30))
 def test_whatever_is_written_is_a_query_or_an_error(text: str) -> None:
-    found = matching.parsed(text, tuple(FIELDS.items()))
+    found = asking.parsed(text, tuple(FIELDS.items()))
     assert not isinstance(found, QueryError) or 0 <= found.position <= len(text)
 
 
@@ -346,9 +347,10 @@ def test_what_matched_and_lanes(penstock_spark: SparkSession) -> None:
         "red hat": {"title:red", "price:[1 TO 2]"},
         "shoes": {"title:shoes", "price:[1 TO 2]"},
     }
-    # Spark's hash is what we take it for.
-    hashes = penstock_spark.range(5).select(F.xxhash64("id").alias("h")).collect()
-    assert [each.h for each in hashes] == [matching._hash(each) for each in range(5)]
+    # Each goes to a shard of its own, by Spark's hash.
+    lanes = penstock_spark.createDataFrame([(each,) for each in matching._lanes(5)], "id bigint")
+    shards = lanes.select("id", F.pmod(F.xxhash64("id"), F.lit(5)).alias("shard")).collect()
+    assert {each.shard: each.id for each in shards} == dict(enumerate(matching._lanes(5)))
     with pytest.raises(DeclarationError, match=r"test_standing.py:\d+: match: .*'colour'"):
         match(documents, rows, fields={"colour": "text"})
     with pytest.raises(DeclarationError, match="cannot be searched as time"):

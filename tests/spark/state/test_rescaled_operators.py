@@ -71,6 +71,12 @@ def everything(
     yield "pattern", rising.within("15 seconds").match(rows, by="key")
     found = rows.withColumn("text", F.concat_ws(" ", "key", F.col("number").cast("string")))
     yield "standing", standing.match(found, queries, fields={"text": "text", "number": "number"})
+    yield (
+        "standing as of",
+        standing.match(
+            found, queries, fields={"text": "text", "number": "number"}, version="as_of"
+        ),
+    )
     yield "view", views.sql(
         "SELECT key, count(*) AS n, count(DISTINCT number) AS kinds, max(number) AS most "
         "FROM rows GROUP BY key", keys={"rows": "_offset"}, rows=rows,
@@ -81,7 +87,9 @@ def batch(spark: SparkSession, found: Layout, number: int) -> list[str]:
     """What all of them give for a micro-batch, each row as text."""
     first, last = number * 60, number * 60 + 60
     asked = [("a", "k1"), ("b", "number > 6")] if number == 0 else [("a", None), ("c", "k2")]
-    queries = spark.createDataFrame(asked, "key string, value string")
+    # In the midst of the rows.
+    rows_of = [(*each, moment(first + 20 * at)) for at, each in enumerate(asked, 1)]
+    queries = spark.createDataFrame(rows_of, "key string, value string, _time timestamp")
     context = Batch(
         folder=found.folder, batch_id=number, shards=found.shards,
         watermark_us=(last - 8) * 1_000_000,
@@ -111,7 +119,8 @@ def test_the_answer_is_that_of_other_numbers_of_shards(
     shutil.copytree(plain, checkpoint)
     wanted = batch(penstock_spark, found, 1)
     assert {each.split(" {")[0] for each in wanted} == {
-        "compare", "sliding", "dedup", "within", "as of", "pattern", "standing", "view"
+        "compare", "sliding", "dedup", "within", "as of", "pattern", "standing",
+        "standing as of", "view"
     }  # fmt: skip
     assert any(json.loads(each.removeprefix("compare ")).get("n_before") is not None
                for each in wanted if each.startswith("compare"))  # fmt: skip

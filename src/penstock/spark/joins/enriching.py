@@ -22,8 +22,8 @@ import pyarrow.compute as pc
 
 from penstock.records.columns.compiled import kernel
 from penstock.spark.state import KeyedTable, Shard
-from penstock.spark.state.applying import in_order
 from penstock.spark.state.numbering import numbered, whole
+from penstock.spark.state.waiting import micros, plain, released, writable
 from penstock.spark.windows.clock import Clock
 
 GONE: Final = "_gone"
@@ -130,10 +130,10 @@ class AsOf:
             for name, time in (("events", sent_name(TIME)), ("changes", AT)):
                 if name in inputs:
                     # What has no time was always there.
-                    clock.refuse_strays(_micros(inputs[name][time].drop_null()))
+                    clock.refuse_strays(micros(inputs[name][time].drop_null()))
             clock.keep(shard)
-        events = _released(shard, _WAITING, inputs.get("events"), sent_name(TIME), passed)
-        changes = _released(shard, _COMING, inputs.get("changes"), AT, passed)
+        events = released(shard, _WAITING, inputs.get("events"), sent_name(TIME), passed)
+        changes = released(shard, _COMING, inputs.get("changes"), AT, passed)
         if changes is not None:
             changes = _without_retracted(_with_keys(changes, shape.keys), shape.keys)
         if changes is None or not len(changes):
@@ -150,7 +150,7 @@ class AsOf:
             return shard.watermark_us
         for rows in inputs.values():
             if sent_name(WATERMARK) in rows.column_names and len(rows):
-                return int(_micros(rows[sent_name(WATERMARK)].slice(0, 1))[0])
+                return int(micros(rows[sent_name(WATERMARK)].slice(0, 1))[0])
         return None if self.everything else np.iinfo(np.int64).min
 
     def _joined(self, shard: Shard, events: pa.Table | None, changes: pa.Table) -> pa.Table:
@@ -158,14 +158,14 @@ class AsOf:
         table = shard.state.table("rows", shape.kept, shape.keys)
         asked = changes.select(list(shape.keys))
         if events is not None:
-            asked = pa.concat_tables([asked, _plain(events.select(list(shape.keys)))])
-        at = _micros(changes[AT])
+            asked = pa.concat_tables([asked, plain(events.select(list(shape.keys)))])
+        at = micros(changes[AT])
         course = _course(table, shape, changes, asked, at)
         result = shape.out.empty_table()
         if events is not None and len(events):
             picked = look_up(
                 course.numbers[len(changes) :],
-                _micros(events[sent_name(TIME)]),
+                micros(events[sent_name(TIME)]),
                 course.starts,
                 at[course.order],
                 course.state,
@@ -217,19 +217,19 @@ def _course(
     # Stable, so that of changes at the same time the last in the log counts.
     order = np.lexsort((own,) if at is None else (at, own))
     always = [np.zeros(each, np.int64) for each in (len(changes), count)]
-    valid, valid_before = always if at is None else [_micros(e[FROM]) for e in (changes, before)]
+    valid, valid_before = always if at is None else [micros(e[FROM]) for e in (changes, before)]
     starts = np.searchsorted(own[order], np.arange(count + 1))
     state = settle(
         starts,
         order,
         valid,
         changes[GONE].combine_chunks().to_numpy(zero_copy_only=False),
-        _numbers(whole(changes[OWNER]), ANYBODY),
+        writable(whole(changes[OWNER]), ANYBODY),
         there,
         valid_before,
-        _numbers(whole(before[OWNER]), ANYBODY),
+        writable(whole(before[OWNER]), ANYBODY),
     )
-    kept = [_plain(each.select(shape.kept.names)) for each in (before, changes)]
+    kept = [plain(each.select(shape.kept.names)) for each in (before, changes)]
     return _Course(numbers, pa.concat_tables(kept), there, order, starts, state)
 
 
@@ -288,24 +288,6 @@ def look_up(numbers: Any, times: Any, starts: Any, at: Any, state: Any, there: A
     return found
 
 
-def _numbers(column: pa.Array, missing: int) -> Any:
-    """As kernels take them, which is writable."""
-    filled = column.fill_null(missing).to_numpy(zero_copy_only=False)
-    return np.require(filled, requirements=["W"])
-
-
-def _micros(column: pa.ChunkedArray) -> Any:
-    """Times as numbers; what has none was always there."""
-    times = whole(column)
-    plain = times.cast(pa.timestamp("us", times.type.tz)).cast(pa.int64())
-    return _numbers(plain, np.iinfo(np.int64).min)
-
-
-def _plain(rows: pa.Table) -> pa.Table:
-    """All columns may be null: whether they are is of no use here, and tables have to fit."""
-    return pa.table(rows.columns, names=rows.column_names)
-
-
 def _with_keys(changes: pa.Table, keys: Sequence[str]) -> pa.Table:
     """Without those whose key is not known: tombstones after deletions, of keys of another kind."""
     kept = None
@@ -313,42 +295,14 @@ def _with_keys(changes: pa.Table, keys: Sequence[str]) -> pa.Table:
         if changes[each].null_count:
             own = pc.is_valid(changes[each])
             kept = own if kept is None else pc.and_(kept, own)
-    return _plain(changes if kept is None else changes.filter(kept))
-
-
-def _released(
-    shard: Shard, name: str, fresh: pa.Table | None, time: str, passed: int | None
-) -> pa.Table | None:
-    """The rows that the watermark has passed; the others wait in the state.
-
-    What waited came first, but may stand behind the others in the log.
-    """
-    waiting = shard.state.value(name)
-    if waiting is not None and not len(waiting):
-        waiting = None
-    given = [_plain(each) for each in (waiting, fresh) if each is not None]
-    if not given:
-        return None
-    rows = pa.concat_tables(given) if len(given) > 1 else given[0]
-    is_sorted = waiting is None
-    if passed is None:
-        return rows
-    ready = _micros(rows[time]) < passed
-    if ready.all():
-        if waiting is not None:
-            shard.state.keep(name, rows.slice(0, 0))
-        return rows if is_sorted else in_order(rows)
-    if fresh is not None or ready.any():
-        shard.state.keep(name, rows.filter(pa.array(~ready)).combine_chunks())
-    released = rows.filter(pa.array(ready))
-    return released if is_sorted else in_order(released)
+    return plain(changes if kept is None else changes.filter(kept))
 
 
 def _without_retracted(changes: pa.Table, keys: Sequence[str]) -> pa.Table:
     """Without rows that were to be valid later on and were taken back before."""
     gone = changes[GONE].combine_chunks().to_numpy(zero_copy_only=False)
-    valid = _micros(changes[FROM])
-    taken_back = np.flatnonzero(gone & (valid > _micros(changes[KNOWN])))
+    valid = micros(changes[FROM])
+    taken_back = np.flatnonzero(gone & (valid > micros(changes[KNOWN])))
     if not len(taken_back):
         return changes
     numbers, _ = numbered([changes[each] for each in keys], len(changes))

@@ -119,6 +119,7 @@ def within(
         key=list(on),
         schema=spark_schema(operator.schema),
         name=name,
+        waits=True,
     )
 
 

@@ -54,7 +54,6 @@ from penstock.spark.joins.enriching import (
 from penstock.spark.places import before
 from penstock.spark.state import Operator, Planning, apply, current
 from penstock.spark.state.applying import Direct
-from penstock.spark.state.bounds import reads_of, warn_unbounded
 from penstock.spark.state.schemas import PLAIN_KEY, arrow_schema, is_nested
 
 if TYPE_CHECKING:
@@ -125,7 +124,6 @@ def enrich(
     if version == "as_of":
         everything = current() is None and WATERMARK not in events.columns
         operator = AsOf(shape, everything)
-        _warn_of_rest(changes)
     taken = {sent_name(each): each for each in events.columns}
     taken |= {key_name(at): mine for at, mine in enumerate(pairs)}
     return apply(
@@ -135,6 +133,7 @@ def enrich(
         schema=out,
         name=name,
         direct={"events": Direct(events, taken)},
+        waits=version == "as_of",
     )
 
 
@@ -210,18 +209,6 @@ def _check_version(changes: DataFrame, how: How, version: Version, where: str) -
             "changes up to the time of an event are there",
             advice='Give it one, such as that of its records: stream("TOPIC", ..., '
             'time="_timestamp").',
-        )
-
-
-def _warn_of_rest(changes: DataFrame) -> None:
-    """A table that rests holds up time, and the events wait."""
-    resting = sorted(each for each, read in reads_of(changes).items() if not read.has_heartbeats)
-    if resting:
-        names = ", ".join(map(repr, resting))
-        warn_unbounded(
-            f'enrich, version="as_of": events wait until topic {names} has a later record in each '
-            "of its partitions; while the table rests nothing comes out, and all of them are kept",
-            'Give its stream heartbeats, as in stream(..., idle="30 seconds").',
         )
 
 

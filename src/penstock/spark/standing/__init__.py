@@ -11,8 +11,8 @@ are kept, in a topic, and come and go while the flow runs; each document is matc
         return {"alerts": match(offers, queries, fields=fields),
                 "bad": bad_queries(queries, fields=fields)}
 
-`query` is the language, `index` how ten thousand queries are asked at once, `matching` both over
-DataFrames.
+`query` is the language, `index` how ten thousand queries are asked at once, `asking` which of them
+a worker has in memory, `operators` what a task does, `matching` all of it over DataFrames.
 """
 
 from __future__ import annotations

@@ -1,60 +1,56 @@
 """Standing queries over DataFrames: documents spread over all shards, queries in each of them.
 
-**What is matched with what.** A document is matched against the queries that the log has delivered
-up to and including its micro-batch. So a query that was written before a document is asked of it
-unless the topic of queries is behind; what is asked of documents read earlier stays as it was.
-
 **Queries** come from a topic whose key is the query's name and whose value is the query, as text or
 as JSON, {"query": "..."}; the last value of a key counts, and one without a value removes it. What
 cannot be understood matches nothing, replaces what had its name, and is told by `bad_queries`; the
 others go on.
 
-**State.** Each shard keeps all queries, as text, the same in all. Their index is kept in each
-worker's memory, one for all shards, for as long as the queries do not change.
+**latest** asks a document at once, by the queries that the log has delivered up to and including
+its micro-batch. So a query that was written before a document is asked of it unless the topic of
+queries is behind, and a replay may answer otherwise; what is asked of documents read earlier stays
+as it was.
+
+**as_of** asks a document the queries that were valid at its own time, and the same in every replay
+and in batch: it waits until the watermark has passed its time, so that all changes up to then are
+known. A change counts from its own time on, for documents of the same time too; of several at the
+same time the last in the log counts. Both streams must have a time, so that the watermark speaks
+for both. Kept are the queries, and what is newer than the watermark.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
-from copy import copy
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
-import orjson
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 
 from penstock.spark.flows.errors import DeclarationError
 from penstock.spark.places import before
-from penstock.spark.standing.index import Found, Index
-from penstock.spark.standing.query import KINDS, Kind, Node, QueryError, parse
-from penstock.spark.state import Batch, Shard, apply, current
+from penstock.spark.standing.asking import ID, TEXT, Fields, parsed
+from penstock.spark.standing.operators import LANE, TIME, AsOf, Latest, Shape, sent_name
+from penstock.spark.standing.query import KINDS, Kind, QueryError
+from penstock.spark.state import Batch, Operator, apply, current
 from penstock.spark.state.context import DEFAULT_SHARDS
 from penstock.spark.state.schemas import arrow_schema
+from penstock.spark.state.spreading import shards_of_columns
+from penstock.spark.state.time import END
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
+Version = Literal["latest", "as_of"]
+
 QUERY: Final = "query"
 MATCHED: Final = "matched"
-_LANE: Final = "_lane"
-_ID: Final = "_id"
-_TEXT: Final = "_text"
+# Of streams of changes.
+AFTER: Final = "_after"
+KEY: Final = "_key"
 _PLACES: Final = ("_topic", "_partition", "_offset")
-_KEPT: Final = pa.schema([(_ID, pa.string()), (_TEXT, pa.string())])
-_QUERIES: Final = "queries"
-# Which queries there are: a digest of all changes so far.
-_STAMP: Final = "stamp"
-# So many changes are always kept beside the index.
-_FEW: Final = 64
-# Indexes that a worker keeps.
-_MAX_INDEXES: Final = 2
 _TYPES: Final = {
     "text": (T.StringType,),
     "keyword": (T.StringType, T.BooleanType, T.IntegralType),
@@ -69,16 +65,18 @@ def match(
     queries: DataFrame,
     *,
     fields: Mapping[str, Kind],
-    id: str = "key",
-    query: str = "value",
+    id: str | None = None,
+    query: str | None = None,
+    version: Version = "latest",
     name: str | None = None,
 ) -> DataFrame:
     """Each document with each query that it matches.
 
     `fields` are the columns that queries may look at, and how: "text", by its words; "keyword", as
     a whole; "number"; "time". `id` and `query` are the columns of the queries with their names and
-    texts, as stream(TOPIC, text=True) has them. The rows have the columns `query`, the name, and
-    `matched`, what of the query holds, beside those of the document.
+    texts, if they are no stream(TOPIC, text=True) or stream(TOPIC, changelog="query string"). For
+    `version` see the module. The rows have the columns `query`, the name, and `matched`, what of
+    the query holds, beside those of the document.
     """
     where = before()
     _check(documents, fields, where)
@@ -88,77 +86,49 @@ def match(
                 f"{where}match: the documents have a column {each!r} already",
                 advice=f'Rename it, as in documents.withColumnRenamed("{each}", "{each}_").',
             )
+    _check_version(documents, queries, version, where)
+    times = (TIME, END) if version == "as_of" else ()
+    rows = _queries(queries, id, query, where, (*_PLACES, *times))
     context = current()
     lanes = _lanes(context.shards if isinstance(context, Batch) else DEFAULT_SHARDS)
     places = [each for each in _PLACES if each in documents.columns] or documents.columns
     spread = F.pmod(F.xxhash64(*(F.col(f"`{each}`") for each in places)), F.lit(len(lanes)))
     # Under other names, for their order is of no use, and sorting takes time.
     sent = documents.select(
-        *(F.col(f"`{each}`").alias(f"_d_{each}") for each in documents.columns),
-        F.get(_array(lanes), spread.cast("int")).alias(_LANE),
+        *(F.col(f"`{each}`").alias(sent_name(each)) for each in documents.columns),
+        F.get(_array(lanes), spread.cast("int")).alias(LANE),
     )
-    told = _queries(queries, id, query, where).withColumn(_LANE, F.explode(_array(lanes)))
+    told = rows.withColumn(LANE, F.explode(_array(lanes)))
     out = T.StructType(
         [T.StructField(QUERY, T.StringType()), T.StructField(MATCHED, _strings())]
         + [T.StructField(each.name, each.dataType, True) for each in documents.schema.fields]
     )
-    operator = Matching(tuple(fields.items()), tuple(documents.columns), arrow_schema(out))
+    shape = Shape(tuple(fields.items()), tuple(documents.columns), arrow_schema(out))
+    operator: Operator = Latest(shape)
+    if version == "as_of":
+        operator = AsOf(shape, context is None)
     inputs = {"documents": sent, "queries": told}
-    return apply(inputs, operator, key=[_LANE], schema=out, name=name)
+    waits = version == "as_of"
+    return apply(inputs, operator, key=[LANE], schema=out, name=name, waits=waits)
 
 
 def bad_queries(
-    queries: DataFrame, *, fields: Mapping[str, Kind], id: str = "key", query: str = "value"
+    queries: DataFrame,
+    *,
+    fields: Mapping[str, Kind],
+    id: str | None = None,
+    query: str | None = None,
 ) -> DataFrame:
     """The queries that cannot be understood: `query`, the name, `text`, `error` and `position`."""
-    rows = _queries(queries, id, query, before()).select(_ID, _TEXT).where(f"{_TEXT} is not null")
+    rows = _queries(queries, id, query, before()).where(f"{TEXT} is not null")
     return rows.mapInArrow(_Judge(tuple(fields.items())), BAD_SCHEMA)
-
-
-@dataclass(frozen=True, slots=True)
-class Matching:
-    """Documents against all queries."""
-
-    fields: tuple[tuple[str, Kind], ...]
-    columns: tuple[str, ...]
-    out: pa.Schema
-
-    @property
-    def kind(self) -> str:
-        return "standing"
-
-    @property
-    def describes(self) -> str:
-        return "standing queries by name"
-
-    def process(self, shard: Shard, inputs: Mapping[str, pa.Table]) -> pa.Table:
-        changes, documents = inputs.get("queries"), inputs.get("documents")
-        stamp = shard.state.value(_STAMP)
-        before = digest = b"" if stamp is None else bytes(stamp["digest"][0].as_py())
-        last = dict[str, str | None]()
-        if changes is not None:
-            last = dict(zip(changes[_ID].to_pylist(), changes[_TEXT].to_pylist(), strict=True))
-            digest = _digest(before, last)
-            shard.state.keep(_STAMP, pa.table({"digest": pa.array([digest], pa.binary())}))
-            shard.state.keep(_QUERIES, _changed(shard.state.value(_QUERIES), last))
-        if documents is None or not digest:
-            return self.out.empty_table()
-        asked = _asked(_Wanted(digest, self.fields), before, last, shard.state.value(_QUERIES))
-        names = [each.removeprefix("_d_") for each in documents.column_names]
-        documents = documents.rename_columns(names)
-        parts = []
-        for ids, found in asked.match(documents):
-            rows = documents.select(list(self.columns)).take(pa.array(found.documents))
-            columns = [ids.take(pa.array(found.queries)), found.matched, *rows.columns]
-            parts.append(pa.table(columns, names=self.out.names).cast(self.out))
-        return pa.concat_tables(parts)
 
 
 @dataclass(frozen=True, slots=True)
 class _Judge:
     """Tells which queries cannot be understood."""
 
-    fields: tuple[tuple[str, Kind], ...]
+    fields: Fields
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -173,133 +143,6 @@ class _Judge:
                 [pa.array(each, kind) for each, kind in zip(columns, kinds, strict=True)],
                 names=["query", "text", "error", "position"],
             )
-
-
-@lru_cache(maxsize=100_000)
-def parsed(text: str, fields: tuple[tuple[str, Kind], ...]) -> Node | QueryError:
-    """A query from the value of its record; what is wrong with it if it is none."""
-    try:
-        return parse(_said(text), dict(fields))
-    except QueryError as error:
-        # Without what it holds on to.
-        return error.with_traceback(None)
-
-
-def _said(text: str) -> str:
-    """The query itself: a value may be JSON."""
-    if not text.lstrip().startswith("{"):
-        return text
-    try:
-        found = orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        raise QueryError(f"neither a query nor JSON: {error.msg}", text, error.pos) from None
-    query = found.get("query") if isinstance(found, dict) else None
-    if not isinstance(query, str):
-        raise QueryError('JSON without a text under "query"', text, 0)
-    return query
-
-
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """Which queries, and how they are understood."""
-
-    digest: bytes
-    fields: tuple[tuple[str, Kind], ...]
-
-
-class _Asked:
-    """All queries, ready to be asked: most in one index, and those that changed since in another.
-
-    To make an index takes much longer than to ask a few documents, and queries come one by one.
-    """
-
-    def __init__(self, fields: tuple[tuple[str, Kind], ...], rows: pa.Table) -> None:
-        self._fields = fields
-        texts = dict(zip(rows[_ID].to_pylist(), rows[_TEXT].to_pylist(), strict=True))
-        self._base, self._ids = self._made(texts)
-        # What has changed since: texts, None for what is gone.
-        self._changes: dict[str, str | None] = {}
-        self._others, self._other_ids = self._made({})
-        self._hidden = np.zeros(len(self._ids), np.bool_)
-
-    def _made(self, texts: Mapping[str, str | None]) -> tuple[Index, pa.Array]:
-        nodes, ids = list[Node](), list[str]()
-        for name, text in texts.items():
-            node = None if text is None else parsed(text, self._fields)
-            if node is not None and not isinstance(node, QueryError):
-                nodes.append(node)
-                ids.append(name)
-        return Index(dict(self._fields), nodes), pa.array(ids, pa.string())
-
-    def changed(self, changes: Mapping[str, str | None]) -> _Asked | None:
-        """The same after some changes; None if it is better made anew."""
-        every = self._changes | dict(changes)
-        if len(every) > max(_FEW, len(self._ids) // 8):
-            return None
-        made = copy(self)
-        made._changes = every
-        made._others, made._other_ids = self._made(every)
-        named = pa.array(list(every), pa.string())
-        hidden = pc.is_in(self._ids, value_set=named)
-        made._hidden = hidden.to_numpy(zero_copy_only=False)
-        return made
-
-    def match(self, documents: pa.Table) -> Iterator[tuple[pa.Array, Found]]:
-        """What is found, by the names of queries."""
-        found = self._base.match(documents)
-        if self._changes:
-            shown = ~self._hidden[found.queries]
-            found = Found(
-                found.documents[shown], found.queries[shown], found.matched.filter(pa.array(shown))
-            )
-        yield self._ids, found
-        if self._changes:
-            yield self._other_ids, self._others.match(documents)
-
-
-# What this worker has in memory.
-_indexes: OrderedDict[_Wanted, _Asked] = OrderedDict()
-
-
-def _asked(
-    wanted: _Wanted, before: bytes, changes: Mapping[str, str | None], rows: pa.Table
-) -> _Asked:
-    """The queries of `rows`, which are those of the digest `before` after some changes."""
-    found = _indexes.pop(wanted, None)
-    if found is None:
-        known = _indexes.get(_Wanted(before, wanted.fields))
-        found = known.changed(changes) if known is not None else None
-    if found is None:
-        found = _Asked(wanted.fields, rows)
-    _indexes[wanted] = found
-    while len(_indexes) > _MAX_INDEXES:
-        _indexes.popitem(last=False)
-    return found
-
-
-def _changed(known: pa.Table | None, changes: Mapping[str, str | None]) -> pa.Table:
-    """The queries after changes, by name: the same in each shard."""
-    put = [(each, text) for each, text in changes.items() if text is not None]
-    columns = [[each for each, _ in put], [text for _, text in put]]
-    fresh = pa.table([pa.array(each, pa.string()) for each in columns], schema=_KEPT)
-    if known is not None:
-        named = pa.array(list(changes), pa.string())
-        others = known.filter(pc.invert(pc.is_in(known[_ID], value_set=named)))
-        fresh = pa.concat_tables([others.cast(_KEPT), fresh])
-    return fresh.sort_by(_ID).combine_chunks()
-
-
-def _digest(before: bytes, changes: Mapping[str, str | None]) -> bytes:
-    """Says which queries there are after changes to those that another digest says.
-
-    Each shard is told the same changes, so that they all come to the same.
-    """
-    told = hashlib.sha256(before)
-    told.update(orjson.dumps(sorted(changes.items())))
-    return told.digest()
-
-
-# ---- declaring ---------------------------------------------------------------------------
 
 
 def _check(documents: DataFrame, fields: Mapping[str, Kind], where: str) -> None:
@@ -325,18 +168,64 @@ def _check(documents: DataFrame, fields: Mapping[str, Kind], where: str) -> None
             )
 
 
-def _queries(queries: DataFrame, id: str, query: str, where: str) -> DataFrame:
-    for each in (id, query):
+def _check_version(documents: DataFrame, queries: DataFrame, version: Version, where: str) -> None:
+    if version not in {"latest", "as_of"}:
+        raise DeclarationError(
+            f"{where}match: version={version!r} is not known",
+            advice='version is "latest" or "as_of".',
+        )
+    if version == "latest":
+        return
+    for rows, whose, why, stream in (
+        (documents, "documents", "the queries of their time are wanted", '..., time="at"'),
+        (
+            queries,
+            "queries",
+            "nobody can say from when on they count",
+            'changelog="query string", time="_timestamp", idle="30 seconds"',
+        ),
+    ):
+        advice = f'Say which column is their time, as in stream("TOPIC", {stream}).'
+        if TIME not in rows.columns:
+            raise DeclarationError(
+                f"{where}match: the {whose} have no time, and {why}", advice=advice
+            )
+        found = rows.schema[TIME].dataType
+        if not isinstance(found, T.TimestampType):
+            raise DeclarationError(
+                f"{where}match: {TIME!r} of the {whose} is {found.simpleString()}, not a time",
+                advice=advice,
+            )
+
+
+def _queries(
+    queries: DataFrame, id: str | None, query: str | None, where: str, others: Sequence[str] = ()
+) -> DataFrame:
+    """Names and texts of queries, and what else is wanted of them as far as it is there."""
+    text: Column | None = None
+    if query is None and _is_changelog(queries):
+        # What is there and says no query is none that can be understood; what is gone has no text.
+        said = F.coalesce(f"{AFTER}.{QUERY}", F.lit(""))
+        id, text = id or KEY, F.when(F.col(AFTER).isNotNull(), said)
+    id, query = id or "key", query or "value"
+    for each in (id,) if text is not None else (id, query):
         if each not in queries.columns:
             raise DeclarationError(
                 f"{where}the queries have no column {each!r}; there are "
                 f"{', '.join(queries.columns)}",
                 advice='Declare them as stream("TOPIC", text=True), or say id= and query=.',
             )
-    places = [F.col(each) for each in _PLACES if each in queries.columns]
-    name = F.col(f"`{id}`").cast("string").alias(_ID)
-    text = F.col(f"`{query}`").cast("string").alias(_TEXT)
-    return queries.select(name, text, *places).where(F.col(_ID).isNotNull())
+    if text is None:
+        text = F.col(f"`{query}`").cast("string")
+    name = F.col(f"`{id}`").cast("string").alias(ID)
+    more = [F.col(each) for each in others if each in queries.columns]
+    return queries.select(name, text.alias(TEXT), *more).where(F.col(ID).isNotNull())
+
+
+def _is_changelog(queries: DataFrame) -> bool:
+    """Whether the queries are rows of a table, with a column of their name."""
+    row = queries.schema[AFTER].dataType if AFTER in queries.columns else None
+    return isinstance(row, T.StructType) and QUERY in row.names
 
 
 def _strings() -> T.ArrayType:
@@ -351,31 +240,11 @@ def _array(lanes: tuple[int, ...]) -> Column:
 def _lanes(shards: int) -> tuple[int, ...]:
     """Keys of which each belongs to another shard: the one of its place."""
     found: dict[int, int] = {}
-    lane = 0
+    start, step = 0, 16 * shards
     while len(found) < shards:
-        found.setdefault(_hash(lane) % shards, lane)
-        lane += 1
+        lanes = np.arange(start, start + step)
+        owners = shards_of_columns([pa.array(lanes, pa.int64())], shards)
+        for shard, lane in zip(owners.tolist(), lanes.tolist(), strict=True):
+            found.setdefault(shard, lane)
+        start += step
     return tuple(found[shard] for shard in range(shards))
-
-
-def _hash(value: int) -> int:
-    """Spark's xxhash64 of a bigint that is not negative."""
-    with np.errstate(over="ignore"):
-        one, two, three, four, five = (
-            np.uint64(each)
-            for each in (
-                0x9E3779B185EBCA87, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0x85EBCA77C2B2AE63,
-                0x27D4EB2F165667C5,
-            )
-        )  # fmt: skip
-        found = np.uint64(42) + five + np.uint64(8)
-        found ^= _turned(np.uint64(value) * two, 31) * one
-        found = _turned(found, 27) * one + four
-        found = (found ^ (found >> np.uint64(33))) * two
-        found = (found ^ (found >> np.uint64(29))) * three
-        found ^= found >> np.uint64(32)
-    return int(found.astype(np.int64))
-
-
-def _turned(value: Any, bits: int) -> Any:
-    return (value << np.uint64(bits)) | (value >> np.uint64(64 - bits))
