@@ -10,6 +10,8 @@ import queries as q  # type: ignore[import-not-found]
 from penstock.spark import flow, stream, topic
 
 BIDS = stream("nexmark.bid", json=q.BID)
+# Their times are made up: heartbeats, of the clock, would make late what comes after them. So flows
+# are warned of that keep all that comes while a partition rests.
 TIMED_BIDS = stream("nexmark.bid", json=q.BID, time="date_time", lateness="2 seconds")
 CLOCKED_BIDS = stream("nexmark.bid", json=q.BID, time="_timestamp")
 TIMED_AUCTIONS = stream("nexmark.auction", json=q.AUCTION, time="date_time", lateness="2 seconds")

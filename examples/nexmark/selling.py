@@ -46,6 +46,7 @@ def closed(auctions: DataFrame, bids: DataFrame) -> DataFrame:
         Closing(),
         key=["id"],
         schema="id bigint, seller bigint, expires_us bigint, final bigint",
+        waits=True,
     )  # fmt: skip
 
 

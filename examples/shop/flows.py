@@ -33,9 +33,9 @@ PAYMENT = "card string, customer_id bigint, cents bigint, at timestamp"
 customers = stream("shop.customers", debezium=CUSTOMER)
 products = stream("shop.products", debezium=PRODUCT)
 orders = stream("shop.orders", debezium=ORDER)
-# Events, by when they happened.
-clicks = stream("shop.clicks", json=CLICK, time="at", lateness="1 second")
-payments = stream("shop.payments", json=PAYMENT, time="at", lateness="1 second")
+# Events, by when they happened. Time passes also when nobody clicks or pays.
+clicks = stream("shop.clicks", json=CLICK, time="at", lateness="1 second", idle="30 seconds")
+payments = stream("shop.payments", json=PAYMENT, time="at", lateness="1 second", idle="30 seconds")
 # Searches that stand: the key is a name, the value a query.
 searches = stream("shop.searches", text=True)
 

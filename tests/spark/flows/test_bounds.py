@@ -25,6 +25,12 @@ pytestmark = pytest.mark.timeout(600)
 EVENT = "k string, x int, at timestamp"
 EVENTS = stream("events", json=EVENT, time="at", lateness="10 seconds")
 OTHERS = stream("others", json=EVENT, time="at", lateness="5 seconds")
+AWAKE = stream("events", json=EVENT, time="at", lateness="10 seconds", idle="30 seconds")
+OTHERS_AWAKE = stream("others", json=EVENT, time="at", lateness="5 seconds", idle="30 seconds")
+# Two partitions, of which one may rest while the other does not.
+SPREAD = stream("spread", json=EVENT, time="at", lateness="10 seconds")
+SPREAD_AWAKE = stream("spread", json=EVENT, time="at", lateness="10 seconds", idle="30 seconds")
+SPREAD_ROWS = stream("spread", json=EVENT)
 ROWS = stream("rows", json=EVENT)
 CHANGES = stream("changes", changelog="k string, v int", time="_timestamp")
 BEATING = stream("changes", changelog="k string, v int", time="_timestamp", idle="30 seconds")
@@ -42,6 +48,7 @@ def place() -> Iterator[Place]:
         with found.cluster() as cluster:
             for each in (EVENTS, OTHERS, ROWS, CHANGES, TEXTS, RAW):
                 topics.create(cluster, each.topic)
+            topics.create(cluster, SPREAD.topic, partitions=2)
         yield found
 
 
@@ -73,6 +80,14 @@ def hours(rows: DataFrame) -> DataFrame:
     return w.tumbling(rows, "1 hour", by=["k"], values={"n": w.count()})
 
 
+def days(rows: DataFrame) -> DataFrame:
+    return rows.selectExpr("k", "x AS n", "at AS window_start", "at + INTERVAL 1 DAY AS window_end")
+
+
+def pairs(rows: DataFrame, others: DataFrame) -> DataFrame:
+    return within(rows, others, on=["k"], bound=("0 s", "1 hour"))
+
+
 UNBOUNDED: dict[str, tuple[Body, tuple[Any, ...], str]] = {
     "pattern without within": (recognized(TWO), (EVENTS,), "no `within`.*Give the pattern"),
     "pattern with a gap": (
@@ -91,7 +106,19 @@ UNBOUNDED: dict[str, tuple[Body, tuple[Any, ...], str]] = {
     "as of a table that rests": (
         lambda rows, changes: enrich(rows, changes, on="k", version="as_of"),
         (EVENTS, CHANGES),
-        r"'changes' has a later record.*Give its stream heartbeats.*idle=",
+        "enrich-1 keeps .* of 'changes' or 'events' rests.*Give the streams heartbeats",
+    ),
+    "windows without an event time": (
+        lambda rows: hours(rows.withColumn("_time", F.col("at"))),
+        (ROWS,),
+        r"windows-1 keeps all .* for ever, since no stream .* event time\. Give one.*time=\"at\"",
+    ),
+    "pattern without an event time": (
+        recognized(
+            TWO.replace("_time", "at").replace(") DEFINE", ") WITHIN INTERVAL '1' MINUTE DEFINE")
+        ),
+        (ROWS,),
+        "pattern-1 keeps all that comes for ever",
     ),
     "view over events": (grouped, (ROWS,), "table 'rows'.*none is ever deleted"),
     "aggregate of Spark": (
@@ -123,6 +150,49 @@ def test_what_nothing_bounds_is_told_where_it_is_declared(
     assert [each.filename for each in told] == [HERE]
 
 
+WAITING: dict[str, Body] = {
+    "windows-1": hours,
+    "sliding-1": lambda rows: w.sliding(rows, "1 hour", by=["k"], values={"n": w.count()}),
+    "deduplicate-1": lambda rows: w.deduplicated(rows, key=["k"], within="1 hour"),
+    "pattern-1": recognized(TWO.replace(") DEFINE", ") WITHIN INTERVAL '1' MINUTE DEFINE")),
+    "sessions and pairs": lambda rows: pairs(
+        w.session(rows, "1 hour", by=["k"], values={"n": w.count()}, name="sessions").withColumn(
+            "_time", F.col("window_end")
+        ),
+        rows,
+    ).withColumnRenamed("n", "pairs"),
+}
+
+
+@pytest.mark.parametrize("name", WAITING)
+def test_what_waits_for_a_partition_that_rests_is_told(
+    planned: Callable[..., Plan], name: str
+) -> None:
+    named = "sessions and join-1 keep" if " " in name else f"{name} keeps"
+    message = (
+        f"flow 'planned': {named} all that comes while a partition of 'spread' rests and others go "
+        r"on, since the watermark waits for it\. Give the stream heartbeats, as in "
+        r'stream\(\.\.\., idle="30 seconds"\)\.$'
+    )
+    with pytest.warns(UnboundedStateWarning, match=message) as told:
+        planned(WAITING[name], SPREAD)
+    assert [each.filename for each in told] == [HERE]
+    planned(WAITING[name], SPREAD_AWAKE)
+
+
+def test_any_stream_with_a_time_may_hold_up_the_others(planned: Callable[..., Plan]) -> None:
+    with pytest.warns(
+        UnboundedStateWarning, match="a partition of 'events' or 'others' rests"
+    ) as a:
+        planned(pairs, EVENTS, OTHERS)
+    with pytest.warns(UnboundedStateWarning, match="a partition of 'others' rests") as b:
+        planned(pairs, AWAKE, OTHERS)
+    # It need not be what the operator reads.
+    with pytest.warns(UnboundedStateWarning, match="a partition of 'others' rests") as c:
+        planned(lambda rows, _: hours(rows), AWAKE, OTHERS)
+    assert [len(each) for each in (a, b, c)] == [1, 1, 1]
+
+
 BOUNDED: dict[str, tuple[Body, tuple[Any, ...]]] = {
     "tumbling": (hours, (EVENTS,)),
     "hopping": (
@@ -151,14 +221,21 @@ BOUNDED: dict[str, tuple[Body, tuple[Any, ...]]] = {
         lambda rows: w.rolling(hours(rows), values=["n"], over=24, every="1 hour"),
         (EVENTS,),
     ),
-    "within": (
-        lambda rows, others: within(rows, others, on=["k"], bound=("0 s", "1 hour")),
-        (EVENTS, OTHERS),
+    "compare, of windows from elsewhere": (
+        lambda rows: w.compare(days(rows), by=["k"], values=["n"], offset="7 days"),
+        (SPREAD,),
     ),
+    "within": (pairs, (AWAKE, OTHERS_AWAKE)),
+    "heartbeats for another reading of the same topic": (
+        lambda rows, _: hours(rows),
+        (SPREAD, SPREAD_AWAKE),
+    ),
+    "windows beside rows without a time": (lambda rows, _: hours(rows), (EVENTS, SPREAD_ROWS)),
+    "time alone": (lambda rows: rows.where("x > 1"), (SPREAD,)),
     "enrich, latest": (lambda rows, changes: enrich(rows, changes, on="k"), (ROWS, CHANGES)),
     "enrich, as of": (
         lambda rows, changes: enrich(rows, changes, on="k", version="as_of"),
-        (EVENTS, BEATING),
+        (AWAKE, BEATING),
     ),
     "view": (
         lambda changes: views.of(changes, "c", key="k").agg(n="count(*)").changes(),
@@ -211,15 +288,14 @@ def test_windows_are_not_final_before_they_are_over(planned: Callable[..., Plan]
             rows, "1 minute", values={"n": w.count()}, allowed_lateness=f"{seconds} seconds"
         )
 
-    planned(early(10), EVENTS, OTHERS)
+    planned(early(10), AWAKE, OTHERS_AWAKE)
     message = rf"{HERE}:\d+: allowed_lateness='11 seconds' .* 'events', 10 seconds"
     with pytest.raises(DeclarationError, match=message):
-        planned(early(11), EVENTS, OTHERS)
+        planned(early(11), AWAKE, OTHERS_AWAKE)
 
     def of_both(rows: DataFrame, others: DataFrame) -> DataFrame:
-        pairs = within(rows, others, on=["k"], bound=("0 s", "1 hour"))
-        later = pairs.withColumn("_time", F.greatest("_time", "right__time"))
+        later = pairs(rows, others).withColumn("_time", F.greatest("_time", "right__time"))
         return w.tumbling(later, "1 day", values={"n": w.count()}, allowed_lateness="6 seconds")
 
     with pytest.raises(DeclarationError, match="lateness of stream 'others', 5 seconds"):
-        planned(of_both, EVENTS, OTHERS)
+        planned(of_both, AWAKE, OTHERS_AWAKE)

@@ -43,7 +43,7 @@ def counting(
     options |= {"minPartitions": "6"} if many else {}
     read = stream(
         "events", json=SCHEMA, time="at", lateness="10 seconds", options=options,
-        late=f"{name}.late", dead_letters=f"{name}.dead",
+        late=f"{name}.late", dead_letters=f"{name}.dead", idle="1 hour",
     )  # fmt: skip
 
     def same(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -188,7 +188,7 @@ def joining(name: str, *, many: bool = False) -> Flow:
     inputs = [
         stream(
             "events", json=SCHEMA, time="at", lateness="10 seconds", options=options,
-            late=f"{name}.late", dead_letters=f"{name}.dead",
+            late=f"{name}.late", dead_letters=f"{name}.dead", idle="1 hour",
         ),
         stream(
             "names", changelog="id bigint, name string", time="_timestamp", lateness="5 seconds",
@@ -383,7 +383,7 @@ def test_a_sketch_beside_a_set_reads_twice_and_says_so(tester: FlowTester) -> No
 
 def test_time_passes_where_the_rows_are_of_no_use(tester: FlowTester) -> None:
     @flow(
-        inputs=stream("events", json=SCHEMA, time="at", lateness="10 seconds"),
+        inputs=stream("events", json=SCHEMA, time="at", lateness="10 seconds", idle="1 hour"),
         output=topic("nothing"),
         shards=2,
     )

@@ -233,7 +233,9 @@ def test_late_records_go_aside_and_heartbeats_close(tester: FlowTester) -> None:
 
 def test_what_comes_late_out_of_a_join_is_refused_with_advice(tester: FlowTester) -> None:
     schema = "k bigint, at timestamp"
-    left, right = (stream(each, json=schema, time="at") for each in ("left", "right"))
+    left, right = (
+        stream(each, json=schema, time="at", idle="1 hour") for each in ("left", "right")
+    )
 
     @flow(inputs=[left, right], output=topic("once"))
     def once(left: DataFrame, right: DataFrame) -> DataFrame:
@@ -291,7 +293,13 @@ def test_a_replay_puts_the_same_aside_beside_what_was_there(tester: FlowTester) 
 
 
 def test_what_a_partition_that_joins_later_says_of_before_is_late(tester: FlowTester) -> None:
-    times = stream("joined", json="id bigint, at timestamp", time="at", lateness="10 seconds")
+    times = stream(
+        "joined",
+        json="id bigint, at timestamp",
+        time="at",
+        lateness="10 seconds",
+        idle="1 hour",
+    )
 
     @flow(inputs=times, outputs={name: topic(name) for name in ("counted", "paired", "slid")})
     def later(rows: DataFrame) -> dict[str, DataFrame]:

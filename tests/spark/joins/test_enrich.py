@@ -457,7 +457,12 @@ def test_a_tombstone_ends_its_own_row(penstock_spark: SparkSession) -> None:
 def test_in_a_flow(spark: SparkSession, tmp_path: Path) -> None:
     @flow(
         inputs=[
-            stream("sales", json="country string, amount bigint, at timestamp", time="at"),
+            stream(
+                "sales",
+                json="country string, amount bigint, at timestamp",
+                time="at",
+                idle="1 hour",
+            ),
             stream("rates", debezium="code string, rate bigint", time="_timestamp", idle="1 hour"),
         ],
         output=topic("taxed"),

@@ -89,7 +89,9 @@ def naming(rows: str, names: str, target: str, batch: int) -> Flow:
     options = {"maxOffsetsPerTrigger": str(batch)}
     schema = "name string, number bigint, at timestamp"
     inputs = [
-        stream(rows, json=schema, time="at", lateness="1 second", options=options),
+        stream(
+            rows, json=schema, time="at", lateness="1 second", options=options, idle="1 hour",
+        ),
         stream(
             names, changelog="name string, called string", time="_timestamp",
             lateness="1 second", options=options, idle="1 hour",

@@ -161,6 +161,12 @@ def _check_time(declared: Stream | Table) -> None:
     )
 
 
+def partitions_of(place: Place, topic: str) -> int:
+    """How many partitions a topic has, by its own name."""
+    with place.cluster() as cluster:
+        return len(Metadata(cluster).partitions(topic))
+
+
 def topic_ids(place: Place, declared: Sequence[Stream]) -> tuple[str, ...]:
     """The ids of the topics of streams: a topic that is made again has another one."""
     with place.cluster() as cluster:

@@ -44,7 +44,7 @@ from penstock.spark.flows.trouble import explain
 from penstock.spark.flows.turns import is_idle
 from penstock.spark.flows.writing import Counts, TopicWriter, observed
 from penstock.spark.state import watching
-from penstock.spark.state.bounds import warn_unbounded
+from penstock.spark.state.bounds import warn_of_rest, warn_unbounded
 from penstock.spark.state.context import Planning, Read, entered
 
 if TYPE_CHECKING:
@@ -202,6 +202,7 @@ class Running:
             self._refuse_both(planned.operators or timed, spark_operators)
         with entered(planned):
             self._warn_of_spark(results.values())
+            warn_of_rest(planned, self.flow.name, self.flow.where, self._partitions)
         made_from = Fingerprint(
             streams=tuple(self.place.resolve(each.topic) for each in self.flow.streams),
             outputs=tuple(f"{name}: {self._target(output)}" if name else self._target(output)
@@ -231,7 +232,10 @@ class Running:
         return Plan(False, made_from, None, self.united(results, letters))
 
     def _reads(self) -> dict[str, Read]:
-        """The streams by their topics; of one that is read twice what holds for both."""
+        """The streams by their topics; of one that is read twice what holds for both.
+
+        Heartbeats stand in the log: it is enough if one of the two asks for them.
+        """
         found: dict[str, Read] = {}
         for each in self.flow.streams:
             name = self.place.resolve(each.topic)
@@ -239,9 +243,12 @@ class Running:
             read = Read(lateness, each.idle_us is not None)
             other = found.get(name, read)
             both = [late for late in (read.lateness_us, other.lateness_us) if late is not None]
-            beats = read.has_heartbeats and other.has_heartbeats
+            beats = read.has_heartbeats or other.has_heartbeats
             found[name] = Read(min(both, default=None), beats)
         return found
+
+    def _partitions(self, topic: str) -> int:
+        return inputs.partitions_of(self.place, topic)
 
     def _warn_of_spark(self, results: Iterable[DataFrame]) -> None:
         names = sorted({name for rows in results for name in planning.unbounded(rows)})

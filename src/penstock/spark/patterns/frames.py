@@ -76,7 +76,14 @@ def matched(defined: Definition, rows: DataFrame, wanted: Wanted) -> DataFrame:
         describes=_describes(plan, prepared, wanted),
     )
     keys = [O.key_column(number) for number in range(len(wanted.by))]
-    out = apply({O.INPUT: prepared}, matcher, key=keys, schema=schema, name=wanted.name)
+    out = apply(
+        {O.INPUT: prepared},
+        matcher,
+        key=keys,
+        schema=schema,
+        name=wanted.name,
+        waits=matcher.has_time,
+    )
     order_type = None if wanted.order is None else rows.schema[wanted.order].dataType
     return _finished(out, plan, wanted, shown, order_type)
 

@@ -58,13 +58,15 @@ def apply(
     schema: str | T.StructType,
     name: str | None = None,
     direct: Mapping[str, Direct] | None = None,
+    waits: bool = False,
 ) -> DataFrame:
     """What an operator gives for the rows of its inputs.
 
     `key` names the columns by which rows belong together, for all inputs or for each: the values
     of all keys must have the same types in all inputs. `schema` is that of the rows that come out.
     `name` tells two operators of the same kind in a flow apart even if their order is changed.
-    `direct` says of which frames inputs are no more than columns.
+    `direct` says of which frames inputs are no more than columns. Whoever `waits` keeps rows until
+    the watermark has passed them: a flow in which it may stand still is warned of then.
     """
     wanted = T.StructType.fromDDL(schema) if isinstance(schema, str) else schema
     assert isinstance(wanted, T.StructType)
@@ -83,6 +85,7 @@ def apply(
                 f"two operators are named {title!r}", advice="Give one another name, with name=."
             )
         context.operators.append(f"{title}: {operator.describes}")
+        context.waiting += [title] if waits else []
     shards = context.shards if isinstance(context, Batch) else DEFAULT_SHARDS
     assert 1 <= shards <= MOST_SHARDS
     names = tuple(inputs)

@@ -39,7 +39,7 @@ class Read:
 
     # How late its records may be; None if it has no event time.
     lateness_us: int | None = None
-    # Whether time passes when no records come.
+    # Whether time passes in it when no records come.
     has_heartbeats: bool = False
 
 
@@ -49,6 +49,8 @@ class Planning(_Numbered):
 
     # What each operator is, as text that changes if its state does.
     operators: list[str] = field(default_factory=list)
+    # The names of those that keep rows until the watermark has passed them.
+    waiting: list[str] = field(default_factory=list)
     # What the function is given of each stream, and which of them an operator takes as they are.
     streams: Sequence[DataFrame] = ()
     packed: set[int] = field(default_factory=set)

@@ -242,7 +242,12 @@ def _windows(
     if isinstance(context, Batch):
         assert not rows.isStreaming
     return apply(
-        {ROWS: ready}, operator, key=list(by), schema=spark_schema(operator.schema), name=name
+        {ROWS: ready},
+        operator,
+        key=list(by),
+        schema=spark_schema(operator.schema),
+        name=name,
+        waits=True,
     )
 
 

@@ -95,6 +95,7 @@ def deduplicated(
         key=list(key),
         schema=schema,
         name=name,
+        waits=True,
     )
 
 

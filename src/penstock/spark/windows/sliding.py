@@ -91,6 +91,7 @@ def sliding(
         key=list(by),
         schema=spark_schema(operator.schema),
         name=name,
+        waits=True,
     )
 
 
