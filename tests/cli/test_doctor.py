@@ -8,12 +8,14 @@ import sqlite3
 import tomllib
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
 from penstock.cli import doctor
 from penstock.cli.project import Project
 from penstock.sinks.stores import KINDS
+from penstock.spark.views import definitions
 from tests.cli.runner import run
 
 
@@ -179,3 +181,56 @@ def test_sinks_are_read_as_when_they_are_fed(
     assert "no type is called 'nothing'" in found["sink wrong"]["found"]
     assert "line 8" in found["sink wrong"]["found"]
     assert "sinks.other.topic is missing" in found["sink other"]["found"]
+
+
+VIEW = "-- table o = {topic}(id bigint, cents bigint) key id\nSELECT id, cents FROM o\n"
+
+
+def test_views_are_read_and_their_tables_looked_for(tmp_path: Path, at: str) -> None:
+    orders, other = f"orders-{uuid4().hex[:8]}", f"other-{uuid4().hex[:8]}"
+    run("topics", "create", orders).ok()
+    folder = tmp_path / "views"
+    folder.mkdir()
+    (folder / "paid.sql").write_text(f"-- topic {other}\n{VIEW.format(topic=orders)}")
+    # The topic of another view is made by it.
+    (folder / "above.sql").write_text(
+        VIEW.format(topic=other).replace(") key id", ") key id changelog")
+    )
+    (folder / "lost.sql").write_text(VIEW.format(topic=f"{orders}.gone"))
+    (folder / "wrong.sql").write_text(VIEW.format(topic=orders).replace("cents FROM", "euros FROM"))
+    found = findings()
+    assert found["view paid"]["level"] == found["view above"]["level"] == "ok"
+    assert found["view paid"]["found"] == f"topic {other} by id, not made yet"
+    assert found["view lost"]["level"] == "warning"
+    assert f"waits for {orders}.gone" in found["view lost"]["found"]
+    assert found["view wrong"]["level"] == "failure"
+    assert "euros" in found["view wrong"]["found"]
+    assert "views" not in found
+    run("topics", "create", other).ok()
+    (folder / "again.sql").write_text((folder / "paid.sql").read_text())
+    told = findings()["views"]
+    assert told["level"] == "failure"
+    assert f"both write topic '{other}'" in told["found"]
+
+
+def test_views_without_a_broker(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    project(
+        tmp_path,
+        f'[broker]\nbootstrap = "127.0.0.1:{port}"\n[views.tables]\no = "o(id int) keyid"\n',
+    )
+    (tmp_path / "views").mkdir()
+    (tmp_path / "views" / "paid.sql").write_text(VIEW.format(topic="orders"))
+    told = findings()["views"]
+    assert told["level"] == "failure"
+    assert "line 4" in told["found"]
+    project(tmp_path, f'[broker]\nbootstrap = "127.0.0.1:{port}"\n')
+    found = findings()["view paid"]
+    assert found["level"] == "ok"
+    assert "no broker" in found["found"]
+
+
+def test_views_are_looked_for_where_they_are_kept() -> None:
+    assert f"{definitions.FOLDER}/*{definitions.SUFFIX}" == doctor.VIEW_FILES
+    assert "spark" in doctor._needed_extras(Project(data={"views": {"tables": {"o": "o"}}}))

@@ -141,6 +141,9 @@ def test_what_is_wrong_is_told_with_its_place(tmp_path: Path, text: str, message
         ("[capture.a]\nurl = 'sqlite:///x'\ninclud = ['t']\n", "include"),
         ("[sinks.a]\ntopic = 't'\nurl = 'sqlite:///x'\nfeilds = 'id int'\n", "fields"),
         ("[views]\ntabels = {}\n", "tables"),
+        # It is missing as well: that is one mistake, not two.
+        ("[capture.a]\nurll = 'sqlite:///x'\n", "url"),
+        ("[sinks.a]\ntopik = 't'\nurl = 'sqlite:///x'\n", "topic"),
     ],
 )
 def test_what_may_have_been_meant_is_told(tmp_path: Path, text: str, meant: str) -> None:
@@ -181,6 +184,23 @@ tables = { orders = 3 }
 MISTAKES = (2, 3, 6, 7, 8, 9, 11, 12, 13, 14, 17, 21, 23, 24)
 
 
+# Settings that are missing because they are written wrong, and one that is there, though wrong too.
+MEANT = """\
+[capture.a]
+urll = "sqlite:///x.db"
+includ = ["t"]
+[sinks.a]
+topik = "t"
+ul = "sqlite:///y.db"
+[sinks.b]
+topic = "t"
+url = 3
+urll = "sqlite:///z.db"
+[sinks."c.d"]
+uri = "sqlite:///z.db"
+"""
+
+
 # Names with dots in them; options that a store complains of in its own words.
 ODD = """\
 [sinks."shop.orders"]
@@ -201,7 +221,10 @@ table = "50%"
 """
 
 
-@pytest.mark.parametrize(("text", "wanted"), [(MANY, MISTAKES), (ODD, (2, 3, 4, 9, 15))])
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [(MANY, MISTAKES), (ODD, (2, 3, 4, 9, 15)), (MEANT, (2, 3, 5, 6, 9, 10, 11, 12))],
+)
 def test_all_mistakes_are_told_at_once(tmp_path: Path, text: str, wanted: tuple[int, ...]) -> None:
     file = tmp_path / project.FILE_NAME
     file.write_text(text)

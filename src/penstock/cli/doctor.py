@@ -1,7 +1,8 @@
 """`penstock doctor`: whether this machine has what the project needs, and what to do if not.
 
 Each check is a line: what was looked at, what was found, and the remedy. Nothing is changed, and
-nothing is started. Checks of databases and stores are those of the rooms that use them.
+nothing is started, Spark neither: what only it knows of views, the types, is checked when they are
+made and when they run. Checks of databases and stores are those of the rooms that use them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import typer
 
@@ -25,6 +26,9 @@ from penstock.cli.project import ProjectFile
 from penstock.cli.project_check import mistakes_around
 from penstock.cli.values import parse_address
 from penstock.errors import ConfigError, PenstockError
+
+if TYPE_CHECKING:
+    from penstock.spark.views.definitions import Definition
 
 Level = Literal["ok", "warning", "failure"]
 
@@ -49,6 +53,8 @@ EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
     "cache": ("redis",),
     "warehouse": ("deltalake", "duckdb", "obstore"),
 }
+# As `penstock.spark.views.definitions` has them, which is not there without Spark.
+VIEW_FILES: Final = "views/*.sql"
 _MARKS: Final = {"ok": "ok", "warning": "warning", "failure": "FAILS"}
 
 
@@ -66,7 +72,7 @@ def doctor(
     project_file: ProjectFile = None,
     json: AsJson = False,
 ) -> None:
-    """Check Python, Java, memory, disk, ports, the broker, databases and stores of the project.
+    """Check Python, Java, memory, disk, ports, the broker, databases, stores, views.
 
     Nothing is changed. The status is 1 if something fails; warnings do not count.
 
@@ -106,6 +112,7 @@ def examine(project_file: Path | None) -> Iterator[Finding]:
         yield from _guarded(f"capture {name}", partial(_capture, known, name))
     for name in _tables(known, "sinks"):
         yield from _guarded(f"sink {name}", partial(_sink, known, name))
+    yield from _guarded("views", lambda: _views(known))
 
 
 def _tables(known: project.Project, section: str) -> Mapping[str, object]:
@@ -208,7 +215,7 @@ def _needed_extras(known: project.Project) -> set[str]:
             url = str(settings.get("url", "")) if isinstance(settings, Mapping) else ""
             scheme = url.partition(":")[0]
             needed |= {extra for start, extra in _BY_SCHEME.items() if scheme.startswith(start)}
-    if known.data.get("sinks") or known.data.get("views"):
+    if known.data.get("sinks") or known.data.get("views") or _view_files(known):
         needed.add("spark")
     if known.data.get("capture"):
         needed.add("capture")
@@ -280,13 +287,17 @@ def _is_here(host: str) -> bool:
     return host in {"localhost", "127.0.0.1", "::1", "0.0.0.0"}
 
 
-def _speaks_kafka(bootstrap: str) -> Finding:
+def _topics(bootstrap: str) -> list[str]:
     from penstock.client.connection import Cluster
     from penstock.client.metadata import Metadata
 
+    with Cluster(bootstrap, timeout_s=CONNECT_TIMEOUT_S) as cluster:
+        return Metadata(cluster, timeout_s=CONNECT_TIMEOUT_S).topics(pattern=".*")
+
+
+def _speaks_kafka(bootstrap: str) -> Finding:
     try:
-        with Cluster(bootstrap, timeout_s=CONNECT_TIMEOUT_S) as cluster:
-            topics = Metadata(cluster, timeout_s=CONNECT_TIMEOUT_S).topics(pattern=".*")
+        topics = _topics(bootstrap)
     except PenstockError as error:
         return Finding("failure", "broker", f"{bootstrap} is taken by something else, or is a "
                        f"broker that does not let us in: {error}",
@@ -316,3 +327,54 @@ def _sink(known: project.Project, name: str) -> Iterator[Finding]:
             # A webhook: a question would be a delivery.
             told = "not asked: it is called when there is something to tell"
         yield Finding("ok", f"sink {name}", f"{sink.target}: {told}")
+
+
+def _view_files(known: project.Project) -> list[Path]:
+    return sorted(known.folder.glob(VIEW_FILES))
+
+
+def _views(known: project.Project) -> Iterator[Finding]:
+    """Whether each can be read and kept up to date, and its tables' topics are there."""
+    files = _view_files(known)
+    if not files and not _tables(known, "views"):
+        return
+    from penstock.cli.run import need_spark
+    from penstock.cli.view import declared_tables
+
+    need_spark()
+    from penstock.spark.flows.declare import Collected
+    from penstock.spark.views.definitions import read
+
+    declared_tables(known)
+    views: dict[str, Definition] = {}
+    flows = []
+    for file in files:
+        try:
+            made = read(file)
+            flows.append(made.flow())
+            views[file.stem] = made
+        except PenstockError as error:
+            yield Finding("failure", f"view {file.stem}", str(error), error.advice)
+    # That no two write to the same.
+    Collected.of(flows)
+    try:
+        there = set(_topics(bootstrap_of(None, known))) if views else set()
+    except PenstockError:
+        # Of which the broker has a finding.
+        there = None
+    made_here = {each.topic for each in views.values()}
+    for name, view in views.items():
+        yield _view(f"view {name}", view, there, made_here)
+
+
+def _view(what: str, view: Definition, there: set[str] | None, made_here: set[str]) -> Finding:
+    """A view that can be read; `there` are the topics, if a broker tells of them."""
+    text = f"topic {view.topic} by {', '.join(view.key)}"
+    if there is None:
+        return Finding("ok", what, f"{text}; no broker was there to ask for its tables")
+    missing = sorted({each.topic for each in view.tables} - there - made_here)
+    if missing:
+        return Finding("warning", what, f"{text}; it waits for {', '.join(missing)}, not there yet",
+                       "It is made when somebody first writes to it, or by `penstock topics create "
+                       f"{missing[0]}`; a name that is wrong is in {VIEW_FILES}.")  # fmt: skip
+    return Finding("ok", what, text if view.topic in there else f"{text}, not made yet")

@@ -111,20 +111,28 @@ def _wrong(
     found: Project, section: str, read: Callable[[Project], object]
 ) -> Iterator[ConfigError]:
     """What a room says of a section, until it has nothing more to say."""
-    told: set[str] = set()
+    told: dict[str, ConfigError] = {}
+    left = found
     while len(told) < MOST:
         try:
-            read(found)
+            read(left)
         except ConfigError as error:
             path = error.path if isinstance(error, SettingError) else ""
-            if path not in told:
-                yield error
-            if path in told or not path.startswith(f"{section}."):
-                return
-            told.add(path)
-            found = _without(found, path)
+            again = path in told
+            told.setdefault(path, error)
+            if again or not path.startswith(f"{section}."):
+                break
+            left = _without(left, path)
         else:
-            return
+            break
+    group, _, name = section.partition(".")
+    there = found.named(group)[name]
+    for path, mistake in told.items():
+        setting = path.removeprefix(f"{section}.")
+        # Written wrong it is missing too, which is one mistake.
+        is_meant = any(f"Did you mean {setting}?" in each.advice for each in told.values())
+        if not (is_meant and setting not in there):
+            yield mistake
 
 
 def _without(found: Project, path: str) -> Project:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -239,12 +240,24 @@ def _check_types(view: Definition) -> None:
 def _known(given: list[str], file: Path | None) -> list[TableSpec]:
     from penstock.spark.views.definitions import TableSpec
 
-    found = project.load(file)
-    listed = []
-    for name, text in found.section("views").get("tables", {}).items():
-        with found.explained(f"views.tables.{name}"):
-            listed.append(TableSpec.parse(f"{name}={text}"))
+    listed = declared_tables(project.load(file))
     return [*listed, *(TableSpec.parse(each) for each in given)]
+
+
+def declared_tables(found: project.Project) -> list[TableSpec]:
+    """`[views.tables]` of the project; ConfigError, with the line, if one is no table."""
+    from penstock.spark.views.definitions import TableSpec
+    from penstock.spark.views.refusing import ViewError
+
+    listed = []
+    tables = found.section("views").get("tables", {})
+    for name, text in tables.items() if isinstance(tables, Mapping) else ():
+        path = f"views.tables.{name}"
+        try:
+            listed.append(TableSpec.parse(f"{name}={text}"))
+        except ViewError as error:
+            raise found.error(path, f"{path}: {error}", error.advice) from error
+    return listed
 
 
 def _show(view: Definition) -> None:
