@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -13,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.spark.state import hashing, runs, store
+from penstock.spark.state import hashing, keyed, runs, store
 from penstock.spark.state.files import Files, StateError
 from penstock.spark.state.keyed import KeyedTable
 from penstock.spark.state.store import Place, State, opened
@@ -143,6 +147,103 @@ def test_a_table_is_a_dict(tmp_path_factory: pytest.TempPathFactory, steps: Any)
     follow(tmp_path_factory.mktemp("state"), steps)
 
 
+class Later(Executor):
+    """Merges runs when it is told to, or waited for."""
+
+    class Merge(Future[Any]):
+        def __init__(self, work: Callable[[], Any]) -> None:
+            super().__init__()
+            self._work = work
+
+        def result(self, timeout: float | None = None) -> Any:
+            if not self.done():
+                self.set_result(self._work())
+            return super().result(timeout)
+
+    def __init__(self) -> None:
+        self.waiting: list[Later.Merge] = []
+        self.merges = 0
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        self.merges += 1
+        self.waiting.append(Later.Merge(partial(fn, *args, **kwargs)))
+        return self.waiting[-1]
+
+    def work(self, count: int) -> None:
+        for each in self.waiting[:count]:
+            each.result()
+        del self.waiting[:count]
+
+
+@given(steps=STEPS, seed=st.integers(0, 1 << 32))
+@settings(max_examples=40, deadline=None)
+def test_a_table_is_a_dict_whenever_its_runs_are_merged(
+    tmp_path_factory: pytest.TempPathFactory, steps: Any, seed: int
+) -> None:
+    random, later = Random(seed), Later()
+
+    def forget(*_: object) -> None:
+        # After each version some are merged, and maybe the shard goes to another worker.
+        later.work(random.randrange(3))
+        if random.random() < 0.2:
+            store._warm.clear()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(keyed, "_FEW", 0)
+        patch.setattr(keyed, "_MOST_RUNS", random.randrange(1, 4))
+        patch.setattr(store, "_merging", later)
+        patch.setattr(store, "_forget_soon", forget)
+        follow(tmp_path_factory.mktemp("state"), steps)
+
+
+def test_what_one_worker_has_merged_serves_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    later = Later()
+    monkeypatch.setattr(keyed, "_FEW", 0)
+    monkeypatch.setattr(store, "_merging", later)
+    place = Place(str(tmp_path))
+    for version in range(2):
+        with opened(place, 0, version) as state:
+            kept = state.table("rows", SCHEMA, KEY)
+            kept.put(table([row((str(at), version), {}) for at in range(10)]))
+    # Both begin, and the second finds what the first has made.
+    store._warm.clear()
+    store.hold(place, 0, 2).tidy()
+    later.work(2)
+    [file] = (tmp_path / "0").glob("*.runs")
+    with opened(place, 0, 2) as state:
+        [run] = state.table("rows", SCHEMA, KEY).runs
+        assert len(run) == 20
+    store._warm.clear()
+    file.unlink()
+    with (
+        pytest.raises(StateError, match=rf"{file.name}, which 2-\S+ needs, cannot be read"),
+        opened(place, 0, 3),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("stays", [True, False], ids=["one worker", "always another"])
+def test_runs_do_not_become_many_if_nobody_merges_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stays: bool
+) -> None:
+    later = Later()
+    monkeypatch.setattr(keyed, "_FEW", 0)
+    monkeypatch.setattr(store, "_merging", later)
+    most = 0
+    for version in range(80):
+        if not stays:
+            store._warm.clear()
+        with opened(Place(str(tmp_path)), 0, version) as state:
+            kept = state.table("rows", SCHEMA, KEY)
+            kept.put(table([row((str(at), version), {}) for at in range(10)]))
+            most = max(most, len(kept.runs))
+    assert later.merges
+    assert len(kept) == 800
+    assert most <= keyed._MOST_RUNS + 2
+
+
 @given(steps=STEPS)
 @settings(max_examples=15, deadline=None)
 def test_keys_with_the_same_hash_stay_apart(
@@ -195,7 +296,16 @@ def test_floats_that_are_equal_are_one_key() -> None:
     assert len(set(hashing.hashes([column]).tolist())) == 2
 
 
-def test_files_do_not_pile_up_and_old_versions_can_be_run_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("merged_after", [None, 1, 2, 5], ids=lambda each: f"after {each}")
+def test_files_do_not_pile_up_and_old_versions_can_be_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, merged_after: int | None
+) -> None:
+    """Whether runs are merged at once, or so many versions later, when others may be forgotten."""
+    later = Later()
+    if merged_after is not None:
+        monkeypatch.setattr(keyed, "_FEW", 0)
+        monkeypatch.setattr(store, "_merging", later)
+    monkeypatch.setattr(store, "_forget_soon", store._forget)
     place = Place(str(tmp_path))
     schema = pa.schema([("n", pa.int64()), ("total", pa.int64())])
     for version in range(60):
@@ -204,8 +314,11 @@ def test_files_do_not_pile_up_and_old_versions_can_be_run_again(tmp_path: Path) 
             keys = pa.table({"n": np.arange(version, version + 50)})
             before = kept.get(keys)["total"].fill_null(0)
             kept.put(keys.append_column("total", pa.compute.add(before, 1)))
+        if merged_after is not None and version % merged_after == 0:
+            later.work(1)
         names = [file.name for file in (tmp_path / "0").iterdir()]
-        assert len(names) <= 12
+        assert len(names) <= 20
+    assert (later.merges > 0) == (merged_after is not None)
     # The same number once more, as after a failure: from the state before it.
     store._warm.clear()
     with opened(place, 0, 59) as state:

@@ -249,16 +249,20 @@ class _Task:
         # Should the task give up, whoever begins the micro-batch again writes the same anew.
         writers = max(1, min(self.shards * len(self.steps), _MOST_WRITERS))
         with ThreadPoolExecutor(threads) as pool, ThreadPoolExecutor(writers) as disk:
+            held: list[Held] = []
             kept = []
             for each in self.steps:
-                rows, held = self._given(each, made, watermark_us, pool, room)
+                rows, some = self._given(each, made, watermark_us, pool, room)
                 made.append(rows)
-                kept += [disk.submit(one.keep) for one in held]
-            for one in kept:
-                one.result()
+                kept += [disk.submit(one.keep) for one in some]
+                held += some
+            for each_kept in kept:
+                each_kept.result()
         rows = made[-1]
         assert rows is not None
         yield from rows.cast(self.schema).to_batches(max_chunksize=65_536)
+        for one in held:
+            one.tidy()
 
     def _given(
         self,

@@ -2,12 +2,20 @@
 
 Below it are sorted runs (`runs`). What a micro-batch changes is a run of its own, and only that,
 and what is merged with it, is written; see `store`.
+
+**Merging** large runs takes longer than all else that a micro-batch does with a table, and nobody
+waits for it: a table says the same with any number of runs, only slower the more there are. So it
+is done between two micro-batches (`merge_meanwhile`), and what it gives takes the place of the runs
+it was made from when the table is asked for again (`adopt`). Where it does not come to that in
+time the runs stay, until they are too many and are merged at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +27,24 @@ from penstock.spark.state.runs import Places, Run, find, made, merged, one_batch
 FOUND: Final = "_found"
 # Runs are merged so that each is at least so many times as large as all after it.
 _GROWTH: Final = 2
+# So few rows are merged at once.
+_FEW: Final = 1 << 15
+# If there are more runs, nothing is put off any longer.
+_MOST_RUNS: Final = 16
+
+# One run of several, with a word on where it is written.
+Merging = Future[tuple[Run, Any]]
+# Begins to make one; whether what is deleted in all of them can be forgotten.
+Merge = Callable[[Sequence[Run], bool], Merging]
+
+
+@dataclass(frozen=True, slots=True)
+class _Merged:
+    """Runs of which one is being made, and where they begin."""
+
+    first: int
+    runs: Sequence[Run]
+    made: Merging
 
 
 class KeyedTable:
@@ -32,6 +58,11 @@ class KeyedTable:
         self.key = tuple(key)
         # From the oldest to the newest.
         self.runs = list(runs)
+        # How many of them are of versions before.
+        self._known = len(self.runs)
+        self._merging: _Merged | None = None
+        # What was merged since the last version, by identity, and where it is written.
+        self.written: dict[int, tuple[Run, Any]] = {}
         self._whole: pa.Table | None = None
 
     def get(self, keys: pa.Table) -> pa.Table:
@@ -122,8 +153,46 @@ class KeyedTable:
     # ---- runs ----------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Merge the newest runs until their sizes are as they should be."""
-        self.runs = _settled(self.runs, self.key)
+        """Merge the newest runs if they have few rows, or are too many; the table is a version."""
+        self.adopt(wait=len(self.runs) > _MOST_RUNS)
+        first = self._unsettled
+        tail = self.runs[first:]
+        if sum(map(len, tail)) <= _FEW or len(self.runs) > _MOST_RUNS:
+            self.runs[first:] = _one(tail, self.key, forget=first == 0)
+        self._known = len(self.runs)
+
+    def merge_meanwhile(self, merge: Merge) -> None:
+        """Let somebody merge the newest runs, if that is to be done, while nobody waits for it."""
+        first = self._unsettled
+        tail = tuple(self.runs[first:])
+        if self._merging is None and len(tail) > 1:
+            self._merging = _Merged(first, tail, merge(tail, first == 0))
+
+    def adopt(self, *, wait: bool = False) -> None:
+        """Take what was merged meanwhile, if it is there."""
+        found = self._merging
+        if found is None or not (wait or found.made.done()):
+            return
+        self._merging = None
+        self.replace(found.first, len(found.runs), *found.made.result())
+
+    def replace(self, first: int, count: int, one: Run, place: Any) -> None:
+        """Take one run for several, which is written already."""
+        self.written[id(one)] = (one, place)
+        self.runs[first : first + count] = [one] if len(one) else []
+        self._known = len(self.runs)
+
+    @property
+    def _merged_up_to(self) -> int:
+        """The first of the runs that nobody is merging."""
+        found = self._merging
+        return 0 if found is None else found.first + len(found.runs)
+
+    @property
+    def _unsettled(self) -> int:
+        """From which run on all should be one, of those that nobody is merging."""
+        begin = self._merged_up_to
+        return begin + _first_unsettled(self.runs[begin:])
 
     def _keys(self, keys: pa.Table) -> pa.RecordBatch:
         wanted = pa.schema([self.schema.field(name).with_nullable(True) for name in self.key])
@@ -133,8 +202,9 @@ class KeyedTable:
         self._whole = None
         self.runs.append(run)
         # Whoever puts a few rows many times does not look them up in as many runs.
-        if len(self.runs) > 1 and len(self.runs[-2]) <= len(run):
-            self.settle()
+        if len(self.runs) > self._known + 1 and len(self.runs[-2]) <= len(run):
+            first = self._known + _first_unsettled(self.runs[self._known :])
+            self.runs[first:] = _one(self.runs[first:], self.key, forget=first == 0)
 
     def _look_up(self, asked: pa.RecordBatch) -> tuple[Places, Places]:
         """For each key the number of the run that has it, -1 if none, and where it is there."""
@@ -175,12 +245,18 @@ def _loose(schema: pa.Schema) -> pa.Schema:
     return pa.schema([field.with_nullable(True) for field in schema])
 
 
-def _settled(runs: Sequence[Run], key: Sequence[str]) -> list[Run]:
+def _one(runs: Sequence[Run], key: Sequence[str], *, forget: bool) -> list[Run]:
+    """Runs as one, or none if nothing is left."""
+    if len(runs) < 2:
+        return list(runs)
+    one = merged(runs, key, forget=forget)
+    return [one] if len(one) else []
+
+
+def _first_unsettled(runs: Sequence[Run]) -> int:
+    """From which run on all should be one; the last if nothing is to be merged."""
     first, after = len(runs) - 1, len(runs[-1]) if runs else 0
     while first > 0 and len(runs[first - 1]) < _GROWTH * after:
         first -= 1
         after += len(runs[first])
-    if first >= len(runs) - 1:
-        return list(runs)
-    one = merged(runs[first:], key, forget=first == 0)
-    return [*runs[:first], one] if len(one) else list(runs[:first])
+    return max(first, 0)
