@@ -521,3 +521,16 @@ def test_a_wrong_declaration_points_at_the_place(penstock_spark: SparkSession) -
         enrich(events, events, on="person")
     with pytest.raises(DeclarationError, match="have no time"):
         enrich(events.drop("_time"), changes, on={"person": "id"}, version="as_of")
+
+
+def test_state_of_events_that_wait_is_not_taken_for_that_of_others() -> None:
+    kept = pa.schema([("_k0", pa.int64())])
+    described = {
+        AsOf(Shape(("id", "x"), (), ("_k0",), False, kept, out), everything=False).describes
+        for out in (
+            pa.schema([("id", pa.int64()), ("x", pa.int64())]),
+            pa.schema([("id", pa.int64()), ("x", pa.string())]),
+            pa.schema([("id", pa.int64()), ("y", pa.int64())]),
+        )
+    }
+    assert len(described) == 3

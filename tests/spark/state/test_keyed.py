@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from decimal import Decimal
@@ -171,7 +172,8 @@ class Later(Executor):
 
     def work(self, count: int) -> None:
         for each in self.waiting[:count]:
-            each.result()
+            if not each.cancelled():
+                each.result()
         del self.waiting[:count]
 
 
@@ -222,6 +224,54 @@ def test_what_one_worker_has_merged_serves_the_next(
         opened(place, 0, 3),
     ):
         pass
+
+
+def test_a_merge_that_fails_or_comes_too_late_is_only_not_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    later = Later()
+    monkeypatch.setattr(keyed, "_FEW", 0)
+    monkeypatch.setattr(store, "_merging", later)
+    place = Place(str(tmp_path / "kept"))
+
+    def put(version: int) -> int:
+        with opened(place, 0, version) as state:
+            kept = state.table("rows", SCHEMA, KEY)
+            kept.put(table([row((str(at), version), {}) for at in range(10)]))
+            assert len(kept) == 10 * version + 10
+            return len(kept.runs)
+
+    assert [put(0), put(1)] == [1, 2]
+    [merge] = later.waiting
+    merge.set_exception(OSError("no space left"))
+    assert put(2) == 3
+    assert "runs of a table stay as they are for now: no space left" in caplog.text
+    # The folder is removed, as after a reset, while somebody still merges.
+    shutil.rmtree(tmp_path / "kept")
+    with pytest.raises(FileNotFoundError):
+        later.waiting[-1].result()
+    assert not (tmp_path / "kept").exists()
+
+
+def test_what_is_merged_late_by_a_worker_that_lost_the_shard_still_serves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    later = Later()
+    monkeypatch.setattr(keyed, "_FEW", 0)
+    monkeypatch.setattr(store, "_merging", later)
+    place = Place(str(tmp_path))
+    for version in range(8):
+        if version > 1:
+            store._warm.clear()
+        with opened(place, 0, version) as state:
+            kept = state.table("rows", SCHEMA, KEY)
+            kept.put(table([row((str(at), version), {}) for at in range(10)]))
+    # Begun at version 1.
+    assert len(kept.runs) == 8
+    later.work(1)
+    store._warm.clear()
+    with opened(place, 0, 8) as state:
+        assert [len(each) for each in state.table("rows", SCHEMA, KEY).runs] == [20] + [10] * 6
 
 
 @pytest.mark.parametrize("stays", [True, False], ids=["one worker", "always another"])

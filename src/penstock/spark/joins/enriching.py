@@ -120,7 +120,10 @@ class AsOf:
 
     @property
     def describes(self) -> str:
-        return self.shape.describes("as of")
+        # Events that wait have all their columns.
+        columns = list(self.shape.out)[: len(self.shape.events)]
+        kinds = ", ".join(f"{each.name} {each.type}" for each in columns)
+        return f"{self.shape.describes('as of')}, for events of {kinds}"
 
     def process(self, shard: Shard, inputs: Mapping[str, pa.Table]) -> pa.Table:
         shape = self.shape

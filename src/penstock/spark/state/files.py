@@ -73,11 +73,22 @@ class Files:
     def _at(self, name: str) -> str:
         return f"{self._path}/{name}" if name else self._path
 
-    def write(self, name: str, data: pa.Buffer | bytes, *, durable: bool = True) -> None:
-        """Write a whole file. What need not outlive the machine is not waited for."""
+    def write(
+        self,
+        name: str,
+        data: pa.Buffer | bytes,
+        *,
+        durable: bool = True,
+        makes_folder: bool = True,
+    ) -> None:
+        """Write a whole file. What need not outlive the machine is not waited for.
+
+        FileNotFoundError if there is no such folder and it is not to be made; stores of objects
+        have none.
+        """
         path = self._at(name)
         if self._store is None:
-            self._write_here(Path(path), data, durable)
+            self._write_here(Path(path), data, durable, makes_folder)
             return
         direct = self._store.type_name in _OBJECTS
         beside = path if direct else f"{path}{_BESIDE}{uuid.uuid4().hex}"
@@ -88,12 +99,16 @@ class Files:
         if not direct:
             self._store.move(beside, path)
 
-    def _write_here(self, file: Path, data: pa.Buffer | bytes, durable: bool) -> None:
+    def _write_here(
+        self, file: Path, data: pa.Buffer | bytes, durable: bool, makes_folder: bool
+    ) -> None:
         # Two tries of one task may write the same file at a time.
         beside = file.with_name(f"{_BESIDE}{os.getpid()}-{uuid.uuid4().hex[:8]}-{file.name}")
         try:
             self._write_beside(beside, data, durable)
         except FileNotFoundError:
+            if not makes_folder:
+                raise
             file.parent.mkdir(parents=True, exist_ok=True)
             self._write_beside(beside, data, durable)
         beside.replace(file)

@@ -12,6 +12,7 @@ time the runs stay, until they are too many and are merged at once.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from penstock.spark.state.files import StateError
 from penstock.spark.state.hashing import hashes
 from penstock.spark.state.runs import Places, Run, find, made, merged, one_batch
 
+log: Final = logging.getLogger(__name__)
 FOUND: Final = "_found"
 # Runs are merged so that each is at least so many times as large as all after it.
 _GROWTH: Final = 2
@@ -171,10 +173,18 @@ class KeyedTable:
     def adopt(self, *, wait: bool = False) -> None:
         """Take what was merged meanwhile, if it is there."""
         found = self._merging
-        if found is None or not (wait or found.made.done()):
+        # What is waited for and not begun is done here as well.
+        if found is None or not (found.made.done() or (wait and not found.made.cancel())):
+            self._merging = None if wait else found
             return
         self._merging = None
-        self.replace(found.first, len(found.runs), *found.made.result())
+        try:
+            one, place = found.made.result()
+        except Exception as error:
+            # Nobody needs it. What lasts is told by whoever has to merge at once, in the end.
+            log.warning("runs of a table stay as they are for now: %s", error)
+            return
+        self.replace(found.first, len(found.runs), one, place)
 
     def replace(self, first: int, count: int, one: Run, place: Any) -> None:
         """Take one run for several, which is written already."""

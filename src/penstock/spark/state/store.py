@@ -345,12 +345,15 @@ def _merge(files: Files, state: State, digest: str, work: Callable[[], Run]) -> 
     if found is not None:
         return found
     one = work()
-    name = f"{state.version}-{digest}{uuid4().hex[:8]}{_RUNS}"
+    # As new as can be, whoever has written it: nobody removes what is so new.
+    newest = max((number for number, _ in _versions(files.names())), default=state.version)
+    name = f"{newest}-{digest}{uuid4().hex[:8]}{_RUNS}"
     out = pa.BufferOutputStream()
     place = _put(out, name, one)
     _close(out, {"run": place.as_list()})
-    files.write(name, out.getvalue())
-    return one, place
+    # A folder that was removed meanwhile is not made again.
+    files.write(name, out.getvalue(), makes_folder=False)
+    return _read_merged(files, name) or (one, place)
 
 
 def _digest(title: str, parts: Sequence[Section]) -> str:
