@@ -8,6 +8,7 @@ micro-batches; the first of them pays for planning and is not counted.
 from __future__ import annotations
 
 import shutil
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,6 +32,10 @@ from penstock.client.writer import LogWriter
 from penstock.spark.flows.declare import Batch, Flow
 from penstock.spark.flows.inputs import Place
 from penstock.spark.flows.running import Running
+from penstock.spark.state.bounds import UnboundedStateWarning
+
+# All partitions are fed, with times that are not of the clock.
+warnings.simplefilter("ignore", UnboundedStateWarning)
 
 FOLDER: Final = BUILD / "data" / "processing"
 PARTITIONS: Final = 4
