@@ -198,17 +198,28 @@ def test_a_table_is_a_dict_whenever_its_runs_are_merged(
         follow(tmp_path_factory.mktemp("state"), steps)
 
 
-def test_what_one_worker_has_merged_serves_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    later = Later()
+@pytest.fixture
+def later(monkeypatch: pytest.MonkeyPatch) -> Later:
+    """Runs of any size are merged when the test wants it."""
+    made = Later()
     monkeypatch.setattr(keyed, "_FEW", 0)
-    monkeypatch.setattr(store, "_merging", later)
+    monkeypatch.setattr(store, "_merging", made)
+    return made
+
+
+def put_ten(place: Place, version: int) -> list[int]:
+    """A version with ten rows more; how many the runs have."""
+    with opened(place, 0, version) as state:
+        kept = state.table("rows", SCHEMA, KEY)
+        kept.put(table([row((str(at), version), {}) for at in range(10)]))
+        assert len(kept) == 10 * version + 10
+        return [len(each) for each in kept.runs]
+
+
+def test_what_one_worker_has_merged_serves_the_next(tmp_path: Path, later: Later) -> None:
     place = Place(str(tmp_path))
     for version in range(2):
-        with opened(place, 0, version) as state:
-            kept = state.table("rows", SCHEMA, KEY)
-            kept.put(table([row((str(at), version), {}) for at in range(10)]))
+        put_ten(place, version)
     # Both begin, and the second finds what the first has made.
     store._warm.clear()
     store.hold(place, 0, 2).tidy()
@@ -227,24 +238,13 @@ def test_what_one_worker_has_merged_serves_the_next(
 
 
 def test_a_merge_that_fails_or_comes_too_late_is_only_not_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, later: Later, caplog: pytest.LogCaptureFixture
 ) -> None:
-    later = Later()
-    monkeypatch.setattr(keyed, "_FEW", 0)
-    monkeypatch.setattr(store, "_merging", later)
     place = Place(str(tmp_path / "kept"))
-
-    def put(version: int) -> int:
-        with opened(place, 0, version) as state:
-            kept = state.table("rows", SCHEMA, KEY)
-            kept.put(table([row((str(at), version), {}) for at in range(10)]))
-            assert len(kept) == 10 * version + 10
-            return len(kept.runs)
-
-    assert [put(0), put(1)] == [1, 2]
+    assert [put_ten(place, version) for version in range(2)] == [[10], [10, 10]]
     [merge] = later.waiting
     merge.set_exception(OSError("no space left"))
-    assert put(2) == 3
+    assert put_ten(place, 2) == [10, 10, 10]
     assert "runs of a table stay as they are for now: no space left" in caplog.text
     # The folder is removed, as after a reset, while somebody still merges.
     shutil.rmtree(tmp_path / "kept")
@@ -254,43 +254,30 @@ def test_a_merge_that_fails_or_comes_too_late_is_only_not_done(
 
 
 def test_what_is_merged_late_by_a_worker_that_lost_the_shard_still_serves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, later: Later
 ) -> None:
-    later = Later()
-    monkeypatch.setattr(keyed, "_FEW", 0)
-    monkeypatch.setattr(store, "_merging", later)
     place = Place(str(tmp_path))
     for version in range(8):
         if version > 1:
             store._warm.clear()
-        with opened(place, 0, version) as state:
-            kept = state.table("rows", SCHEMA, KEY)
-            kept.put(table([row((str(at), version), {}) for at in range(10)]))
+        sizes = put_ten(place, version)
+    assert sizes == [10] * 8
     # Begun at version 1.
-    assert len(kept.runs) == 8
     later.work(1)
     store._warm.clear()
-    with opened(place, 0, 8) as state:
-        assert [len(each) for each in state.table("rows", SCHEMA, KEY).runs] == [20] + [10] * 6
+    assert put_ten(place, 8) == [20, *[10] * 7]
 
 
 @pytest.mark.parametrize("stays", [True, False], ids=["one worker", "always another"])
 def test_runs_do_not_become_many_if_nobody_merges_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stays: bool
+    tmp_path: Path, later: Later, stays: bool
 ) -> None:
-    later = Later()
-    monkeypatch.setattr(keyed, "_FEW", 0)
-    monkeypatch.setattr(store, "_merging", later)
     most = 0
     for version in range(80):
         if not stays:
             store._warm.clear()
-        with opened(Place(str(tmp_path)), 0, version) as state:
-            kept = state.table("rows", SCHEMA, KEY)
-            kept.put(table([row((str(at), version), {}) for at in range(10)]))
-            most = max(most, len(kept.runs))
+        most = max(most, len(put_ten(Place(str(tmp_path)), version)))
     assert later.merges
-    assert len(kept) == 800
     assert most <= keyed._MOST_RUNS + 2
 
 

@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 from penstock.records.columns.compiled import kernel
 from penstock.spark.state import KeyedTable, Shard
 from penstock.spark.state.numbering import numbered, whole
+from penstock.spark.state.schemas import shown
 from penstock.spark.state.waiting import micros, plain, released, writable
 from penstock.spark.windows.clock import Clock
 
@@ -76,8 +77,7 @@ class Shape:
         return rows.filter(there) if self.inner else rows
 
     def describes(self, version: str) -> str:
-        kinds = ", ".join(f"{each.name} {each.type}" for each in self.kept)
-        return f"{version} row of {kinds}"
+        return f"{version} row of {shown(self.kept)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +122,7 @@ class AsOf:
     def describes(self) -> str:
         # Events that wait have all their columns.
         columns = list(self.shape.out)[: len(self.shape.events)]
-        kinds = ", ".join(f"{each.name} {each.type}" for each in columns)
-        return f"{self.shape.describes('as of')}, for events of {kinds}"
+        return f"{self.shape.describes('as of')}, for events of {shown(columns)}"
 
     def process(self, shard: Shard, inputs: Mapping[str, pa.Table]) -> pa.Table:
         shape = self.shape

@@ -34,6 +34,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from penstock.spark.state import Shard, apply
 from penstock.spark.state.numbering import numbered, whole
+from penstock.spark.state.schemas import shown
 from penstock.spark.windows.clock import WATERMARK, Clock
 from penstock.spark.windows.declare import (
     TIME,
@@ -143,7 +144,7 @@ class Within:
 
     @property
     def describes(self) -> str:
-        sides = [", ".join(f"{each.name} {each.type}" for each in side)
+        sides = [shown(side)
                  for side in (self.left, self.right)]  # fmt: skip
         return (
             f"{self.how} join on {', '.join(self.on)} within {self.low_us} to {self.high_us} us: "

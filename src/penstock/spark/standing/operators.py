@@ -38,6 +38,7 @@ from penstock.spark.standing.asking import (
 from penstock.spark.standing.index import Found
 from penstock.spark.state import Shard
 from penstock.spark.state.numbering import numbered
+from penstock.spark.state.schemas import shown
 from penstock.spark.state.waiting import micros, released
 from penstock.spark.windows.clock import Clock
 
@@ -126,8 +127,7 @@ class AsOf:
     def describes(self) -> str:
         # Documents that wait have all their columns.
         columns = list(self.shape.out)[2:]
-        kinds = ", ".join(f"{each.name} {each.type}" for each in columns)
-        return f"standing queries by name, as of documents of {kinds}"
+        return f"standing queries by name, as of documents of {shown(columns)}"
 
     def process(self, shard: Shard, inputs: Mapping[str, pa.Table]) -> pa.Table:
         shape = self.shape

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 import pyarrow as pa
@@ -23,6 +24,11 @@ def arrow_schema(kind: T.StructType) -> pa.Schema:
     """
     found = to_arrow_schema(kind, timezone="UTC")
     return pa.schema([each.with_nullable(True) for each in found])
+
+
+def shown(columns: Iterable[pa.Field]) -> str:
+    """Columns as text: their names and types, which is what state depends on."""
+    return ", ".join(f"{each.name} {each.type}" for each in columns)
 
 
 def is_nested(kind: T.DataType) -> bool:

@@ -39,6 +39,7 @@ import pyarrow as pa
 from penstock.spark.state.files import Files, StateError
 from penstock.spark.state.keyed import KeyedTable, Merging
 from penstock.spark.state.runs import Run, merged, one_batch
+from penstock.spark.state.schemas import shown
 
 # So many versions before the newest are kept: the last micro-batch may have to be run again.
 KEPT_VERSIONS: Final = 3
@@ -117,16 +118,12 @@ class State:
         elif found.key != tuple(key) or _types(found.schema) != _types(schema):
             raise StateError(
                 f"the table {name!r} was kept with the key {', '.join(found.key)} and the columns "
-                f"{_shown(found.schema)}, and is asked for with others",
+                f"{shown(found.schema)}, and is asked for with others",
                 advice=_DAMAGED,
             )
         else:
             found.schema = schema
         return found
-
-
-def _shown(schema: pa.Schema) -> str:
-    return ", ".join(f"{each.name} {each.type}" for each in schema)
 
 
 def _types(schema: pa.Schema) -> list[tuple[str, pa.DataType]]:

@@ -27,6 +27,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from penstock.spark.state import Shard, apply
 from penstock.spark.state.numbering import whole
 from penstock.spark.state.operator import HINT
+from penstock.spark.state.schemas import shown
 from penstock.spark.windows.clock import WATERMARK
 from penstock.spark.windows.declare import (
     by_schema,
@@ -149,7 +150,7 @@ class Earlier:
 
     @property
     def describes(self) -> str:
-        columns = ", ".join(f"{each.name} {each.type}" for each in self.columns)
+        columns = shown(self.columns)
         far = f"{len(self.offsets_us)} windows up to {max(self.offsets_us)} us back"
         return f"{', '.join(self.values)} by {', '.join(self.by)}: {far} ({columns})"
 

@@ -30,6 +30,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from penstock.spark.state import KeyedTable, Shard, apply
 from penstock.spark.state.keyed import FOUND
 from penstock.spark.state.operator import HINT
+from penstock.spark.state.schemas import shown
 from penstock.spark.windows.clock import WATERMARK, Clock
 from penstock.spark.windows.declare import (
     PLACE,
@@ -115,7 +116,7 @@ class Deduplicated:
 
     @property
     def describes(self) -> str:
-        columns = ", ".join(f"{each.name} {each.type}" for each in self.schema)
+        columns = shown(self.schema)
         return (
             f"once for each {', '.join(self.key)} within {self.within_us} us, by {self.order}: "
             f"{columns}"

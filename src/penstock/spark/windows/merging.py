@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from penstock.spark.state import Shard
 from penstock.spark.state.numbering import whole
+from penstock.spark.state.schemas import shown
 from penstock.spark.state.store import KeyedTable
 from penstock.spark.windows.aggregates import Aggregate
 from penstock.spark.windows.clock import Clock
@@ -66,7 +67,7 @@ class Windows:
     @property
     def describes(self) -> str:
         values = ", ".join(f"{name} = {each}" for name, each in self.values)
-        by = ", ".join(f"{each.name} {each.type}" for each in self.by)
+        by = shown(self.by)
         return f"{self.shape} by [{by}]: {values}; {self.allowed_us} us of lateness"
 
     # ---- what is kept --------------------------------------------------------------------

@@ -24,6 +24,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from penstock.spark.state import Shard, apply
 from penstock.spark.state.numbering import numbered, whole
+from penstock.spark.state.schemas import shown
 from penstock.spark.windows import exact
 from penstock.spark.windows.aggregates import Aggregate, Avg, Count, First, Max, Min, Sum, divided
 from penstock.spark.windows.clock import WATERMARK, Clock
@@ -111,7 +112,7 @@ class Sliding:
     @property
     def describes(self) -> str:
         values = ", ".join(f"{name} = {each}" for name, each in self.values)
-        columns = ", ".join(f"{each.name} {each.type}" for each in self.columns)
+        columns = shown(self.columns)
         return f"{self.size_us} us before each event ({columns}): {values}"
 
     @property
