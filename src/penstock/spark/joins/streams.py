@@ -144,8 +144,7 @@ class Within:
 
     @property
     def describes(self) -> str:
-        sides = [shown(side)
-                 for side in (self.left, self.right)]  # fmt: skip
+        sides = [shown(side) for side in (self.left, self.right)]
         return (
             f"{self.how} join on {', '.join(self.on)} within {self.low_us} to {self.high_us} us: "
             f"({sides[0]}) with ({sides[1]})"
