@@ -10,6 +10,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from pyspark import cloudpickle
 from pyspark.errors import PySparkException
@@ -19,6 +20,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from penstock.spark import windows as w
 from penstock.spark.flows.errors import DeclarationError
 from penstock.spark.state import Batch, entered
+from penstock.spark.windows import exact
 from penstock.spark.windows.spans import microseconds
 
 # Workers cannot import a module of the tests.
@@ -209,6 +211,23 @@ def test_sums_of_doubles_far_from_one(orders: DataFrame) -> None:
         sums("4e38")
     with pytest.raises(PySparkException, match="so small that digits below"):
         sums("1e-60")
+
+
+def test_spark_cuts_doubles_as_we_do(penstock_spark: SparkSession, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    values = np.ldexp(rng.uniform(-2, 2, 2_000), rng.integers(-240, 127, 2_000))
+    rows = [(at, value) for at, value in enumerate(values.tolist())]
+    cut = exact.partials(F.col("x"))
+    found = (
+        penstock_spark.createDataFrame(rows, "id bigint, x double")
+        .groupBy("id")
+        .agg(*(column.alias(name) for name, column in cut.items()))
+        .orderBy("id")
+        .toArrow()
+    )
+    limbs, _, lost = exact.limbs_of(values)
+    for name, wanted in zip((*exact.LIMBS, exact.LOST), (*limbs, lost), strict=True):
+        assert found[name].to_pylist() == wanted.tolist(), name
 
 
 def test_windows_that_are_not_told_apart_are_refused(orders: DataFrame) -> None:

@@ -72,9 +72,8 @@ def partials(value: Column) -> dict[str, Column]:
 
 
 def _rounded(x: Column, exponent: int) -> Column:
-    """x to a multiple of 2^exponent. What is large is one, and what is not loses its end so."""
-    magic = F.lit(1.5 * 2.0 ** (52 + exponent))
-    return F.when(F.abs(x) < F.lit(2.0 ** (51 + exponent)), (x + magic) - magic).otherwise(x)
+    """x to a multiple of 2^exponent. To multiply by a power of two loses nothing."""
+    return F.rint(x * F.lit(2.0**-exponent)) * F.lit(2.0**exponent)
 
 
 def limbs_of(values: Floats) -> tuple[list[Ints], Floats, Ints]:
@@ -86,8 +85,7 @@ def limbs_of(values: Floats) -> tuple[list[Ints], Floats, Ints]:
     upper = np.zeros(len(x))
     found = []
     for exponent in EXPONENTS:
-        magic = 1.5 * 2.0 ** (52 + exponent)
-        rounded = np.where(np.abs(x) < 2.0 ** (51 + exponent), (x + magic) - magic, x)
+        rounded = np.rint(x * 2.0**-exponent) * 2.0**exponent
         found.append(((rounded - upper) * 2.0**-exponent).astype(np.int64))
         upper = rounded
     return found, np.where(tame, 0.0, values), (x != upper).astype(np.int64)
