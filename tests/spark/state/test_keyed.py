@@ -354,7 +354,8 @@ def test_files_do_not_pile_up_and_old_versions_can_be_run_again(
         if merged_after is not None and version % merged_after == 0:
             later.work(1)
         names = [file.name for file in (tmp_path / "0").iterdir()]
-        assert len(names) <= 20
+        # With those that wait to be merged.
+        assert len(names) <= (12 if merged_after is None else 20)
     assert (later.merges > 0) == (merged_after is not None)
     # The same number once more, as after a failure: from the state before it.
     store._warm.clear()
