@@ -16,6 +16,10 @@ ARGS ?=
 # One more than there are cores: tests that kill, start and wait leave half of a core to others.
 WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((n > 3 ? 4 : n + 1)))
 
+TEST_OPTIONS = -n $(WORKERS) --durations 20
+# Without compiled modules each process that the tests start compiles them again.
+unexport PYTHONDONTWRITEBYTECODE
+
 SETUP_STAMP := $(VENV)/.setup
 WARM_STAMP := $(VENV)/.warm
 JARS_STAMP := $(KAFKA)/.jars
@@ -57,9 +61,17 @@ $(WARM_STAMP): $(SETUP_STAMP)
 	@$(BIN)/python -m tools.warm
 	@touch $@
 
+.PHONY: check
+check: lint ## Check style, types and all that needs neither Java nor a database server: two minutes
+	@$(BIN)/python -m tests.harness check $(TEST_OPTIONS) $(ARGS)
+
 .PHONY: test
-test: setup $(WARM_STAMP) kafka-jars opensearch-jars databases ## Run the tests (some of them: make test ARGS='tests/log -k recovery')
-	@$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m 'not soak' --durations 30 $(ARGS)
+test: setup $(WARM_STAMP) kafka-jars opensearch-jars databases ## Test all behaviour (a part of it: make test ARGS='tests/log -k recovery')
+	@$(BIN)/python -m tests.harness test $(TEST_OPTIONS) $(ARGS)
+
+.PHONY: proof
+proof: lint setup $(WARM_STAMP) kafka-jars opensearch-jars databases ## Test everything, at length: kills by the dozen, fuzz by the hundred thousand, soaks
+	@$(BIN)/python -m tests.harness proof $(TEST_OPTIONS) --timeout 7200 $(ARGS)
 
 .PHONY: conformance
 conformance: setup kafka-jars ## Run the same scenarios on the embedded broker and on Apache Kafka
@@ -104,10 +116,6 @@ bench-processing: setup spark-jars ## Compare windows, joins, views and patterns
 .PHONY: bench-sync
 bench-sync: setup ## Measure how soon and how fast derived stores follow a database
 	@$(BIN)/python -m benchmarks.sync $(ARGS)
-
-.PHONY: soak
-soak: setup ## Run the tests that take long: crashes by the hundred, frames by the million
-	@$(BIN)/pytest -m soak -s --timeout 7200 $(ARGS)
 
 .PHONY: databases
 databases: ## Install the database servers that the tests need

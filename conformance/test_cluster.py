@@ -146,7 +146,7 @@ def make_topics(bootstrap: str) -> None:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.kafka_jars
+@pytest.mark.java
 def test_a_worker_and_a_broker_die(tmp_path: Path) -> None:
     quick = {"offsets.topic.num.partitions": "3", "transaction.state.log.num.partitions": "3"}
     with ApacheKafkaCluster(quick) as kafka, SparkCluster() as spark:

@@ -23,7 +23,7 @@ EXPECTED: Final[dict[str, Any]] = {
 
 # Three Java processes take their time to start.
 @pytest.mark.timeout(300)
-@pytest.mark.kafka_jars
+@pytest.mark.java
 def test_three_nodes_of_kafka_lose_one(kafka_tools: KafkaTools) -> None:
     quick = {"offsets.topic.num.partitions": "3", "transaction.state.log.num.partitions": "3"}
     with ApacheKafkaCluster(quick) as kafka, Cluster(kafka.bootstrap, kafka_tools) as cluster:

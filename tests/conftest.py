@@ -1,4 +1,4 @@
-"""What all tests share: settings of hypothesis, and seeds."""
+"""What all tests share: the level of the log, and seeds."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ import logging
 import os
 import random
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from hypothesis import settings
+
+from tests.harness import failures
 
 SEED_VARIABLE = "PENSTOCK_SEED"
-
-# A loaded machine is slow, not wrong: time is bounded per test, not per example.
-settings.register_profile("penstock", deadline=None, print_blob=True)
-settings.load_profile("penstock")
 
 
 @pytest.fixture(autouse=True)
@@ -26,8 +24,18 @@ def _log_level() -> Iterator[None]:
 
 
 @pytest.fixture
-def seed() -> int:
-    """A seed for randomness of the test's own; pytest shows it when the test fails."""
-    value = int(os.environ.get(SEED_VARIABLE) or random.SystemRandom().getrandbits(32))
+def seed(request: pytest.FixtureRequest) -> int:
+    """A seed for randomness of the test's own; pytest shows it when the test fails.
+
+    In the second run of a test that failed it is the seed of the first.
+    """
+    replay, test = os.environ.get(failures.REPLAY_VARIABLE), request.node.nodeid
+    failed = failures.read(Path(replay)) if replay else []
+    known = [outcome.seed for outcome in failed if outcome.nodeid == test]
+    if known and known[-1] is not None:
+        value = known[-1]
+    else:
+        value = int(os.environ.get(SEED_VARIABLE) or random.SystemRandom().getrandbits(32))
+    request.node.user_properties.append((failures.SEED_PROPERTY, value))
     print(f"seed {value}; to repeat: {SEED_VARIABLE}={value}")
     return value

@@ -1,4 +1,4 @@
-"""Real databases for tests that are the same for every source: one server of each kind a worker."""
+"""Real databases for tests that are the same for every source, on the servers of the run."""
 
 from __future__ import annotations
 
@@ -7,19 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.capture.kit.databases import KINDS, Database, Servers
+from tests.capture.kit.databases import KINDS, MARKS, Database, new_database
 
 
-@pytest.fixture(scope="session")
-def servers() -> Iterator[Servers]:
-    made = Servers()
-    yield made
-    made.close()
-
-
-@pytest.fixture(params=KINDS)
-def each(request: pytest.FixtureRequest, servers: Servers, tmp_path: Path) -> Iterator[Database]:
+@pytest.fixture(params=[pytest.param(kind, marks=MARKS[kind]) for kind in KINDS])
+def each(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
     """An empty database of each kind in turn."""
-    database = servers.database(request.param, tmp_path)
+    database = new_database(request, request.param, tmp_path)
     yield database
     database.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
@@ -35,10 +35,9 @@ pytestmark = pytest.mark.timeout(300)
 HOUR_S = 3600
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    with RedisServer() as started:
-        yield started
+@pytest.fixture
+def server(shared_redis: RedisServer) -> RedisServer:
+    return shared_redis
 
 
 def write(at: str, topic: str, rows: dict[int, float | None]) -> None:

@@ -63,16 +63,14 @@ def executing(connection: psycopg.Connection) -> Execute:
     return execute
 
 
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[PostgresServer]:
-    with PostgresServer() as server:
-        yield server
+@pytest.fixture
+def postgres(shared_postgres: PostgresServer) -> PostgresServer:
+    return shared_postgres
 
 
-@pytest.fixture(scope="module")
-def mariadb() -> Iterator[MariaDB]:
-    with MariaDB() as server:
-        yield server
+@pytest.fixture
+def mariadb(shared_mariadb: MariaDB) -> MariaDB:
+    return shared_mariadb
 
 
 @pytest.fixture(params=["postgres", "mariadb"])

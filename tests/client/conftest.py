@@ -12,7 +12,7 @@ from penstock.client import topics
 from penstock.client.connection import Cluster
 from penstock.testing.broker import Broker
 
-_KAFKA_MARKS = [pytest.mark.kafka_jars, pytest.mark.xdist_group("apache-kafka")]
+_KAFKA_MARKS = [pytest.mark.java]
 # Records of tests may carry times of long ago.
 KEEP = {"retention.ms": "-1"}
 MakeTopic = Callable[..., str]

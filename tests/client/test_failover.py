@@ -86,7 +86,7 @@ def start(runs: list[Callable[[], None]]) -> list[threading.Thread]:
 
 # Three Java processes take their time to start.
 @pytest.mark.timeout(300)
-@pytest.mark.kafka_jars
+@pytest.mark.java
 def test_a_node_of_three_dies_and_comes_back() -> None:
     quick = {"transaction.state.log.num.partitions": "3"}
     with ApacheKafkaCluster(quick) as kafka, Cluster(kafka.bootstrap) as cluster:

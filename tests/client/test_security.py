@@ -104,7 +104,7 @@ def works(bootstrap: str, options: Mapping[str, str]) -> None:
         assert values == {b"1" * 100_000, b"2", b"3"}
 
 
-@pytest.mark.kafka_jars
+@pytest.mark.java
 @pytest.mark.parametrize("listener", ["SASL_PLAINTEXT", "SASL_SSL"])
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
 def test_passwords(secured: Secured, listener: str, mechanism: str) -> None:
@@ -125,7 +125,7 @@ def test_passwords(secured: Secured, listener: str, mechanism: str) -> None:
         assert "guess" not in str(caught.value)
 
 
-@pytest.mark.kafka_jars
+@pytest.mark.java
 def test_certificates_of_ours(secured: Secured) -> None:
     at, folder = secured.at("SSL"), secured.folder
     base = {"security.protocol": "SSL", "ssl.ca.location": secured.ca_file}
@@ -164,7 +164,7 @@ def test_certificates_of_ours(secured: Secured) -> None:
         works(at, {**base, "ssl.keystore.location": str(foreign)})
 
 
-@pytest.mark.kafka_jars
+@pytest.mark.java
 def test_whom_we_trust(secured: Secured, tmp_path: Path) -> None:
     other = tmp_path / "other.crt"
     other.write_text(authority("other").certificate_pem)
@@ -190,7 +190,7 @@ def test_whom_we_trust(secured: Secured, tmp_path: Path) -> None:
         assert cluster.any().is_open
 
 
-@pytest.mark.kafka_jars
+@pytest.mark.java
 def test_the_wrong_door(secured: Secured) -> None:
     tls = Security(protocol="SSL", ca=Pem(file=secured.ca_file))
     for at, security in ((secured.kafka.bootstrap, tls), (secured.at("SSL"), None)):
@@ -203,7 +203,7 @@ def test_the_wrong_door(secured: Secured) -> None:
     assert "SCRAM-SHA-256" in refused.value.advice
 
 
-@pytest.mark.kafka_jars
+@pytest.mark.java
 def test_a_password_is_good_for_a_while(secured: Secured) -> None:
     """Then there is a new connection, and nobody notices."""
     security = Security("SASL_PLAINTEXT", "PLAIN", USER, PASSWORD)
@@ -228,7 +228,7 @@ def test_a_password_is_good_for_a_while(secured: Secured) -> None:
         ]
 
 
-@pytest.mark.kafka_jars
+@pytest.mark.java
 def test_commands_that_ask_brokers_directly(secured: Secured) -> None:
     options = {
         "security.protocol": "SASL_SSL",

@@ -127,7 +127,7 @@ def test_whoever_is_killed_all_is_equal_in_the_end(demo: Demo) -> None:
     assert demo.parts() == {}
 
 
-@pytest.mark.soak
+@pytest.mark.proof
 @pytest.mark.timeout(2400)
 def test_the_next_run_goes_on_with_what_is_there(tmp_path: Path) -> None:
     """Also after all was killed at once, the demo itself first."""
@@ -147,7 +147,7 @@ def test_the_next_run_goes_on_with_what_is_there(tmp_path: Path) -> None:
         again.end()
 
 
-@pytest.mark.soak
+@pytest.mark.proof
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize("cluster", [False, True], ids=["local", "cluster"])
 def test_servers_in_the_place_of_all_that_is_embedded(tmp_path: Path, cluster: bool) -> None:

@@ -33,10 +33,9 @@ from tests.waiting import eventually
 _NAMES = count()
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    with RedisServer() as running:
-        yield running
+@pytest.fixture
+def server(shared_redis: RedisServer) -> RedisServer:
+    return shared_redis
 
 
 class TestRedis(SinkKit):

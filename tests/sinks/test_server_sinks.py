@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,16 +17,14 @@ from penstock.testing.sinks import Store, changes, never, read
 from tests.sinks.sql_kit import SqlKit
 
 
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[PostgresServer]:
-    with PostgresServer() as server:
-        yield server
+@pytest.fixture
+def postgres(shared_postgres: PostgresServer) -> PostgresServer:
+    return shared_postgres
 
 
-@pytest.fixture(scope="module")
-def mariadb() -> Iterator[MariaDB]:
-    with MariaDB() as server:
-        yield server
+@pytest.fixture
+def mariadb(shared_mariadb: MariaDB) -> MariaDB:
+    return shared_mariadb
 
 
 class TestPostgres(SqlKit):

@@ -12,7 +12,7 @@ from penstock.testing.apache_kafka import SMALL_JVM_OPTIONS, ApacheKafka
 from penstock.testing.java_client import NewRecord
 from penstock.testing.kafka_tools import KafkaTools, KafkaToolsError
 
-pytestmark = pytest.mark.kafka_jars
+pytestmark = pytest.mark.java
 
 
 def test_data_and_address_survive_a_stop_and_a_crash(

@@ -1,6 +1,6 @@
 """Groups whose members come, go, die and hang: everything is read, nobody owns what another does.
 
-`make soak` does it for longer.
+`make proof` does it for longer.
 """
 
 from __future__ import annotations

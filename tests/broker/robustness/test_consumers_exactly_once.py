@@ -1,6 +1,6 @@
 """Consume, transform, produce: exactly once though workers, broker and network fail.
 
-`make soak` does it for longer.
+`make proof` does it for longer.
 """
 
 from __future__ import annotations

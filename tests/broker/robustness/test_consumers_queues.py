@@ -1,6 +1,6 @@
 """Share groups whose consumers and broker die: what was acknowledged never comes again.
 
-`make soak` does it for longer.
+`make proof` does it for longer.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A real broker process under load, killed with SIGKILL: every acknowledged record is there.
 
 At its offset, once, in order; topics that were made are there, topics that were deleted are not.
-`make soak` does this two hundred times.
+`make proof` does this two hundred times.
 """
 
 from __future__ import annotations

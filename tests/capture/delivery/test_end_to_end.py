@@ -22,7 +22,7 @@ from penstock.capture.sources import open_source
 from penstock.client.connection import Cluster
 from penstock.client.reading import Row, last_values
 from penstock.client.writer import LogWriter
-from penstock.testing.postgres import PostgresServer, installation
+from penstock.testing.postgres import PostgresServer
 from tests.capture.delivery.running import (
     QUICK,
     Crash,
@@ -140,10 +140,9 @@ def test_sqlite_with_kills(log: str, tmp_path: Path, seed: int) -> None:
 # ---- PostgreSQL --------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[PostgresServer]:
-    with PostgresServer({}, of=installation("system")) as server:
-        yield server
+@pytest.fixture
+def postgres(shared_postgres: PostgresServer) -> PostgresServer:
+    return shared_postgres
 
 
 def test_postgres_with_what_only_it_has(log: str, postgres: PostgresServer) -> None:

@@ -20,9 +20,10 @@ from penstock.capture.delivery.config import CaptureConfig
 from penstock.capture.delivery.control import send, snapshot_signal
 from penstock.client.connection import Cluster
 from penstock.testing.mysql import MySQL, mysql_home
+from penstock.testing.postgres import PostgresServer
 from tests.capture.delivery.running import QUICK, new_name, on_thread
 from tests.capture.kit.capturing import CaptureProcess, Told, records
-from tests.capture.kit.databases import Database, Servers, Session
+from tests.capture.kit.databases import Database, Postgres, Session, Sqlite
 from tests.capture.kit.following import MARKS, make_marks, mark
 from tests.waiting import eventually
 
@@ -122,10 +123,10 @@ def test_with_kills(each: Database, log: str, tmp_path: Path, seed: int) -> None
 
 
 @pytest.fixture
-def postgres(servers: Servers, tmp_path: Path) -> Iterator[Database]:
-    made = servers.database("postgresql", tmp_path)
-    yield made
-    made.close()
+def postgres(shared_postgres: PostgresServer) -> Iterator[Database]:
+    database = Postgres(shared_postgres)
+    yield database
+    database.close()
 
 
 def test_several_tables_at_once(log: str, postgres: Database) -> None:
@@ -196,8 +197,8 @@ def fill(database: Database, number: int) -> None:
         session.run("COMMIT")
 
 
-def test_a_table_of_sqlite_that_is_made_anew(log: str, servers: Servers, tmp_path: Path) -> None:
-    database = servers.database("sqlite", tmp_path)
+def test_a_table_of_sqlite_that_is_made_anew(log: str, tmp_path: Path) -> None:
+    database = Sqlite(tmp_path)
     database.run("CREATE TABLE t (id INTEGER PRIMARY KEY, text TEXT)",
                  "INSERT INTO t VALUES (1, 'a'), (2, 'b'), (3, 'c')")  # fmt: skip
     with running(log, database) as followed:
@@ -214,26 +215,24 @@ def test_a_table_of_sqlite_that_is_made_anew(log: str, servers: Servers, tmp_pat
 
 
 @pytest.mark.skipif(mysql_home() is None, reason="MySQL is not there")
-def test_mysql_8(log: str) -> None:
-    with MySQL() as server:
-        name = server.create_database()
-        server.query("CREATE TABLE t (id INT PRIMARY KEY, text VARCHAR(20))", name)
-        server.query("INSERT INTO t VALUES (1, 'a'), (2, 'b')", name)
-        made = CaptureConfig.from_mapping(
-            new_name(), {"url": server.url(name), **QUICK, "idle_ms": 10}
-        )
-        stop = threading.Event()
-        thread, failures = on_thread(lambda: Capture(made, log).run(stop))
-        with Cluster(log) as cluster:
+def test_mysql_8(log: str, shared_mysql: MySQL) -> None:
+    server = shared_mysql
+    name = server.create_database()
+    server.query("CREATE TABLE t (id INT PRIMARY KEY, text VARCHAR(20))", name)
+    server.query("INSERT INTO t VALUES (1, 'a'), (2, 'b')", name)
+    made = CaptureConfig.from_mapping(new_name(), {"url": server.url(name), **QUICK, "idle_ms": 10})
+    stop = threading.Event()
+    thread, failures = on_thread(lambda: Capture(made, log).run(stop))
+    with Cluster(log) as cluster:
 
-            def table() -> list[dict[str, Any]]:
-                return Told(records(cluster, f"{made.name}.{name}.t")).table()
+        def table() -> list[dict[str, Any]]:
+            return Told(records(cluster, f"{made.name}.{name}.t")).table()
 
-            eventually(lambda: len(table()) == 2)
-            server.query("INSERT INTO t VALUES (3, 'c')", name)
-            server.query("TRUNCATE TABLE t", name)
-            server.query("INSERT INTO t VALUES (1, 'new')", name)
-            eventually(lambda: table() == [{"id": 1, "text": "new"}])
-        stop.set()
-        thread.join(60)
-        assert failures == []
+        eventually(lambda: len(table()) == 2)
+        server.query("INSERT INTO t VALUES (3, 'c')", name)
+        server.query("TRUNCATE TABLE t", name)
+        server.query("INSERT INTO t VALUES (1, 'new')", name)
+        eventually(lambda: table() == [{"id": 1, "text": "new"}])
+    stop.set()
+    thread.join(60)
+    assert failures == []

@@ -161,8 +161,7 @@ def test_without_transactions_it_comes_out_the_same(
         assert rebuilt(records(log, f"{made.name}.{table}")) == data.rows[table]
 
 
-@pytest.mark.kafka_jars
-@pytest.mark.xdist_group("apache-kafka")
+@pytest.mark.java
 def test_with_apache_kafka(apache_kafka: ApacheKafka) -> None:
     inside = [Step("a", 1, "x"), Truncate("a"), Step("a", 1, "y"), Step("b", 1, "z")]
     then = [inside, [Step("a", 2, "x")], [Truncate("b"), Truncate("a")], [Step("b", 3, "x")]]

@@ -13,7 +13,7 @@ import sqlite3
 from abc import ABC, abstractmethod
 from base64 import b64encode
 from collections.abc import Mapping
-from contextlib import ExitStack, closing
+from contextlib import closing
 from decimal import Decimal
 from pathlib import Path
 from string import Template
@@ -23,16 +23,21 @@ from uuid import uuid4
 
 import psycopg
 import pymysql
+import pytest
 
 from penstock.testing.mariadb import MariaDB
 from penstock.testing.postgres import PostgresServer
 
 KINDS: Final = ("postgresql", "mysql", "sqlite")
+# What a test needs that uses a database of this kind.
+MARKS: Final[Mapping[str, tuple[pytest.MarkDecorator, ...]]] = {
+    "postgresql": (pytest.mark.databases,),
+    "mysql": (pytest.mark.databases,),
+    "sqlite": (),
+}
 # Events tell local times as if they were of UTC.
 _EPOCH: Final = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _MICROSECOND: Final = datetime.timedelta(microseconds=1)
-# Small, so that transactions of some hundred rows are streamed before their commit.
-_POSTGRES: Final = {"logical_decoding_work_mem": "64kB"}
 
 
 def canonical(value: Any) -> Any:
@@ -331,25 +336,10 @@ class Sqlite(Database):
         return self.url
 
 
-class Servers:
-    """The servers of one test run: each is started when it is first needed."""
-
-    def __init__(self) -> None:
-        self._stack = ExitStack()
-        self._postgres: PostgresServer | None = None
-        self._mariadb: MariaDB | None = None
-
-    def database(self, kind: str, folder: Path) -> Database:
-        """An empty database of this kind; a folder of the test's own."""
-        if kind == "postgresql":
-            if self._postgres is None:
-                self._postgres = self._stack.enter_context(PostgresServer(_POSTGRES))
-            return Postgres(self._postgres)
-        if kind == "mysql":
-            if self._mariadb is None:
-                self._mariadb = self._stack.enter_context(MariaDB())
-            return Mysql(self._mariadb)
-        return Sqlite(folder)
-
-    def close(self) -> None:
-        self._stack.close()
+def new_database(request: pytest.FixtureRequest, kind: str, folder: Path) -> Database:
+    """An empty database of this kind, on a server of the run, or in a folder of the test's own."""
+    if kind == "postgresql":
+        return Postgres(request.getfixturevalue("shared_postgres"))
+    if kind == "mysql":
+        return Mysql(request.getfixturevalue("shared_mariadb"))
+    return Sqlite(folder)

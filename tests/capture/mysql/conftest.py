@@ -1,4 +1,4 @@
-"""One MariaDB server for all tests of a worker; each test has a database of its own."""
+"""The MariaDB server of the run; each test has a database of its own."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import pytest
 from penstock.testing.mariadb import MariaDB
 
 
-@pytest.fixture(scope="session")
-def mariadb() -> Iterator[MariaDB]:
-    with MariaDB() as server:
-        yield server
+@pytest.fixture
+def mariadb(shared_mariadb: MariaDB) -> MariaDB:
+    return shared_mariadb
 
 
 @pytest.fixture

@@ -26,10 +26,9 @@ from tests.capture.mysql.test_types import CASES, same
 pytestmark = pytest.mark.skipif(mysql_home() is None, reason="MySQL is not there")
 
 
-@pytest.fixture(scope="module")
-def mysql() -> Iterator[MySQL]:
-    with MySQL() as server:
-        yield server
+@pytest.fixture
+def mysql(shared_mysql: MySQL) -> MySQL:
+    return shared_mysql
 
 
 @pytest.fixture

@@ -3,32 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 
 import psycopg
 import pytest
 
-from penstock.testing.postgres import PostgresServer, installation
+from penstock.testing.postgres import PostgresServer
 from tests.capture.postgres.rebuilding import Connection
 
-# Small, so that transactions of some hundred rows are streamed before their commit.
-SETTINGS = {"logical_decoding_work_mem": "64kB", "max_prepared_transactions": "5"}
 RELEASES = ("system", "16", "18")
-
-
-@pytest.fixture(scope="session")
-def postgres_of() -> Iterator[Callable[[str], PostgresServer]]:
-    """The server of a release, started when it is first asked for."""
-    running: dict[str, PostgresServer] = {}
-    with ExitStack() as stack:
-
-        def of(release: str) -> PostgresServer:
-            if release not in running:
-                server = PostgresServer(SETTINGS, of=installation(release))
-                running[release] = stack.enter_context(server)
-            return running[release]
-
-        yield of
 
 
 @pytest.fixture

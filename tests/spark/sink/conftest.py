@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-_KAFKA_MARKS = [pytest.mark.kafka_jars, pytest.mark.xdist_group("apache-kafka")]
+_KAFKA_MARKS = [pytest.mark.java]
 
 
 @pytest.fixture(params=["penstock", pytest.param("kafka", marks=_KAFKA_MARKS)], scope="module")

@@ -24,9 +24,8 @@ pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(scope="module")
-def database() -> Iterator[str]:
-    with PostgresServer() as server:
-        yield server.create_database()
+def database(shared_postgres: PostgresServer) -> str:
+    return shared_postgres.create_database()
 
 
 @contextmanager

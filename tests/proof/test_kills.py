@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from tests.broker.robustness.killing import KillTest
-from tests.soak.progress import say
+from tests.proof.progress import say
 
 DIRECTORIES = 10
 KILLS_EACH = 20
 
 
-@pytest.mark.soak
+@pytest.mark.proof
 def test_two_hundred_kills(tmp_path: Path, seed: int) -> None:
     lives = acknowledged = made = deleted = 0
     begun = time.monotonic()

@@ -18,14 +18,14 @@ from tests.broker.robustness.watch import (
     quick_broker,
     wait_for_quiet,
 )
-from tests.soak.progress import say
+from tests.proof.progress import say
 
 ROUNDS = 20
 FRAMES_EACH = 46_000
 STREAMS_EACH = 5_000
 
 
-@pytest.mark.soak
+@pytest.mark.proof
 def test_a_million_frames(seed: int) -> None:
     begun = time.monotonic()
     outcomes: Counter[str] = Counter()

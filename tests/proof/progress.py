@@ -1,4 +1,4 @@
-"""How a long test tells that it is alive. Shown because `make soak` runs pytest with -s."""
+"""How a long test tells that it is alive. Shown because `make proof` runs pytest with -s."""
 
 from __future__ import annotations
 

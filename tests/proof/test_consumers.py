@@ -18,7 +18,7 @@ import pytest
 from tests.broker.robustness.consumers_churn import Churn
 from tests.broker.robustness.consumers_pipeline import PROTOCOLS, Pipeline
 from tests.broker.robustness.consumers_queue import QueueTest
-from tests.soak.progress import say
+from tests.proof.progress import say
 
 MINUTES = float(os.environ.get("PENSTOCK_SOAK_MINUTES", "10"))
 KILLS = 50
@@ -49,7 +49,7 @@ def soak(data: Path, seed: int, rounds: list[Round]) -> None:
     say(f"summary: {records} records, {kills} broker kills, no problem; seed {seed}", begun)
 
 
-@pytest.mark.soak
+@pytest.mark.proof
 def test_exactly_once(tmp_path: Path, seed: int) -> None:
     def make(protocol: str) -> Round:
         return lambda data, own: Pipeline(data, own, total=TOTAL, protocol=protocol, holds=True)
@@ -57,7 +57,7 @@ def test_exactly_once(tmp_path: Path, seed: int) -> None:
     soak(tmp_path / "data", seed, [make(protocol) for protocol in PROTOCOLS])
 
 
-@pytest.mark.soak
+@pytest.mark.proof
 def test_groups_under_churn(tmp_path: Path, seed: int) -> None:
     def make(protocol: str) -> Round:
         return lambda data, own: Churn(data, own, total=TOTAL, protocol=protocol)
@@ -65,7 +65,7 @@ def test_groups_under_churn(tmp_path: Path, seed: int) -> None:
     soak(tmp_path / "data", seed, [make(protocol) for protocol in PROTOCOLS])
 
 
-@pytest.mark.soak
+@pytest.mark.proof
 def test_queues(tmp_path: Path, seed: int) -> None:
     def make(ordered: bool) -> Round:
         return lambda data, own: QueueTest(data, own, total=TOTAL, ordered=ordered)

@@ -30,8 +30,8 @@ from penstock.testing.process import BrokerProcess
 from tests.capture.kit.capturing import CaptureProcess, Told, check_transactions, records
 from tests.capture.kit.databases import KINDS, Database, Mysql, Postgres, Sqlite
 from tests.capture.kit.following import MARKS, make_marks, mark
-from tests.soak.capture_load import TABLES, Writer, as_it_is_now, create
-from tests.soak.progress import say
+from tests.proof.capture_load import TABLES, Writer, as_it_is_now, create
+from tests.proof.progress import say
 from tests.waiting import eventually
 
 MINUTES = float(os.environ.get("PENSTOCK_SOAK_MINUTES", "5"))
@@ -173,7 +173,7 @@ def soak(kind: str, folder: Path, seed: int, minutes: float) -> None:
         )
 
 
-@pytest.mark.soak
+@pytest.mark.proof
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("kind", KINDS)
 def test_under_load_and_kills(kind: str, tmp_path: Path, seed: int) -> None:

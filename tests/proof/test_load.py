@@ -15,7 +15,7 @@ import pytest
 
 from penstock.log.store import CLEAN_MARKER
 from tests.broker.robustness.killing import KillTest
-from tests.soak.progress import say
+from tests.proof.progress import say
 
 MINUTES = float(os.environ.get("PENSTOCK_SOAK_MINUTES", "10"))
 ROUND_S = 20.0
@@ -33,7 +33,7 @@ TOPICS = {
 }  # fmt: skip
 
 
-@pytest.mark.soak
+@pytest.mark.proof
 def test_a_long_time_under_load(tmp_path: Path, seed: int) -> None:
     begun = time.monotonic()
     test = KillTest(tmp_path / "data", seed, TOPICS)

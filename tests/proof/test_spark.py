@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.soak.progress import say
+from tests.proof.progress import say
 from tests.spark.killing import KillRun, Kind
 
 RUNS = 10
@@ -15,7 +15,7 @@ KILLS_EACH = 20
 KINDS: tuple[Kind, ...] = ("driver", "group", "worker", "worker", "broker", "broker")
 
 
-@pytest.mark.soak
+@pytest.mark.proof
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("number", range(RUNS))
 def test_nothing_is_lost_or_doubled_by_two_hundred_kills(
