@@ -7,6 +7,7 @@ from typing import Any
 
 from penstock.wire import encoder, request_header
 from penstock.wire.messages.api_versions import ApiVersionsRequest
+from tests.broker.protocol_client import ProtocolClient, error_name, scenario
 from tests.broker.raw import RawClient
 from tests.broker.requests import (
     batch,
@@ -18,11 +19,10 @@ from tests.broker.requests import (
     records_of,
     values_of,
 )
-from tests.broker.talk import Talk, error_name, scenario
 
 
-def fetched(talk: Talk, request: Any, version: int = 12) -> Any:
-    answer = talk.call(request, version)
+def fetched(client: ProtocolClient, request: Any, version: int = 12) -> Any:
+    answer = client.call(request, version)
     if answer.error_code:
         return error_name(answer.error_code)
     part = one(answer)
@@ -36,88 +36,88 @@ def fetched(talk: Talk, request: Any, version: int = 12) -> Any:
 
 
 @scenario
-def fetching_from_everywhere(talk: Talk) -> Any:
-    topic = talk.topic()
-    talk.fill(topic, batch(b"a"), batch(b"b", b"c"), batch(b"d"))
-    talk.call(delete_records(topic, 1))
-    return [fetched(talk, fetch(topic, offset)) for offset in (0, 1, 2, 3, 4, 5, -1, 1 << 40)]
+def fetching_from_everywhere(client: ProtocolClient) -> Any:
+    topic = client.topic()
+    client.fill(topic, batch(b"a"), batch(b"b", b"c"), batch(b"d"))
+    client.call(delete_records(topic, 1))
+    return [fetched(client, fetch(topic, offset)) for offset in (0, 1, 2, 3, 4, 5, -1, 1 << 40)]
 
 
 @scenario
-def fetching_what_is_not_there(talk: Talk) -> Any:
-    topic = talk.topic()
+def fetching_what_is_not_there(client: ProtocolClient) -> Any:
+    topic = client.topic()
     return [
-        fetched(talk, fetch("nowhere")),
-        fetched(talk, fetch(topic, {7: 0})),
-        fetched(talk, fetch(topic, {-1: 0})),
+        fetched(client, fetch("nowhere")),
+        fetched(client, fetch(topic, {7: 0})),
+        fetched(client, fetch(topic, {-1: 0})),
     ]
 
 
 @scenario
-def fetching_by_id(talk: Talk) -> Any:
-    topic = talk.topic()
-    talk.fill(topic, batch(b"a"))
-    id_ = talk.ids[topic]
+def fetching_by_id(client: ProtocolClient) -> Any:
+    topic = client.topic()
+    client.fill(topic, batch(b"a"))
+    id_ = client.ids[topic]
     return (
-        [fetched(talk, fetch(id_), version) for version in (13, 14, 15, 16, 17, 18)],
-        fetched(talk, fetch(type(id_)(int=id_.int ^ 1)), 13),
-        fetched(talk, fetch(type(id_)(int=0)), 13),
+        [fetched(client, fetch(id_), version) for version in (13, 14, 15, 16, 17, 18)],
+        fetched(client, fetch(type(id_)(int=id_.int ^ 1)), 13),
+        fetched(client, fetch(type(id_)(int=0)), 13),
     )
 
 
 @scenario
-def epochs_of_readers(talk: Talk) -> Any:
-    topic = talk.topic()
-    talk.fill(topic, batch(b"a"))
-    now = talk.leader_epoch(topic)
-    return [fetched(talk, fetch(topic, leader_epoch=e)) for e in (-1, now, now + 1)]
+def epochs_of_readers(client: ProtocolClient) -> Any:
+    topic = client.topic()
+    client.fill(topic, batch(b"a"))
+    now = client.leader_epoch(topic)
+    return [fetched(client, fetch(topic, leader_epoch=e)) for e in (-1, now, now + 1)]
 
 
 @scenario
-def the_first_batch_comes_whole(talk: Talk) -> Any:
-    topic = talk.topic()
-    talk.fill(topic, batch_of_size(500), batch_of_size(500), batch_of_size(500))
+def the_first_batch_comes_whole(client: ProtocolClient) -> Any:
+    topic = client.topic()
+    client.fill(topic, batch_of_size(500), batch_of_size(500), batch_of_size(500))
     sizes = []
     for partition_max, total_max in (
         (0, 1 << 20), (1, 1 << 20), (500, 1 << 20), (999, 1 << 20), (1000, 1 << 20),
         (1 << 20, 0), (1 << 20, 1), (1 << 20, 1000), (1 << 20, 1 << 20),
     ):  # fmt: skip
         request = fetch(topic, partition_max_bytes=partition_max, max_bytes=total_max)
-        records = one(talk.call(request, 12)).records
+        records = one(client.call(request, 12)).records
         # Kafka may cut the last batch in the middle; whole ones are what counts.
         sizes.append(len(values_of(records)))
     return sizes
 
 
 @scenario
-def only_the_first_partition_exceeds_its_share(talk: Talk) -> Any:
-    topic = talk.topic(2)
+def only_the_first_partition_exceeds_its_share(client: ProtocolClient) -> Any:
+    topic = client.topic(2)
     for number in (0, 1):
-        talk.produced(produce(topic, {number: batch_of_size(500)}))
-    answer = talk.call(fetch(topic, {0: 0, 1: 0}, partition_max_bytes=10), 12)
+        client.produced(produce(topic, {number: batch_of_size(500)}))
+    answer = client.call(fetch(topic, {0: 0, 1: 0}, partition_max_bytes=10), 12)
     parts = sorted(answer.responses[0].partitions, key=lambda part: part.partition_index)
     return [len(values_of(part.records)) for part in parts]
 
 
 @scenario
-def waiting_in_vain(talk: Talk) -> Any:
-    topic = talk.topic()
-    return [fetched(talk, fetch(topic, max_wait_ms=wait)) for wait in (0, 1, 50)]
+def waiting_in_vain(client: ProtocolClient) -> Any:
+    topic = client.topic()
+    return [fetched(client, fetch(topic, max_wait_ms=wait)) for wait in (0, 1, 50)]
 
 
 @scenario
-def empty_records_and_aborted_transactions(talk: Talk) -> Any:
-    topic = talk.topic()
+def empty_records_and_aborted_transactions(client: ProtocolClient) -> Any:
+    topic = client.topic()
     answers = []
     for level in (0, 1):
-        part = one(talk.call(fetch(topic, isolation_level=level), 12))
+        part = one(client.call(fetch(topic, isolation_level=level), 12))
         answers.append((part.records, part.aborted_transactions))
     return answers
 
 
 @scenario
-def no_topics_at_all(talk: Talk) -> Any:
-    answer = talk.call(fetch(None), 12)
+def no_topics_at_all(client: ProtocolClient) -> Any:
+    answer = client.call(fetch(None), 12)
     return error_name(answer.error_code), answer.responses, answer.session_id
 
 
@@ -133,11 +133,11 @@ def summary(answer: Any) -> Any:
 
 
 @scenario
-def a_session_from_beginning_to_end(talk: Talk) -> Any:
-    topic = talk.topic(3)
-    talk.produced(produce(topic, {1: batch(b"a")}))
+def a_session_from_beginning_to_end(client: ProtocolClient) -> Any:
+    topic = client.topic(3)
+    client.produced(produce(topic, {1: batch(b"a")}))
     story = []
-    first = talk.call(fetch(topic, dict.fromkeys(range(3), 0), session=(0, 0)), 12)
+    first = client.call(fetch(topic, dict.fromkeys(range(3), 0), session=(0, 0)), 12)
     id_ = first.session_id
     story.append((id_ != 0, summary(first)))
     for request in (
@@ -146,51 +146,51 @@ def a_session_from_beginning_to_end(talk: Talk) -> Any:
         fetch(None, session=(id_, 3)),
         fetch(None, session=(id_, 4), forget=[(topic, [0])]),
     ):
-        answer = talk.call(request, 12)
+        answer = client.call(request, 12)
         story.append((answer.session_id == id_, summary(answer)))
     for number, value in ((0, b"unseen"), (2, b"seen")):
-        talk.produced(produce(topic, {number: batch(value)}))
-    answer = talk.call(fetch(None, session=(id_, 5)), 12)
+        client.produced(produce(topic, {number: batch(value)}))
+    answer = client.call(fetch(None, session=(id_, 5)), 12)
     story.append((answer.session_id == id_, summary(answer)))
-    closed = talk.call(fetch(None, session=(id_, -1)), 12)
+    closed = client.call(fetch(None, session=(id_, -1)), 12)
     story.append((closed.session_id, summary(closed)))
-    after = talk.call(fetch(None, session=(id_, 6)), 12)
+    after = client.call(fetch(None, session=(id_, 6)), 12)
     story.append((after.session_id, summary(after)))
     return story
 
 
 @scenario
-def wrong_session_ids_and_epochs(talk: Talk) -> Any:
-    topic = talk.topic()
-    first = talk.call(fetch(topic, session=(0, 0)), 12)
+def wrong_session_ids_and_epochs(client: ProtocolClient) -> Any:
+    topic = client.topic()
+    first = client.call(fetch(topic, session=(0, 0)), 12)
     id_ = first.session_id
     story = []
     for session in ((id_, 2), (id_ ^ 1, 1), (0, 1), (0, 5), (id_, 1), (id_, 1), (id_, 2)):
-        answer = talk.call(fetch(None, session=session), 12)
+        answer = client.call(fetch(None, session=session), 12)
         story.append((error_name(answer.error_code), answer.session_id == id_))
     return story
 
 
 @scenario
-def a_session_without_partitions_ends(talk: Talk) -> Any:
-    topic = talk.topic()
-    first = talk.call(fetch(topic, session=(0, 0)), 12)
+def a_session_without_partitions_ends(client: ProtocolClient) -> Any:
+    topic = client.topic()
+    first = client.call(fetch(topic, session=(0, 0)), 12)
     id_ = first.session_id
-    emptied = talk.call(fetch(None, session=(id_, 1), forget=[(topic, [0])]), 12)
-    after = talk.call(fetch(None, session=(id_, 2)), 12)
+    emptied = client.call(fetch(None, session=(id_, 1), forget=[(topic, [0])]), 12)
+    after = client.call(fetch(None, session=(id_, 2)), 12)
     return emptied.session_id, summary(emptied), summary(after)
 
 
 @scenario
-def those_served_go_to_the_end_of_the_session(talk: Talk) -> Any:
-    topic = talk.topic(3)
+def those_served_go_to_the_end_of_the_session(client: ProtocolClient) -> Any:
+    topic = client.topic(3)
     for number in range(3):
-        talk.fill_partition(topic, number, *(batch_of_size(500) for _ in range(4)))
-    first = talk.call(fetch(topic, dict.fromkeys(range(3), 0), session=(0, 0), max_bytes=600), 12)
+        client.fill_partition(topic, number, *(batch_of_size(500) for _ in range(4)))
+    first = client.call(fetch(topic, dict.fromkeys(range(3), 0), session=(0, 0), max_bytes=600), 12)
     served = []
     for epoch in range(1, 7):
         # Where it reads on does not matter here: who is served does.
-        answer = talk.call(fetch(None, session=(first.session_id, epoch), max_bytes=600), 12)
+        answer = client.call(fetch(None, session=(first.session_id, epoch), max_bytes=600), 12)
         served.append(
             [p.partition_index for t in answer.responses for p in t.partitions if p.records]
         )
@@ -198,11 +198,11 @@ def those_served_go_to_the_end_of_the_session(talk: Talk) -> Any:
 
 
 @scenario
-def a_session_begun_anew(talk: Talk) -> Any:
-    topic = talk.topic(2)
-    first = talk.call(fetch(topic, {0: 0, 1: 0}, session=(0, 0)), 12)
-    second = talk.call(fetch(topic, {1: 0}, session=(first.session_id, 0)), 12)
-    third = talk.call(fetch(None, session=(first.session_id, 1)), 12)
+def a_session_begun_anew(client: ProtocolClient) -> Any:
+    topic = client.topic(2)
+    first = client.call(fetch(topic, {0: 0, 1: 0}, session=(0, 0)), 12)
+    second = client.call(fetch(topic, {1: 0}, session=(first.session_id, 0)), 12)
+    third = client.call(fetch(None, session=(first.session_id, 1)), 12)
     return (
         second.session_id not in (0, first.session_id),
         summary(second),
@@ -211,23 +211,23 @@ def a_session_begun_anew(talk: Talk) -> Any:
 
 
 @scenario
-def names_and_ids_in_one_session(talk: Talk) -> Any:
-    topic = talk.topic()
-    by_name = talk.call(fetch(topic, session=(0, 0)), 12)
-    by_id = talk.call(fetch(talk.ids[topic], session=(0, 0)), 13)
+def names_and_ids_in_one_session(client: ProtocolClient) -> Any:
+    topic = client.topic()
+    by_name = client.call(fetch(topic, session=(0, 0)), 12)
+    by_id = client.call(fetch(client.ids[topic], session=(0, 0)), 13)
     return [
-        error_name(talk.call(fetch(None, session=(by_name.session_id, 1)), 13).error_code),
-        error_name(talk.call(fetch(None, session=(by_id.session_id, 1)), 12).error_code),
-        error_name(talk.call(fetch(None, session=(by_id.session_id, 1)), 13).error_code),
+        error_name(client.call(fetch(None, session=(by_name.session_id, 1)), 13).error_code),
+        error_name(client.call(fetch(None, session=(by_id.session_id, 1)), 12).error_code),
+        error_name(client.call(fetch(None, session=(by_id.session_id, 1)), 13).error_code),
     ]
 
 
 @scenario
-def errors_are_told_again_in_a_session(talk: Talk) -> Any:
-    topic = talk.topic()
-    talk.fill(topic, batch(b"a"))
-    first = talk.call(fetch(topic, {0: 0, 5: 0}, session=(0, 0)), 12)
-    later = [talk.call(fetch(None, session=(first.session_id, epoch)), 12) for epoch in (1, 2)]
+def errors_are_told_again_in_a_session(client: ProtocolClient) -> Any:
+    topic = client.topic()
+    client.fill(topic, batch(b"a"))
+    first = client.call(fetch(topic, {0: 0, 5: 0}, session=(0, 0)), 12)
+    later = [client.call(fetch(None, session=(first.session_id, epoch)), 12) for epoch in (1, 2)]
     return [summary(answer) for answer in (first, *later)]
 
 
@@ -235,37 +235,37 @@ def errors_are_told_again_in_a_session(talk: Talk) -> Any:
 
 
 @scenario
-def api_versions_too_new(talk: Talk) -> Any:
-    def ask(client: RawClient) -> Any:
+def api_versions_too_new(client: ProtocolClient) -> Any:
+    def ask(connection: RawClient) -> Any:
         body = encoder(ApiVersionsRequest, 4)(ApiVersionsRequest(client_software_name="x"))
-        client.send_frame(request_header(18, 99, 7, "x") + body)
-        frame = client.receive_frame()
+        connection.send_frame(request_header(18, 99, 7, "x") + body)
+        frame = connection.receive_frame()
         # Version 0: correlation id, error code, then the list.
         return frame[:6], frame[6:10] != b"\0\0\0\0"
 
-    return talk.outcome_of(ask)
+    return client.outcome_of(ask)
 
 
 @scenario
-def api_versions_of_a_nameless_client(talk: Talk) -> Any:
+def api_versions_of_a_nameless_client(client: ProtocolClient) -> Any:
     answers = []
     for name, version in (("", ""), ("ok", "1.0"), ("-bad", "1"), ("ok", "b@d"), ("a b", "1")):
         request = ApiVersionsRequest(client_software_name=name, client_software_version=version)
-        answers.append(talk.outcome_of(partial(_asked_versions, request)))
+        answers.append(client.outcome_of(partial(_asked_versions, request)))
     return answers
 
 
-def _asked_versions(request: ApiVersionsRequest, client: RawClient) -> str:
-    return error_name(client.call(request, 3).error_code)
+def _asked_versions(request: ApiVersionsRequest, connection: RawClient) -> str:
+    return error_name(connection.call(request, 3).error_code)
 
 
 @scenario
-def apis_and_versions_that_are_not_there(talk: Talk) -> Any:
+def apis_and_versions_that_are_not_there(client: ProtocolClient) -> Any:
     def ask(key: int, version: int) -> Any:
-        def send(client: RawClient) -> Any:
-            client.send_frame(request_header(key, version, 1, "x") + bytes(100))
-            return client.wait_closed()
+        def send(connection: RawClient) -> Any:
+            connection.send_frame(request_header(key, version, 1, "x") + bytes(100))
+            return connection.wait_closed()
 
-        return talk.outcome_of(send)
+        return client.outcome_of(send)
 
     return [ask(key, version) for key, version in ((1, 19), (1, 3), (2, 0), (3, 14), (999, 0))]

@@ -24,8 +24,8 @@ from penstock.wire.messages.find_coordinator import FindCoordinatorRequest
 from penstock.wire.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
 from penstock.wire.messages.share_group_describe import ShareGroupDescribeRequest
 from penstock.wire.messages.share_group_heartbeat import ShareGroupHeartbeatRequest
+from tests.broker.protocol_client import READY_TIMEOUT_S, ProtocolClient, error_name, scenario
 from tests.broker.requests import create, delete, new_name
-from tests.broker.talk import READY_TIMEOUT_S, Talk, error_name, scenario
 
 NOT_YET: Final = {
     ErrorCode.COORDINATOR_NOT_AVAILABLE,
@@ -34,23 +34,28 @@ NOT_YET: Final = {
 }
 
 
-def ask(talk: Talk, request: Message, version: int | None = None) -> Any:
+def ask(client: ProtocolClient, request: Message, version: int | None = None) -> Any:
     """An answer of the coordinator; Kafka may have to make it first."""
     deadline = monotonic() + READY_TIMEOUT_S
     while True:
-        answer = talk.call(request, version)
+        answer = client.call(request, version)
         if getattr(answer, "error_code", 0) not in NOT_YET or monotonic() > deadline:
             return answer
-        talk.call(FindCoordinatorRequest(key_type=0, coordinator_keys=["any"]), 4)
+        client.call(FindCoordinatorRequest(key_type=0, coordinator_keys=["any"]), 4)
 
 
 class Member:
     """One member of a group, as far as its side of the conversation goes."""
 
     def __init__(
-        self, talk: Talk, group: str, id_: str, topics: list[str] | None = None, **more: Any
+        self,
+        client: ProtocolClient,
+        group: str,
+        id_: str,
+        topics: list[str] | None = None,
+        **more: Any,
     ) -> None:
-        self.talk, self.group, self.id, self.topics, self.more = talk, group, id_, topics, more
+        self.client, self.group, self.id, self.topics, self.more = client, group, id_, topics, more
         self.epoch = self.previous = 0
         self.owned: list[tuple[UUID, list[int]]] = []
 
@@ -65,7 +70,7 @@ class Member:
             request.topic_partitions = self.partitions()
         for name, value in fields.items():
             setattr(request, name, value)
-        answer = ask(self.talk, request, version)
+        answer = ask(self.client, request, version)
         if not answer.error_code:
             if self.epoch != answer.member_epoch:
                 self.previous = self.epoch
@@ -92,17 +97,19 @@ class Member:
         return self.beat(topic_partitions=self.partitions())
 
 
-def share_beat(talk: Talk, group: str, id_: str, epoch: int, topics: list[str] | None) -> Any:
+def share_beat(
+    client: ProtocolClient, group: str, id_: str, epoch: int, topics: list[str] | None
+) -> Any:
     request = ShareGroupHeartbeatRequest(
         group_id=group, member_id=id_, member_epoch=epoch, subscribed_topic_names=topics
     )
-    return ask(talk, request)
+    return ask(client, request)
 
 
-def known_topic(talk: Talk, partitions: int = 1) -> str:
+def known_topic(client: ProtocolClient, partitions: int = 1) -> str:
     """A new topic that the coordinator knows of: Kafka's hears of it a moment after it is made."""
-    topic = talk.topic(partitions)
-    probe = Member(talk, new_name("g"), "probe", [topic])
+    topic = client.topic(partitions)
+    probe = Member(client, new_name("g"), "probe", [topic])
     settle({probe: partitions})
     probe.beat(member_epoch=-1)
     return topic
@@ -123,9 +130,9 @@ def settle(counts: dict[Member, int]) -> list[str]:
 
 
 @scenario
-def members_join_share_and_leave(talk: Talk) -> Any:
-    topic, group = known_topic(talk, 4), new_name("g")
-    one, two, three = (Member(talk, group, id_, [topic]) for id_ in ("one", "two", "three"))
+def members_join_share_and_leave(client: ProtocolClient) -> Any:
+    topic, group = known_topic(client, 4), new_name("g")
+    one, two, three = (Member(client, group, id_, [topic]) for id_ in ("one", "two", "three"))
     steps: list[Any] = [one.beat(), one.beat(), two.beat()]
     steps += [settle({one: 2, two: 2}), three.beat()[0]]
     steps += [two.beat(member_epoch=-1)[:2], settle({one: 2, three: 2})]
@@ -135,9 +142,9 @@ def members_join_share_and_leave(talk: Talk) -> Any:
 
 
 @scenario
-def a_partition_is_given_up_first(talk: Talk) -> Any:
-    topic, group = known_topic(talk, 2), new_name("g")
-    one, two = (Member(talk, group, id_, [topic]) for id_ in ("one", "two"))
+def a_partition_is_given_up_first(client: ProtocolClient) -> Any:
+    topic, group = known_topic(client, 2), new_name("g")
+    one, two = (Member(client, group, id_, [topic]) for id_ in ("one", "two"))
     one.beat()
     two.beat()
     deadline = monotonic() + READY_TIMEOUT_S
@@ -152,18 +159,18 @@ def a_partition_is_given_up_first(talk: Talk) -> Any:
 
 
 @scenario
-def members_say_everything_anew(talk: Talk) -> Any:
-    topic, group = known_topic(talk, 3), new_name("g")
-    one = Member(talk, group, "one", [topic])
+def members_say_everything_anew(client: ProtocolClient) -> Any:
+    topic, group = known_topic(client, 3), new_name("g")
+    one = Member(client, group, "one", [topic])
     steps = [one.beat(), one.beat(full=True)]
     epoch, one.epoch, one.owned = one.epoch, 0, []
     return [*steps, one.beat(), one.epoch == epoch, one.beat()]
 
 
 @scenario
-def members_with_wrong_epochs(talk: Talk) -> Any:
-    topic, group = known_topic(talk, 2), new_name("g")
-    one = Member(talk, group, "one", [topic])
+def members_with_wrong_epochs(client: ProtocolClient) -> Any:
+    topic, group = known_topic(client, 2), new_name("g")
+    one = Member(client, group, "one", [topic])
     one.epoch = 1
     steps = [one.beat()]
     one.epoch = 0
@@ -171,15 +178,15 @@ def members_with_wrong_epochs(talk: Talk) -> Any:
     for epoch in (one.epoch + 1, one.epoch - 1 or 99, 77):
         steps += [one.beat(member_epoch=epoch)[0]]
     steps += [one.beat(member_epoch=-1)[:2], one.beat()[0]]
-    stranger = Member(talk, group, "stranger", [topic])
+    stranger = Member(client, group, "stranger", [topic])
     stranger.epoch = 1
     return [*steps, stranger.beat(), stranger.beat(member_epoch=-1)]
 
 
 @scenario
-def members_whose_answers_were_lost(talk: Talk) -> Any:
-    topic, group = known_topic(talk, 2), new_name("g")
-    one, two = (Member(talk, group, id_, [topic]) for id_ in ("one", "two"))
+def members_whose_answers_were_lost(client: ProtocolClient) -> Any:
+    topic, group = known_topic(client, 2), new_name("g")
+    one, two = (Member(client, group, id_, [topic]) for id_ in ("one", "two"))
     one.beat()
     two.beat()
     everything = one.owned
@@ -194,17 +201,17 @@ def members_whose_answers_were_lost(talk: Talk) -> Any:
 
 
 @scenario
-def static_members(talk: Talk) -> Any:
-    topic, group = known_topic(talk, 2), new_name("g")
-    one = Member(talk, group, "one", [topic], instance_id="i")
-    other = Member(talk, group, "other", [topic], instance_id="i")
+def static_members(client: ProtocolClient) -> Any:
+    topic, group = known_topic(client, 2), new_name("g")
+    one = Member(client, group, "one", [topic], instance_id="i")
+    other = Member(client, group, "other", [topic], instance_id="i")
     steps = [one.beat(), other.beat()]
     other.epoch = 1
     steps += [other.beat(), other.beat(member_epoch=-2), other.beat(member_epoch=-1)]
     steps += [one.beat(member_epoch=-2), one.beat(member_epoch=1)]
     other.epoch = 0
     steps += [other.beat(), other.beat(), one.beat(member_epoch=1)]
-    unknown = Member(talk, group, "unknown", [topic], instance_id="j")
+    unknown = Member(client, group, "unknown", [topic], instance_id="j")
     unknown.epoch = 1
     steps += [unknown.beat(), unknown.beat(member_epoch=-2)]
     other.epoch = -1
@@ -212,8 +219,8 @@ def static_members(talk: Talk) -> Any:
 
 
 @scenario
-def bad_heartbeats(talk: Talk) -> Any:
-    topic, group = known_topic(talk), new_name("g")
+def bad_heartbeats(client: ProtocolClient) -> Any:
+    topic, group = known_topic(client), new_name("g")
     bad: tuple[dict[str, Any], ...] = (
         {"member_id": ""},
         {"group_id": ""},
@@ -231,29 +238,29 @@ def bad_heartbeats(talk: Talk) -> Any:
         {"subscribed_topic_names": None, "subscribed_topic_regex": "("},
         {"subscribed_topic_names": None, "subscribed_topic_regex": "(?=a)"},
     )
-    found = [Member(talk, group, "bad", [topic]).beat(**fields) for fields in bad]
-    described = talk.call(ConsumerGroupDescribeRequest(group_ids=[group])).groups[0]
+    found = [Member(client, group, "bad", [topic]).beat(**fields) for fields in bad]
+    described = client.call(ConsumerGroupDescribeRequest(group_ids=[group])).groups[0]
     return found, error_name(described.error_code)
 
 
 @scenario
-def a_member_without_an_id_gets_one_in_version_0(talk: Talk) -> Any:
-    topic = known_topic(talk)
-    one = Member(talk, new_name("g"), "", [topic])
+def a_member_without_an_id_gets_one_in_version_0(client: ProtocolClient) -> Any:
+    topic = known_topic(client)
+    one = Member(client, new_name("g"), "", [topic])
     return one.beat(version=0), bool(one.id), one.beat(version=0)
 
 
 @scenario
-def members_without_topics(talk: Talk) -> Any:
+def members_without_topics(client: ProtocolClient) -> Any:
     group, missing = new_name("g"), new_name()
-    nothing, later = Member(talk, group, "one", []), Member(talk, group, "two", [missing])
+    nothing, later = Member(client, group, "one", []), Member(client, group, "two", [missing])
     return [nothing.beat(), later.beat(), nothing.beat()]
 
 
 @scenario
-def a_changed_subscription(talk: Talk) -> Any:
-    topics = [known_topic(talk, 2), known_topic(talk, 3)]
-    one = Member(talk, new_name("g"), "one", topics[:1])
+def a_changed_subscription(client: ProtocolClient) -> Any:
+    topics = [known_topic(client, 2), known_topic(client, 3)]
+    one = Member(client, new_name("g"), "one", topics[:1])
     steps = [one.beat(), one.beat(subscribed_topic_names=topics)[0], settle({one: 5})]
     # What it does not want any more it is told to give up at once.
     steps += [one.beat(subscribed_topic_names=topics[1:]), one.acknowledge()]
@@ -261,10 +268,10 @@ def a_changed_subscription(talk: Talk) -> Any:
 
 
 @scenario
-def ranges_of_two_topics(talk: Talk) -> Any:
-    topics = sorted((known_topic(talk, 3), known_topic(talk, 3)))
+def ranges_of_two_topics(client: ProtocolClient) -> Any:
+    topics = sorted((known_topic(client, 3), known_topic(client, 3)))
     group = new_name("g")
-    one, two = (Member(talk, group, id_, topics, server_assignor="range") for id_ in ("1", "2"))
+    one, two = (Member(client, group, id_, topics, server_assignor="range") for id_ in ("1", "2"))
     one.beat()
     two.beat()
     settle({one: 4, two: 2})
@@ -272,9 +279,9 @@ def ranges_of_two_topics(talk: Talk) -> Any:
 
 
 @scenario
-def described_consumer_groups(talk: Talk) -> Any:
-    topic, group = known_topic(talk, 2), new_name("g")
-    one = Member(talk, group, "one", [topic], rack_id="r")
+def described_consumer_groups(client: ProtocolClient) -> Any:
+    topic, group = known_topic(client, 2), new_name("g")
+    one = Member(client, group, "one", [topic], rack_id="r")
     one.beat()
 
     def described(version: int) -> Any:
@@ -300,7 +307,7 @@ def described_consumer_groups(talk: Talk) -> Any:
                             for item in member.assignment.topic_partitions
                         ],
                         [
-                            (item.topic_id == talk.ids[topic], sorted(item.partitions))
+                            (item.topic_id == client.ids[topic], sorted(item.partitions))
                             for item in member.target_assignment.topic_partitions
                         ],
                         member.member_type,
@@ -309,12 +316,12 @@ def described_consumer_groups(talk: Talk) -> Any:
                 ],
             )
             for found in sorted(
-                talk.call(request, version).groups, key=lambda item: item.group_id != group
+                client.call(request, version).groups, key=lambda item: item.group_id != group
             )
         ]
 
     found = [described(0), described(1)]
-    two = Member(talk, group, "two", [topic])
+    two = Member(client, group, "two", [topic])
     two.beat()
     settle({one: 1, two: 1})
     found.append([each[:2] for each in described(1)])
@@ -326,20 +333,20 @@ def described_consumer_groups(talk: Talk) -> Any:
 
 
 @scenario
-def groups_of_another_kind(talk: Talk) -> Any:
-    topic, consumers, sharers = known_topic(talk), new_name("g"), new_name("s")
-    Member(talk, consumers, "one", [topic]).beat()
-    share_beat(talk, sharers, "one", 0, [topic])
+def groups_of_another_kind(client: ProtocolClient) -> Any:
+    topic, consumers, sharers = known_topic(client), new_name("g"), new_name("s")
+    Member(client, consumers, "one", [topic]).beat()
+    share_beat(client, sharers, "one", 0, [topic])
     found = [
-        Member(talk, sharers, "two", [topic]).beat(),
-        error_name(share_beat(talk, consumers, "two", 0, [topic]).error_code),
+        Member(client, sharers, "two", [topic]).beat(),
+        error_name(share_beat(client, consumers, "two", 0, [topic]).error_code),
     ]
     for group, request in (
         (consumers, ShareGroupDescribeRequest(group_ids=[consumers])),
         (sharers, ConsumerGroupDescribeRequest(group_ids=[sharers])),
     ):
         assert group in request.group_ids
-        found.append(error_name(talk.call(request).groups[0].error_code))
+        found.append(error_name(client.call(request).groups[0].error_code))
     protocol = JoinGroupRequestProtocol(name="range", metadata=b"")
     join = JoinGroupRequest(
         group_id=sharers,
@@ -348,12 +355,12 @@ def groups_of_another_kind(talk: Talk) -> Any:
         protocol_type="consumer",
         protocols=[protocol],
     )
-    return [*found, error_name(ask(talk, join).error_code)]
+    return [*found, error_name(ask(client, join).error_code)]
 
 
 @scenario
-def share_members(talk: Talk) -> Any:
-    topic, group = known_topic(talk, 2), new_name("s")
+def share_members(client: ProtocolClient) -> Any:
+    topic, group = known_topic(client, 2), new_name("s")
     found = []
     for id_, epoch, topics in (
         ("one", 1, None),
@@ -366,16 +373,16 @@ def share_members(talk: Talk) -> Any:
         ("two", -1, None),
         ("one", 9, None),
     ):
-        answer = share_beat(talk, group, id_, epoch, topics)
+        answer = share_beat(client, group, id_, epoch, topics)
         found.append((error_name(answer.error_code), answer.member_id))
     # Kafka assigns partitions once it has made their state.
     deadline, told, epoch = monotonic() + READY_TIMEOUT_S, 0, 0
     while told < 2 and monotonic() < deadline:
-        answer = share_beat(talk, group, "one", 0, [topic])
+        answer = share_beat(client, group, "one", 0, [topic])
         epoch = answer.member_epoch
         told = sum(len(item.partitions) for item in answer.assignment.topic_partitions)
     shown = sorted(
-        talk.call(ShareGroupDescribeRequest(group_ids=[group, new_name("none")])).groups,
+        client.call(ShareGroupDescribeRequest(group_ids=[group, new_name("none")])).groups,
         key=lambda item: item.group_id != group,
     )
     members = [
@@ -390,25 +397,25 @@ def share_members(talk: Talk) -> Any:
         for member in shown[0].members
     ]
     states = [(error_name(item.error_code), item.group_state) for item in shown]
-    left = share_beat(talk, group, "one", -1, None)
-    after = talk.call(ShareGroupDescribeRequest(group_ids=[group])).groups[0].group_state
+    left = share_beat(client, group, "one", -1, None)
+    after = client.call(ShareGroupDescribeRequest(group_ids=[group])).groups[0].group_state
     return found, told, members, states, shown[0].assignor_name, left.member_epoch, after
 
 
 @scenario
-def a_deleted_topic_is_taken_from_its_reader(talk: Talk) -> Any:
-    kept, gone = known_topic(talk, 1), known_topic(talk, 2)
-    one = Member(talk, new_name("g"), "one", [kept, gone])
+def a_deleted_topic_is_taken_from_its_reader(client: ProtocolClient) -> Any:
+    kept, gone = known_topic(client, 1), known_topic(client, 2)
+    one = Member(client, new_name("g"), "one", [kept, gone])
     found = [one.beat()[2]]
-    talk.call(delete(gone))
+    client.call(delete(gone))
     deadline = monotonic() + READY_TIMEOUT_S
     while len(one.owned) != 1 and monotonic() < deadline:
         one.beat()
-    found.append(one.owned == [(talk.ids[kept], [0])])
+    found.append(one.owned == [(client.ids[kept], [0])])
     one.acknowledge()
     # Made anew it is another one.
-    made = talk.call(create(gone, 1)).topics[0].topic_id
-    talk.wait_served(gone)
+    made = client.call(create(gone, 1)).topics[0].topic_id
+    client.wait_served(gone)
     while len(one.owned) != 2 and monotonic() < deadline:
         one.beat()
-    return [*found, sorted(one.owned) == sorted([(talk.ids[kept], [0]), (made, [0])])]
+    return [*found, sorted(one.owned) == sorted([(client.ids[kept], [0]), (made, [0])])]

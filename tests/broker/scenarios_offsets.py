@@ -6,6 +6,7 @@ from typing import Any
 from uuid import UUID
 
 from penstock.wire.messages.describe_producers import DescribeProducersRequest, TopicRequest
+from tests.broker.protocol_client import ProtocolClient, error_name, listed, scenario
 from tests.broker.requests import (
     EARLIEST,
     LATEST,
@@ -21,29 +22,28 @@ from tests.broker.requests import (
     produce,
 )
 from tests.broker.scenarios_topics import created
-from tests.broker.talk import Talk, error_name, listed, scenario
 
 
 @scenario
-def offsets_by_time(talk: Talk) -> Any:
-    topic = talk.topic()
-    talk.fill(topic, *(batch(b"a", b"b", at_ms=at) for at in (1000, 2000, 5000, 3000)))
+def offsets_by_time(client: ProtocolClient) -> Any:
+    topic = client.topic()
+    client.fill(topic, *(batch(b"a", b"b", at_ms=at) for at in (1000, 2000, 5000, 3000)))
     times = (LATEST, EARLIEST, MAX_TIMESTAMP, 0, 1000, 1001, 2000, 4000, 5000, 5001)
-    return [listed(talk, topic, at) for at in times]
+    return [listed(client, topic, at) for at in times]
 
 
 @scenario
-def offsets_of_an_empty_partition(talk: Talk) -> Any:
-    topic = talk.topic()
-    return [listed(talk, topic, at) for at in (LATEST, EARLIEST, MAX_TIMESTAMP, 0, -4, -5)]
+def offsets_of_an_empty_partition(client: ProtocolClient) -> Any:
+    topic = client.topic()
+    return [listed(client, topic, at) for at in (LATEST, EARLIEST, MAX_TIMESTAMP, 0, -4, -5)]
 
 
 @scenario
-def special_times_in_old_versions(talk: Talk) -> Any:
-    topic = talk.topic()
-    talk.fill(topic, batch(b"a", at_ms=1000))
+def special_times_in_old_versions(client: ProtocolClient) -> Any:
+    topic = client.topic()
+    client.fill(topic, batch(b"a", at_ms=1000))
     return [
-        listed(talk, topic, at, version)
+        listed(client, topic, at, version)
         for at, version in (
             (-1, 1), (-2, 1), (-3, 6), (-3, 7), (-4, 7), (-4, 8), (-5, 8), (-5, 9), (-6, 10),
             (-7, 10), (-100, 10),
@@ -52,102 +52,102 @@ def special_times_in_old_versions(talk: Talk) -> Any:
 
 
 @scenario
-def offsets_of_what_is_not_there(talk: Talk) -> Any:
-    topic = talk.topic()
+def offsets_of_what_is_not_there(client: ProtocolClient) -> Any:
+    topic = client.topic()
     return [
-        listed(talk, "nowhere", LATEST),
-        listed(talk, topic, LATEST, partition=9),
-        listed(talk, topic, LATEST, partition=-1),
+        listed(client, "nowhere", LATEST),
+        listed(client, topic, LATEST, partition=9),
+        listed(client, topic, LATEST, partition=-1),
     ]
 
 
 @scenario
-def epochs_of_those_who_ask(talk: Talk) -> Any:
-    topic = talk.topic()
-    now = talk.leader_epoch(topic)
+def epochs_of_those_who_ask(client: ProtocolClient) -> Any:
+    topic = client.topic()
+    now = client.leader_epoch(topic)
     return [
-        [listed(talk, topic, LATEST, leader_epoch=epoch) for epoch in (-1, now, now + 1)],
+        [listed(client, topic, LATEST, leader_epoch=epoch) for epoch in (-1, now, now + 1)],
         [
             (error_name(part.error_code), part.end_offset)
             for epoch in (-1, now, now + 1)
-            for part in [one(talk.call(end_of_epoch(topic, now, current=epoch)))]
+            for part in [one(client.call(end_of_epoch(topic, now, current=epoch)))]
         ],
     ]
 
 
 @scenario
-def the_epoch_of_listed_offsets(talk: Talk) -> Any:
-    topic = talk.topic()
-    now = talk.leader_epoch(topic)
-    empty = [one(talk.call(list_offsets(topic, at))).leader_epoch == now for at in (-1, -2)]
-    talk.fill(topic, batch(b"a", at_ms=1000))
+def the_epoch_of_listed_offsets(client: ProtocolClient) -> Any:
+    topic = client.topic()
+    now = client.leader_epoch(topic)
+    empty = [one(client.call(list_offsets(topic, at))).leader_epoch == now for at in (-1, -2)]
+    client.fill(topic, batch(b"a", at_ms=1000))
     full = [
-        one(talk.call(list_offsets(topic, at))).leader_epoch == now
+        one(client.call(list_offsets(topic, at))).leader_epoch == now
         for at in (LATEST, EARLIEST, MAX_TIMESTAMP, 500)
     ]
-    return empty, full, one(talk.call(list_offsets(topic, 5000))).leader_epoch
+    return empty, full, one(client.call(list_offsets(topic, 5000))).leader_epoch
 
 
 @scenario
-def ends_of_epochs(talk: Talk) -> Any:
-    topic = talk.topic()
-    now = talk.leader_epoch(topic)
+def ends_of_epochs(client: ProtocolClient) -> Any:
+    topic = client.topic()
+    now = client.leader_epoch(topic)
     answers: list[Any] = []
     for item in (None, batch(b"a", b"b")):
         if item is not None:
-            talk.fill(topic, item)
+            client.fill(topic, item)
         for epoch in (now, now + 1, now + 100, -1):
-            part = one(talk.call(end_of_epoch(topic, epoch)))
+            part = one(client.call(end_of_epoch(topic, epoch)))
             told = part.leader_epoch - now if part.leader_epoch >= 0 else None
             answers.append((error_name(part.error_code), told, part.end_offset))
-    answers.append(error_name(one(talk.call(end_of_epoch("nowhere", 0))).error_code))
+    answers.append(error_name(one(client.call(end_of_epoch("nowhere", 0))).error_code))
     return answers
 
 
 @scenario
-def deleting_records(talk: Talk) -> Any:
-    topic = talk.topic()
-    talk.fill(topic, *(batch(b"a", b"b") for _ in range(5)))
+def deleting_records(client: ProtocolClient) -> Any:
+    topic = client.topic()
+    client.fill(topic, *(batch(b"a", b"b") for _ in range(5)))
     answers = []
     for before in (3, 1, 3, 11, -2, 10, -1):
-        part = one(talk.call(delete_records(topic, before)))
+        part = one(client.call(delete_records(topic, before)))
         answers.append((error_name(part.error_code), part.low_watermark))
-        answers.append(listed(talk, topic, EARLIEST))
+        answers.append(listed(client, topic, EARLIEST))
     for name, number in (("nowhere", 0), (topic, 5)):
-        part = one(talk.call(delete_records(name, 0, partition=number)))
+        part = one(client.call(delete_records(name, 0, partition=number)))
         answers.append((error_name(part.error_code), part.low_watermark))
-    return answers, talk.produced(produce(topic, batch(b"next")))
+    return answers, client.produced(produce(topic, batch(b"next")))
 
 
 @scenario
-def deleting_records_of_a_compacted_topic(talk: Talk) -> Any:
+def deleting_records_of_a_compacted_topic(client: ProtocolClient) -> Any:
     answers = []
     for policy in ("compact", "compact,delete"):
-        topic = talk.topic(cleanup_policy=policy)
-        talk.fill(topic, batch(b"a", key=b"k"))
-        part = one(talk.call(delete_records(topic, -1)))
+        topic = client.topic(cleanup_policy=policy)
+        client.fill(topic, batch(b"a", key=b"k"))
+        part = one(client.call(delete_records(topic, -1)))
         answers.append((error_name(part.error_code), part.low_watermark))
     return answers
 
 
 @scenario
-def offsets_after_deleting_records(talk: Talk) -> Any:
-    topic = talk.topic()
-    talk.fill(topic, *(batch(b"a", b"b", at_ms=at) for at in (1000, 2000, 3000)))
-    talk.call(delete_records(topic, 3))
-    return [listed(talk, topic, at) for at in (LATEST, EARLIEST, MAX_TIMESTAMP, 500, 1500, 2500)]
+def offsets_after_deleting_records(client: ProtocolClient) -> Any:
+    topic = client.topic()
+    client.fill(topic, *(batch(b"a", b"b", at_ms=at) for at in (1000, 2000, 3000)))
+    client.call(delete_records(topic, 3))
+    return [listed(client, topic, at) for at in (LATEST, EARLIEST, MAX_TIMESTAMP, 500, 1500, 2500)]
 
 
 @scenario
-def producers_of_a_partition(talk: Talk) -> Any:
-    topic, pid = talk.topic(), talk.producer_id()
-    talk.fill(topic, batch(b"a", b"b", b"c", at_ms=77, producer=(pid, 0, 0)))
+def producers_of_a_partition(client: ProtocolClient) -> Any:
+    topic, pid = client.topic(), client.producer_id()
+    client.fill(topic, batch(b"a", b"b", b"c", at_ms=77, producer=(pid, 0, 0)))
 
     def describe(name: str, number: int) -> Any:
         request = DescribeProducersRequest(
             topics=[TopicRequest(name=name, partition_indexes=[number])]
         )
-        part = one(talk.call(request))
+        part = one(client.call(request))
         return error_name(part.error_code), [
             (p.producer_id == pid, p.producer_epoch, p.last_sequence, p.last_timestamp,
              p.current_txn_start_offset, p.coordinator_epoch)
@@ -158,19 +158,19 @@ def producers_of_a_partition(talk: Talk) -> Any:
 
 
 @scenario
-def a_topic_made_anew_has_another_id(talk: Talk) -> Any:
-    topic = talk.topic()
-    old: UUID = talk.ids[topic]
-    talk.fill(topic, batch(b"old"))
-    talk.call(delete(topic))
-    while created(talk, create(topic))[0] == "TOPIC_ALREADY_EXISTS":
+def a_topic_made_anew_has_another_id(client: ProtocolClient) -> Any:
+    topic = client.topic()
+    old: UUID = client.ids[topic]
+    client.fill(topic, batch(b"old"))
+    client.call(delete(topic))
+    while created(client, create(topic))[0] == "TOPIC_ALREADY_EXISTS":
         pass
-    talk.wait_served(topic)
-    new = talk.call(metadata(topic)).topics[0].topic_id
+    client.wait_served(topic)
+    new = client.call(metadata(topic)).topics[0].topic_id
     return (
         old != new,
-        error_name(talk.call(metadata(old)).topics[0].error_code),
-        talk.produced(produce(old, batch()), 13)[0],
-        talk.produced(produce(new, batch()), 13),
-        listed(talk, topic, LATEST)[1],
+        error_name(client.call(metadata(old)).topics[0].error_code),
+        client.produced(produce(old, batch()), 13)[0],
+        client.produced(produce(new, batch()), 13),
+        listed(client, topic, LATEST)[1],
     )

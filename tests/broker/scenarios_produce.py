@@ -12,6 +12,7 @@ from penstock.records.record import BatchOptions, Record, encode
 from penstock.wire import encoder, request_header
 from penstock.wire.messages.init_producer_id import InitProducerIdRequest
 from penstock.wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from tests.broker.protocol_client import ProtocolClient, error_name, scenario
 from tests.broker.raw import RawClient
 from tests.broker.requests import (
     batch,
@@ -25,7 +26,6 @@ from tests.broker.requests import (
     records_of,
     values_of,
 )
-from tests.broker.talk import Talk, error_name, scenario
 
 DAY_MS = 86_400_000
 
@@ -38,66 +38,66 @@ def resealed(raw: bytes, **changes: int) -> bytes:
     return bytes(out)
 
 
-def one_by_one(talk: Talk, topic: str, *batches: bytes) -> list[tuple[str, int]]:
-    return [talk.produced(produce(topic, item)) for item in batches]
+def one_by_one(client: ProtocolClient, topic: str, *batches: bytes) -> list[tuple[str, int]]:
+    return [client.produced(produce(topic, item)) for item in batches]
 
 
 # ---- damaged and odd batches -----------------------------------------------------------------
 
 
 @scenario
-def offsets_are_given_one_after_the_other(talk: Talk) -> Any:
-    topic = talk.topic()
-    return one_by_one(talk, topic, batch(b"a"), batch(b"b", b"c"), batch(b"d"))
+def offsets_are_given_one_after_the_other(client: ProtocolClient) -> Any:
+    topic = client.topic()
+    return one_by_one(client, topic, batch(b"a"), batch(b"b", b"c"), batch(b"d"))
 
 
 @scenario
-def a_wrong_checksum(talk: Talk) -> Any:
-    topic = talk.topic()
+def a_wrong_checksum(client: ProtocolClient) -> Any:
+    topic = client.topic()
     damaged = bytearray(batch(b"hello"))
     damaged[-1] ^= 1
-    return one_by_one(talk, topic, bytes(damaged), batch(b"good"))
+    return one_by_one(client, topic, bytes(damaged), batch(b"good"))
 
 
 @scenario
-def wrong_magic_numbers(talk: Talk) -> Any:
-    topic = talk.topic()
-    return one_by_one(talk, topic, *(resealed(batch(b"x" * 99), magic=m) for m in (0, 1, 3, 127)))
+def wrong_magic_numbers(client: ProtocolClient) -> Any:
+    topic = client.topic()
+    return one_by_one(client, topic, *(resealed(batch(b"x" * 99), magic=m) for m in (0, 1, 3, 127)))
 
 
 @scenario
-def a_short_message_of_the_old_format(talk: Talk) -> Any:
-    topic = talk.topic()
+def a_short_message_of_the_old_format(client: ProtocolClient) -> Any:
+    topic = client.topic()
     # offset, size, crc, magic 1, attributes, timestamp, no key, a value of one byte
     body = struct.pack(">bbqiib", 1, 0, 0, -1, 1, 7)
     message = struct.pack(">qiI", 0, len(body) + 4, 0) + body
-    return one_by_one(talk, topic, message)
+    return one_by_one(client, topic, message)
 
 
 @scenario
-def no_records_at_all(talk: Talk) -> Any:
-    return one_by_one(talk, talk.topic(), b"")
+def no_records_at_all(client: ProtocolClient) -> Any:
+    return one_by_one(client, client.topic(), b"")
 
 
 @scenario
-def a_batch_cut_short(talk: Talk) -> Any:
-    topic = talk.topic()
+def a_batch_cut_short(client: ProtocolClient) -> Any:
+    topic = client.topic()
     whole = batch(b"hello")
-    return [error for error, _ in one_by_one(talk, topic, *(whole[:n] for n in (5, 20, 61, 70)))]
+    return [error for error, _ in one_by_one(client, topic, *(whole[:n] for n in (5, 20, 61, 70)))]
 
 
 @scenario
-def two_batches_for_one_partition(talk: Talk) -> Any:
-    topic = talk.topic()
-    return one_by_one(talk, topic, batch(b"a") + batch(b"b"), batch(b"c"))
+def two_batches_for_one_partition(client: ProtocolClient) -> Any:
+    topic = client.topic()
+    return one_by_one(client, topic, batch(b"a") + batch(b"b"), batch(b"c"))
 
 
 @scenario
-def counts_that_do_not_agree(talk: Talk) -> Any:
-    topic = talk.topic()
+def counts_that_do_not_agree(client: ProtocolClient) -> Any:
+    topic = client.topic()
     good = batch(b"a", b"b", b"c")
     return one_by_one(
-        talk,
+        client,
         topic,
         resealed(good, last_offset_delta=5),
         resealed(good, last_offset_delta=1),
@@ -106,12 +106,12 @@ def counts_that_do_not_agree(talk: Talk) -> Any:
 
 
 @scenario
-def attributes_that_are_the_brokers(talk: Talk) -> Any:
-    topic = talk.topic()
+def attributes_that_are_the_brokers(client: ProtocolClient) -> Any:
+    topic = client.topic()
     raw = encode([Record(n, 1000 + n, None, b"v") for n in range(3)])
-    sent = one_by_one(talk, topic, *(resealed(raw, attributes=bits) for bits in (8, 64, 128, 72)))
-    talk.fill(topic, batch())
-    stored = one(talk.call(fetch(topic), 12)).records
+    sent = one_by_one(client, topic, *(resealed(raw, attributes=bits) for bits in (8, 64, 128, 72)))
+    client.fill(topic, batch())
+    stored = one(client.call(fetch(topic), 12)).records
     return (
         sent,
         [header.attributes for _, header in headers(stored)],
@@ -120,132 +120,134 @@ def attributes_that_are_the_brokers(talk: Talk) -> Any:
 
 
 @scenario
-def a_control_batch_from_a_client(talk: Talk) -> Any:
-    topic = talk.topic()
+def a_control_batch_from_a_client(client: ProtocolClient) -> Any:
+    topic = client.topic()
     item = [Record(0, now_ms(), b"\0\0\0\0", b"\0\0\0\0\0\0")]
-    return one_by_one(talk, topic, encode(item, BatchOptions(control=True)))
+    return one_by_one(client, topic, encode(item, BatchOptions(control=True)))
 
 
 @scenario
-def batches_up_to_the_limit(talk: Talk) -> Any:
-    topic = talk.topic(max_message_bytes="1000")
-    return one_by_one(talk, topic, batch_of_size(1000), batch_of_size(1001), batch_of_size(999))
+def batches_up_to_the_limit(client: ProtocolClient) -> Any:
+    topic = client.topic(max_message_bytes="1000")
+    return one_by_one(client, topic, batch_of_size(1000), batch_of_size(1001), batch_of_size(999))
 
 
 # ---- where they go ---------------------------------------------------------------------------
 
 
 @scenario
-def unknown_topics_and_partitions(talk: Talk) -> Any:
-    topic = talk.topic(2)
+def unknown_topics_and_partitions(client: ProtocolClient) -> Any:
+    topic = client.topic(2)
     return [
-        talk.produced(produce("nowhere", batch())),
-        talk.produced(produce(topic, {2: batch()})),
-        talk.produced(produce(topic, {-1: batch()})),
+        client.produced(produce("nowhere", batch())),
+        client.produced(produce(topic, {2: batch()})),
+        client.produced(produce(topic, {-1: batch()})),
     ]
 
 
 @scenario
-def topics_by_id(talk: Talk) -> Any:
-    topic = talk.topic()
-    unknown = type(talk.ids[topic])(int=talk.ids[topic].int ^ 1)
+def topics_by_id(client: ProtocolClient) -> Any:
+    topic = client.topic()
+    unknown = type(client.ids[topic])(int=client.ids[topic].int ^ 1)
     return [
-        talk.produced(produce(talk.ids[topic], batch()), 13),
-        talk.produced(produce(unknown, batch()), 13),
-        talk.produced(produce(talk.ids[topic], {7: batch()}), 13),
-        talk.produced(produce(type(unknown)(int=0), batch()), 13),
+        client.produced(produce(client.ids[topic], batch()), 13),
+        client.produced(produce(unknown, batch()), 13),
+        client.produced(produce(client.ids[topic], {7: batch()}), 13),
+        client.produced(produce(type(unknown)(int=0), batch()), 13),
     ]
 
 
 @scenario
-def good_and_bad_partitions_in_one_request(talk: Talk) -> Any:
-    topic = talk.topic(3)
-    answer = talk.call(produce(topic, {0: batch(b"a"), 1: b"bad", 2: batch(b"c"), 9: batch()}), 12)
+def good_and_bad_partitions_in_one_request(client: ProtocolClient) -> Any:
+    topic = client.topic(3)
+    answer = client.call(
+        produce(topic, {0: batch(b"a"), 1: b"bad", 2: batch(b"c"), 9: batch()}), 12
+    )
     parts = answer.responses[0].partition_responses
     return sorted((p.index, error_name(p.error_code), p.base_offset) for p in parts)
 
 
 @scenario
-def two_topics_in_one_request(talk: Talk) -> Any:
-    names = [talk.topic(), talk.topic(), "nowhere"]
+def two_topics_in_one_request(client: ProtocolClient) -> Any:
+    names = [client.topic(), client.topic(), "nowhere"]
     data = [
         TopicProduceData(name=n, partition_data=[PartitionProduceData(index=0, records=batch())])
         for n in names
     ]
-    answer = talk.call(ProduceRequest(acks=1, timeout_ms=1000, topic_data=data), 9)
+    answer = client.call(ProduceRequest(acks=1, timeout_ms=1000, topic_data=data), 9)
     found = {t.name: t.partition_responses[0] for t in answer.responses}
     return [(error_name(found[n].error_code), found[n].base_offset) for n in names]
 
 
 @scenario
-def a_request_without_topics(talk: Talk) -> Any:
-    return talk.call(ProduceRequest(acks=-1, timeout_ms=1000), 12).responses
+def a_request_without_topics(client: ProtocolClient) -> Any:
+    return client.call(ProduceRequest(acks=-1, timeout_ms=1000), 12).responses
 
 
 # ---- acks ------------------------------------------------------------------------------------
 
 
 @scenario
-def numbers_of_acks(talk: Talk) -> Any:
-    topic = talk.topic()
-    return [talk.produced(produce(topic, batch(), acks=n)) for n in (1, -1, 2, -2, 32767)]
+def numbers_of_acks(client: ProtocolClient) -> Any:
+    topic = client.topic()
+    return [client.produced(produce(topic, batch(), acks=n)) for n in (1, -1, 2, -2, 32767)]
 
 
 @scenario
-def acks_0_has_no_answer(talk: Talk) -> Any:
-    topic = talk.topic()
+def acks_0_has_no_answer(client: ProtocolClient) -> Any:
+    topic = client.topic()
 
-    def send(client: RawClient) -> Any:
-        client.send_unanswered(produce(topic, batch(b"a"), acks=0), 12)
-        return values_of(one(client.call(fetch(topic, max_wait_ms=5000), 12)).records)
+    def send(connection: RawClient) -> Any:
+        connection.send_unanswered(produce(topic, batch(b"a"), acks=0), 12)
+        return values_of(one(connection.call(fetch(topic, max_wait_ms=5000), 12)).records)
 
-    return talk.outcome_of(send)
+    return client.outcome_of(send)
 
 
 @scenario
-def acks_0_that_fails_cuts_the_connection(talk: Talk) -> Any:
-    topic = talk.topic()
+def acks_0_that_fails_cuts_the_connection(client: ProtocolClient) -> Any:
+    topic = client.topic()
 
-    def send(client: RawClient) -> Any:
-        client.send_unanswered(produce(topic, {5: batch()}, acks=0), 12)
-        return client.wait_closed()
+    def send(connection: RawClient) -> Any:
+        connection.send_unanswered(produce(topic, {5: batch()}, acks=0), 12)
+        return connection.wait_closed()
 
-    return talk.outcome_of(send)
+    return client.outcome_of(send)
 
 
 # ---- versions and codecs ---------------------------------------------------------------------
 
 
 @scenario
-def zstd_needs_version_7(talk: Talk) -> Any:
-    topic = talk.topic()
+def zstd_needs_version_7(client: ProtocolClient) -> Any:
+    topic = client.topic()
     return [
-        talk.produced(produce(topic, batch(b"z" * 500, codec=4)), version)
+        client.produced(produce(topic, batch(b"z" * 500, codec=4)), version)
         for version in (3, 6, 3, 7, 12)
     ]
 
 
 @scenario
-def every_codec_in_every_version(talk: Talk) -> Any:
-    topic = talk.topic()
+def every_codec_in_every_version(client: ProtocolClient) -> Any:
+    topic = client.topic()
     return [
-        talk.produced(produce(topic, batch(b"v" * 300, codec=codec)), version)
+        client.produced(produce(topic, batch(b"v" * 300, codec=codec)), version)
         for codec in range(4)
         for version in range(3, 13)
     ]
 
 
 @scenario
-def versions_that_are_not_offered(talk: Talk) -> Any:
-    topic = talk.topic()
+def versions_that_are_not_offered(client: ProtocolClient) -> Any:
+    topic = client.topic()
 
     def send(version: int) -> Any:
-        def ask(client: RawClient) -> bytes:
+        def ask(connection: RawClient) -> bytes:
             body = encoder(ProduceRequest, 12)(produce(topic))
-            client.send_frame(request_header(0, version, 1, "x") + body)
-            return client.wait_closed()
+            connection.send_frame(request_header(0, version, 1, "x") + body)
+            return connection.wait_closed()
 
-        return talk.outcome_of(ask)
+        return client.outcome_of(ask)
 
     return [send(version) for version in (14, 100, -1)]
 
@@ -254,37 +256,37 @@ def versions_that_are_not_offered(talk: Talk) -> Any:
 
 
 @scenario
-def timestamps_far_away(talk: Talk) -> Any:
-    topic = talk.topic(
+def timestamps_far_away(client: ProtocolClient) -> Any:
+    topic = client.topic(
         message_timestamp_before_max_ms="60000", message_timestamp_after_max_ms="60000"
     )
     now = now_ms()
     stamps = (now, now - DAY_MS, now + DAY_MS, now - 30_000, now + 30_000)
-    return one_by_one(talk, topic, *(batch(at_ms=stamp) for stamp in stamps))
+    return one_by_one(client, topic, *(batch(at_ms=stamp) for stamp in stamps))
 
 
 @scenario
-def timestamps_by_default(talk: Talk) -> Any:
-    topic = talk.topic()
+def timestamps_by_default(client: ProtocolClient) -> Any:
+    topic = client.topic()
     now = now_ms()
-    return one_by_one(talk, topic, *(batch(at_ms=at) for at in (0, 1, now + DAY_MS, -1)))
+    return one_by_one(client, topic, *(batch(at_ms=at) for at in (0, 1, now + DAY_MS, -1)))
 
 
 @scenario
-def an_old_record_among_new_ones(talk: Talk) -> Any:
-    topic = talk.topic(message_timestamp_before_max_ms="60000")
+def an_old_record_among_new_ones(client: ProtocolClient) -> Any:
+    topic = client.topic(message_timestamp_before_max_ms="60000")
     now = now_ms()
     mixed = encode([Record(0, now - DAY_MS, None, b"old"), Record(1, now, None, b"new")])
-    return one_by_one(talk, topic, mixed)
+    return one_by_one(client, topic, mixed)
 
 
 @scenario
-def append_time_takes_any_timestamp(talk: Talk) -> Any:
-    topic = talk.topic(message_timestamp_type="LogAppendTime")
+def append_time_takes_any_timestamp(client: ProtocolClient) -> Any:
+    topic = client.topic(message_timestamp_type="LogAppendTime")
     before = now_ms()
-    answer = one(talk.call(produce(topic, batch(b"a", b"b", at_ms=5)), 12))
+    answer = one(client.call(produce(topic, batch(b"a", b"b", at_ms=5)), 12))
     after = now_ms()
-    stored = one(talk.call(fetch(topic, max_wait_ms=5000), 12)).records
+    stored = one(client.call(fetch(topic, max_wait_ms=5000), 12)).records
     stamps = {item.timestamp_ms for item in records_of(stored)}
     return (
         error_name(answer.error_code),
@@ -295,10 +297,10 @@ def append_time_takes_any_timestamp(talk: Talk) -> Any:
 
 
 @scenario
-def create_time_tells_no_append_time(talk: Talk) -> Any:
-    topic = talk.topic()
-    answer = one(talk.call(produce(topic, batch(b"a", at_ms=5)), 12))
-    stored = one(talk.call(fetch(topic, max_wait_ms=5000), 12)).records
+def create_time_tells_no_append_time(client: ProtocolClient) -> Any:
+    topic = client.topic()
+    answer = one(client.call(produce(topic, batch(b"a", at_ms=5)), 12))
+    stored = one(client.call(fetch(topic, max_wait_ms=5000), 12)).records
     return answer.log_append_time_ms, [r.timestamp_ms for r in records_of(stored)]
 
 
@@ -306,11 +308,11 @@ def create_time_tells_no_append_time(talk: Talk) -> Any:
 
 
 @scenario
-def compacted_topics_need_keys(talk: Talk) -> Any:
-    topic = talk.topic(cleanup_policy="compact")
+def compacted_topics_need_keys(client: ProtocolClient) -> Any:
+    topic = client.topic(cleanup_policy="compact")
     mixed = encode([Record(0, now_ms(), b"k", b"v"), Record(1, now_ms(), None, b"v")])
     return one_by_one(
-        talk,
+        client,
         topic,
         batch(b"a"),
         batch(b"a", key=b"k"),
@@ -323,10 +325,10 @@ def compacted_topics_need_keys(talk: Talk) -> Any:
 
 
 @scenario
-def which_record_has_no_key(talk: Talk) -> Any:
-    topic = talk.topic(cleanup_policy="compact")
+def which_record_has_no_key(client: ProtocolClient) -> Any:
+    topic = client.topic(cleanup_policy="compact")
     mixed = encode([Record(n, now_ms(), b"k" if n != 1 else None, b"v") for n in range(3)])
-    answer = one(talk.call(produce(topic, mixed), 12))
+    answer = one(client.call(produce(topic, mixed), 12))
     return error_name(answer.error_code), [error.batch_index for error in answer.record_errors]
 
 
@@ -334,10 +336,10 @@ def which_record_has_no_key(talk: Talk) -> Any:
 
 
 @scenario
-def sequences_in_order(talk: Talk) -> Any:
-    topic, pid = talk.topic(), talk.producer_id()
+def sequences_in_order(client: ProtocolClient) -> Any:
+    topic, pid = client.topic(), client.producer_id()
     return one_by_one(
-        talk,
+        client,
         topic,
         batch(b"a", producer=(pid, 0, 0)),
         batch(b"b", b"c", producer=(pid, 0, 1)),
@@ -346,27 +348,27 @@ def sequences_in_order(talk: Talk) -> Any:
 
 
 @scenario
-def duplicates_get_their_first_offset(talk: Talk) -> Any:
-    topic, pid = talk.topic(), talk.producer_id()
+def duplicates_get_their_first_offset(client: ProtocolClient) -> Any:
+    topic, pid = client.topic(), client.producer_id()
     batches = [batch(b"%d" % n, producer=(pid, 0, n)) for n in range(5)]
-    first = one_by_one(talk, topic, *batches)
-    again = one_by_one(talk, topic, *reversed(batches))
-    stored = values_of(one(talk.call(fetch(topic, max_wait_ms=5000), 12)).records)
+    first = one_by_one(client, topic, *batches)
+    again = one_by_one(client, topic, *reversed(batches))
+    stored = values_of(one(client.call(fetch(topic, max_wait_ms=5000), 12)).records)
     return first, again, stored
 
 
 @scenario
-def a_duplicate_older_than_the_last_five(talk: Talk) -> Any:
-    topic, pid = talk.topic(), talk.producer_id()
+def a_duplicate_older_than_the_last_five(client: ProtocolClient) -> Any:
+    topic, pid = client.topic(), client.producer_id()
     batches = [batch(b"%d" % n, producer=(pid, 0, n)) for n in range(7)]
-    return one_by_one(talk, topic, *batches), one_by_one(talk, topic, batches[1], batches[2])
+    return one_by_one(client, topic, *batches), one_by_one(client, topic, batches[1], batches[2])
 
 
 @scenario
-def gaps_and_steps_back_in_the_sequence(talk: Talk) -> Any:
-    topic, pid = talk.topic(), talk.producer_id()
+def gaps_and_steps_back_in_the_sequence(client: ProtocolClient) -> Any:
+    topic, pid = client.topic(), client.producer_id()
     return one_by_one(
-        talk,
+        client,
         topic,
         batch(b"a", producer=(pid, 0, 0)),
         batch(b"gap", producer=(pid, 0, 2)),
@@ -377,10 +379,10 @@ def gaps_and_steps_back_in_the_sequence(talk: Talk) -> Any:
 
 
 @scenario
-def a_new_producer_may_begin_anywhere(talk: Talk) -> Any:
-    topic, pid = talk.topic(), talk.producer_id()
+def a_new_producer_may_begin_anywhere(client: ProtocolClient) -> Any:
+    topic, pid = client.topic(), client.producer_id()
     return one_by_one(
-        talk,
+        client,
         topic,
         batch(b"a", producer=(pid, 0, 50)),
         batch(b"b", producer=(pid, 0, 51)),
@@ -389,10 +391,10 @@ def a_new_producer_may_begin_anywhere(talk: Talk) -> Any:
 
 
 @scenario
-def a_batch_of_another_shape_is_no_duplicate(talk: Talk) -> Any:
-    topic, pid = talk.topic(), talk.producer_id()
+def a_batch_of_another_shape_is_no_duplicate(client: ProtocolClient) -> Any:
+    topic, pid = client.topic(), client.producer_id()
     return one_by_one(
-        talk,
+        client,
         topic,
         batch(b"a", b"b", b"c", producer=(pid, 0, 0)),
         batch(b"b", b"c", producer=(pid, 0, 1)),
@@ -403,10 +405,10 @@ def a_batch_of_another_shape_is_no_duplicate(talk: Talk) -> Any:
 
 
 @scenario
-def epochs_of_a_producer(talk: Talk) -> Any:
-    topic, pid = talk.topic(), talk.producer_id()
+def epochs_of_a_producer(client: ProtocolClient) -> Any:
+    topic, pid = client.topic(), client.producer_id()
     return one_by_one(
-        talk,
+        client,
         topic,
         batch(b"a", producer=(pid, 1, 0)),
         batch(b"old epoch", producer=(pid, 0, 0)),
@@ -418,11 +420,11 @@ def epochs_of_a_producer(talk: Talk) -> Any:
 
 
 @scenario
-def sequences_wrap_around(talk: Talk) -> Any:
-    topic, pid = talk.topic(), talk.producer_id()
+def sequences_wrap_around(client: ProtocolClient) -> Any:
+    topic, pid = client.topic(), client.producer_id()
     top = 0x7FFFFFFF
     return one_by_one(
-        talk,
+        client,
         topic,
         batch(b"a", producer=(pid, 0, top - 1)),
         batch(b"b", b"c", b"d", producer=(pid, 0, top)),
@@ -432,28 +434,28 @@ def sequences_wrap_around(talk: Talk) -> Any:
 
 
 @scenario
-def partitions_count_sequences_apart(talk: Talk) -> Any:
-    topic, pid = talk.topic(2), talk.producer_id()
+def partitions_count_sequences_apart(client: ProtocolClient) -> Any:
+    topic, pid = client.topic(2), client.producer_id()
     return [
-        talk.produced(produce(topic, {n: batch(b"a", producer=(pid, 0, sequence))}))
+        client.produced(produce(topic, {n: batch(b"a", producer=(pid, 0, sequence))}))
         for n, sequence in ((0, 0), (1, 0), (0, 1), (1, 1), (0, 3), (1, 2))
     ]
 
 
 @scenario
-def idempotent_batches_need_epoch_and_sequence(talk: Talk) -> Any:
-    topic, pid = talk.topic(), talk.producer_id()
+def idempotent_batches_need_epoch_and_sequence(client: ProtocolClient) -> Any:
+    topic, pid = client.topic(), client.producer_id()
     return one_by_one(
-        talk, topic, batch(b"a", producer=(pid, -1, 0)), batch(b"a", producer=(pid, 0, -1))
+        client, topic, batch(b"a", producer=(pid, -1, 0)), batch(b"a", producer=(pid, 0, -1))
     )
 
 
 @scenario
-def producer_ids_are_new_each_time(talk: Talk) -> Any:
-    first = talk.call(new_producer())
-    second = talk.call(new_producer())
+def producer_ids_are_new_each_time(client: ProtocolClient) -> Any:
+    first = client.call(new_producer())
+    second = client.call(new_producer())
     # Without a transactional id a producer that names its old id gets a new one.
-    third = talk.call(new_producer(first.producer_id, 0))
+    third = client.call(new_producer(first.producer_id, 0))
     ids = [answer.producer_id for answer in (first, second, third)]
     return (
         [error_name(answer.error_code) for answer in (first, second, third)],
@@ -463,24 +465,24 @@ def producer_ids_are_new_each_time(talk: Talk) -> Any:
 
 
 @scenario
-def an_empty_transactional_id(talk: Talk) -> Any:
+def an_empty_transactional_id(client: ProtocolClient) -> Any:
     request = InitProducerIdRequest(transactional_id="", transaction_timeout_ms=1000)
-    return error_name(talk.call(request, 4).error_code)
+    return error_name(client.call(request, 4).error_code)
 
 
 @scenario
-def a_producer_id_without_its_epoch(talk: Talk) -> Any:
+def a_producer_id_without_its_epoch(client: ProtocolClient) -> Any:
     return [
-        error_name(talk.call(new_producer(id_, epoch), 4).error_code)
+        error_name(client.call(new_producer(id_, epoch), 4).error_code)
         for id_, epoch in ((5, -1), (-1, 5))
     ]
 
 
 @scenario
-def deleted_records_and_the_producer_that_wrote_them(talk: Talk) -> Any:
-    topic, pid = talk.topic(), talk.producer_id()
-    first = one_by_one(talk, topic, batch(b"a", producer=(pid, 0, 0)))
-    talk.call(delete_records(topic, -1))
-    again = one_by_one(talk, topic, batch(b"a", producer=(pid, 0, 0)))
-    on = one_by_one(talk, topic, batch(b"b", producer=(pid, 0, 1)))
+def deleted_records_and_the_producer_that_wrote_them(client: ProtocolClient) -> Any:
+    topic, pid = client.topic(), client.producer_id()
+    first = one_by_one(client, topic, batch(b"a", producer=(pid, 0, 0)))
+    client.call(delete_records(topic, -1))
+    again = one_by_one(client, topic, batch(b"a", producer=(pid, 0, 0)))
+    on = one_by_one(client, topic, batch(b"b", producer=(pid, 0, 1)))
     return first, again, on

@@ -16,8 +16,8 @@ from penstock.wire.messages.describe_client_quotas import (
     ComponentData,
     DescribeClientQuotasRequest,
 )
+from tests.broker.protocol_client import READY_TIMEOUT_S, ProtocolClient, error_name, scenario
 from tests.broker.requests import new_name
-from tests.broker.talk import READY_TIMEOUT_S, Talk, error_name, scenario
 
 EXACT, DEFAULT, ANY = range(3)
 USER, CLIENT = "user", "client-id"
@@ -50,15 +50,18 @@ def describe(
     return DescribeClientQuotasRequest(components=components, strict=strict)
 
 
-def altered(talk: Talk, *entries: RequestEntryData, **more: bool) -> list[str]:
-    return [error_name(r.error_code) for r in talk.call(alter(*entries, **more)).entries]
+def altered(client: ProtocolClient, *entries: RequestEntryData, **more: bool) -> list[str]:
+    return [error_name(r.error_code) for r in client.call(alter(*entries, **more)).entries]
 
 
 def described(
-    talk: Talk, *parts: tuple[str, int, str | None], strict: bool = False, suffix: str = ""
+    client: ProtocolClient,
+    *parts: tuple[str, int, str | None],
+    strict: bool = False,
+    suffix: str = "",
 ) -> Any:
     """Entities with their quotas in a fixed order; `suffix` is cut off their names."""
-    answer = talk.call(describe(*parts, strict=strict))
+    answer = client.call(describe(*parts, strict=strict))
     if answer.error_code:
         return error_name(answer.error_code)
     return sorted(
@@ -71,20 +74,20 @@ def described(
     )  # fmt: skip
 
 
-def wait_for(talk: Talk, count: int, *parts: tuple[str, int, str | None]) -> None:
+def wait_for(client: ProtocolClient, count: int, *parts: tuple[str, int, str | None]) -> None:
     """Kafka's broker learns of a change a moment after its controller has answered."""
     deadline = monotonic() + READY_TIMEOUT_S
-    while len(talk.call(describe(*parts)).entries or ()) != count:
+    while len(client.call(describe(*parts)).entries or ()) != count:
         assert monotonic() < deadline
 
 
 @scenario
-def quotas_set_shown_and_removed(talk: Talk) -> Any:
+def quotas_set_shown_and_removed(client: ProtocolClient) -> Any:
     end = new_name("-")
     alice, app = f"alice{end}", f"app{end}"
     outcomes = [
         altered(
-            talk,
+            client,
             change([(USER, alice)], producer_byte_rate=PLENTY),
             change([(USER, alice), (CLIENT, app)], producer_byte_rate=PLENTY + 1,
                    consumer_byte_rate=PLENTY + 2),
@@ -92,8 +95,8 @@ def quotas_set_shown_and_removed(talk: Talk) -> Any:
             change([(CLIENT, app)], consumer_byte_rate=PLENTY + 4),
         )
     ]  # fmt: skip
-    wait_for(talk, 3, (USER, EXACT, alice))
-    wait_for(talk, 2, (CLIENT, EXACT, app))
+    wait_for(client, 3, (USER, EXACT, alice))
+    wait_for(client, 2, (CLIENT, EXACT, app))
     filters: list[tuple[list[tuple[str, int, str | None]], bool]] = [
         ([(USER, EXACT, alice)], False),
         ([(USER, EXACT, alice)], True),
@@ -105,51 +108,51 @@ def quotas_set_shown_and_removed(talk: Talk) -> Any:
         ([(USER, EXACT, f"bob{end}")], False),
         ([(USER, EXACT, alice), ("ip", ANY, None)], False),
     ]
-    outcomes += [described(talk, *parts, strict=strict, suffix=end) for parts, strict in filters]
-    outcomes.append(altered(talk, change([(USER, alice)], producer_byte_rate=None)))
-    wait_for(talk, 2, (USER, EXACT, alice))
-    outcomes.append(described(talk, (USER, EXACT, alice), suffix=end))
+    outcomes += [described(client, *parts, strict=strict, suffix=end) for parts, strict in filters]
+    outcomes.append(altered(client, change([(USER, alice)], producer_byte_rate=None)))
+    wait_for(client, 2, (USER, EXACT, alice))
+    outcomes.append(described(client, (USER, EXACT, alice), suffix=end))
     outcomes.append(
         altered(
-            talk,
+            client,
             change([(USER, alice), (CLIENT, app)], producer_byte_rate=None,
                    consumer_byte_rate=PLENTY),
             change([(USER, alice), (CLIENT, None)], consumer_byte_rate=None),
             change([(CLIENT, app)], consumer_byte_rate=None, producer_byte_rate=None),
         )
     )  # fmt: skip
-    wait_for(talk, 1, (USER, EXACT, alice))
-    outcomes.append(described(talk, (USER, EXACT, alice), suffix=end))
-    altered(talk, change([(USER, alice), (CLIENT, app)], consumer_byte_rate=None))
-    wait_for(talk, 0, (USER, EXACT, alice))
+    wait_for(client, 1, (USER, EXACT, alice))
+    outcomes.append(described(client, (USER, EXACT, alice), suffix=end))
+    altered(client, change([(USER, alice), (CLIENT, app)], consumer_byte_rate=None))
+    wait_for(client, 0, (USER, EXACT, alice))
     return outcomes
 
 
 @scenario
-def quotas_that_cannot_be_set(talk: Talk) -> Any:
+def quotas_that_cannot_be_set(client: ProtocolClient) -> Any:
     name = new_name()
     rate = {"producer_byte_rate": PLENTY}
     return [
-        altered(talk, change([], **rate)),
-        altered(talk, change([("planet", name)], **rate)),
-        altered(talk, change([(USER, "")], **rate)),
-        altered(talk, change([(USER, name)], no_such_quota=1)),
-        altered(talk, change([(USER, name)], producer_byte_rate=1.5)),
-        altered(talk, change([(USER, name), ("ip", "127.0.0.1")], **rate)),
-        altered(talk, change([(USER, name)], **rate), validate_only=True),
-        described(talk, (USER, EXACT, name)),
+        altered(client, change([], **rate)),
+        altered(client, change([("planet", name)], **rate)),
+        altered(client, change([(USER, "")], **rate)),
+        altered(client, change([(USER, name)], no_such_quota=1)),
+        altered(client, change([(USER, name)], producer_byte_rate=1.5)),
+        altered(client, change([(USER, name), ("ip", "127.0.0.1")], **rate)),
+        altered(client, change([(USER, name)], **rate), validate_only=True),
+        described(client, (USER, EXACT, name)),
     ]
 
 
 @scenario
-def quotas_asked_for_in_odd_ways(talk: Talk) -> Any:
+def quotas_asked_for_in_odd_ways(client: ProtocolClient) -> Any:
     return [
-        described(talk, ("", ANY, None)),
-        described(talk, ("planet", ANY, None)),
-        described(talk, (USER, ANY, None), (USER, ANY, None)),
-        described(talk, (USER, EXACT, None)),
-        described(talk, (USER, DEFAULT, "name")),
-        described(talk, (USER, ANY, "name")),
-        described(talk, (USER, 7, None)),
-        described(talk, strict=True),
+        described(client, ("", ANY, None)),
+        described(client, ("planet", ANY, None)),
+        described(client, (USER, ANY, None), (USER, ANY, None)),
+        described(client, (USER, EXACT, None)),
+        described(client, (USER, DEFAULT, "name")),
+        described(client, (USER, ANY, "name")),
+        described(client, (USER, 7, None)),
+        described(client, strict=True),
     ]

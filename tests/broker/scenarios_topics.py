@@ -37,6 +37,13 @@ from penstock.wire.messages.incremental_alter_configs import (
     IncrementalAlterConfigsRequest,
 )
 from penstock.wire.messages.metadata import MetadataRequest, MetadataRequestTopic
+from tests.broker.protocol_client import (
+    READY_TIMEOUT_S,
+    ProtocolClient,
+    error_name,
+    listed,
+    scenario,
+)
 from tests.broker.requests import (
     APPEND,
     DELETE,
@@ -53,11 +60,10 @@ from tests.broker.requests import (
     one,
     produce,
 )
-from tests.broker.talk import READY_TIMEOUT_S, Talk, error_name, listed, scenario
 
 
-def created(talk: Talk, request: CreateTopicsRequest) -> tuple[str, int, int]:
-    result = talk.call(request).topics[0]
+def created(client: ProtocolClient, request: CreateTopicsRequest) -> tuple[str, int, int]:
+    result = client.call(request).topics[0]
     return error_name(result.error_code), result.num_partitions, result.replication_factor
 
 
@@ -65,9 +71,9 @@ def created(talk: Talk, request: CreateTopicsRequest) -> tuple[str, int, int]:
 
 
 @scenario
-def numbers_of_partitions_and_replicas(talk: Talk) -> Any:
+def numbers_of_partitions_and_replicas(client: ProtocolClient) -> Any:
     return [
-        created(talk, create(new_name(), partitions, replicas))
+        created(client, create(new_name(), partitions, replicas))
         for partitions, replicas in (
             (1, 1), (3, -1), (-1, 1), (-1, -1), (0, 1), (-2, 1), (1, 0), (1, 2), (1, -2), (1, 3),
         )
@@ -75,47 +81,47 @@ def numbers_of_partitions_and_replicas(talk: Talk) -> Any:
 
 
 @scenario
-def names_of_topics(talk: Talk) -> Any:
+def names_of_topics(client: ProtocolClient) -> Any:
     unique = uuid4().hex
     names = [
         "", ".", "..", "...", "a" * 249, "a" * 250, f"ok.{unique}", "no/slash", "no space",
         "ümlaut", "no:colon", f"-{unique}", f"_{unique}", "a\0b", "a\n", "*",
     ]  # fmt: skip
-    answers = [created(talk, create(name))[0] for name in names]
-    talk.call(delete("...", "a" * 249))
+    answers = [created(client, create(name))[0] for name in names]
+    client.call(delete("...", "a" * 249))
     return answers
 
 
 @scenario
-def names_that_collide(talk: Talk) -> Any:
+def names_that_collide(client: ProtocolClient) -> Any:
     base = uuid4().hex
     return [
-        created(talk, create(name))[0]
+        created(client, create(name))[0]
         for name in (f"a.{base}", f"a.{base}", f"a_{base}", f"a-{base}", f"A.{base}")
     ]
 
 
 @scenario
-def only_validated(talk: Talk) -> Any:
+def only_validated(client: ProtocolClient) -> Any:
     name = new_name()
-    first = created(talk, create(name, 4, validate_only=True))
-    told = talk.call(metadata(name)).topics[0].error_code
-    bad = created(talk, create(name, 4, 3, validate_only=True))
-    topic = talk.topic()
-    there = created(talk, create(topic, validate_only=True))
+    first = created(client, create(name, 4, validate_only=True))
+    told = client.call(metadata(name)).topics[0].error_code
+    bad = created(client, create(name, 4, 3, validate_only=True))
+    topic = client.topic()
+    there = created(client, create(topic, validate_only=True))
     return first, error_name(told), bad, there
 
 
 @scenario
-def a_topic_twice_in_one_request(talk: Talk) -> Any:
+def a_topic_twice_in_one_request(client: ProtocolClient) -> Any:
     name = new_name()
     wanted = [CreatableTopic(name=name, num_partitions=1, replication_factor=1) for _ in range(2)]
-    answer = talk.call(CreateTopicsRequest(topics=wanted, timeout_ms=1000))
+    answer = client.call(CreateTopicsRequest(topics=wanted, timeout_ms=1000))
     return [error_name(result.error_code) for result in answer.topics]
 
 
 @scenario
-def settings_at_creation(talk: Talk) -> Any:
+def settings_at_creation(client: ProtocolClient) -> Any:
     cases: list[tuple[str, str | None]] = [
         ("retention.ms", "1000"), ("retention.ms", "x"), ("retention.ms", "-2"),
         ("no.such.setting", "1"), ("cleanup.policy", "delete,compact"),
@@ -140,12 +146,12 @@ def settings_at_creation(talk: Talk) -> Any:
             replication_factor=1,
             configs=[CreatableTopicConfig(name=name, value=value)],
         )
-        answers.append((name, created(talk, CreateTopicsRequest(topics=[topic]))[0]))
+        answers.append((name, created(client, CreateTopicsRequest(topics=[topic]))[0]))
     return answers
 
 
 @scenario
-def assignments_at_creation(talk: Talk) -> Any:
+def assignments_at_creation(client: ProtocolClient) -> Any:
     cases: list[tuple[int, int, dict[int, list[int]]]] = [
         (-1, -1, {0: [1], 1: [1]}), (2, -1, {0: [1], 1: [1]}), (-1, 1, {0: [1]}),
         (-1, -1, {0: [2]}), (-1, -1, {1: [1]}), (-1, -1, {0: [1, 1]}), (-1, -1, {0: []}),
@@ -162,16 +168,16 @@ def assignments_at_creation(talk: Talk) -> Any:
                 for number, brokers in assignment.items()
             ],
         )
-        answers.append(created(talk, CreateTopicsRequest(topics=[topic])))
+        answers.append(created(client, CreateTopicsRequest(topics=[topic])))
     return answers
 
 
 @scenario
-def what_creation_tells(talk: Talk) -> Any:
+def what_creation_tells(client: ProtocolClient) -> Any:
     name = new_name()
-    result = talk.call(create(name, 3, retention_ms="5000")).topics[0]
-    talk.wait_served(name, 3)
-    told = talk.call(metadata(name)).topics[0]
+    result = client.call(create(name, 3, retention_ms="5000")).topics[0]
+    client.wait_served(name, 3)
+    told = client.call(metadata(name)).topics[0]
     source = {item.name: (item.value, item.config_source) for item in result.configs}
     return (
         result.topic_id == told.topic_id,
@@ -187,58 +193,58 @@ def what_creation_tells(talk: Talk) -> Any:
 
 
 @scenario
-def metadata_of_what_is_not_there(talk: Talk) -> Any:
+def metadata_of_what_is_not_there(client: ProtocolClient) -> Any:
     return [
-        error_name(talk.call(metadata(name)).topics[0].error_code)
+        error_name(client.call(metadata(name)).topics[0].error_code)
         for name in (new_name(), "", "no/slash", "a" * 250, ".", uuid4())
     ]
 
 
 @scenario
-def metadata_by_name_and_id_at_once(talk: Talk) -> Any:
-    topic = talk.topic()
+def metadata_by_name_and_id_at_once(client: ProtocolClient) -> Any:
+    topic = client.topic()
     both = MetadataRequest(
-        topics=[MetadataRequestTopic(name=topic, topic_id=talk.ids[topic])],
+        topics=[MetadataRequestTopic(name=topic, topic_id=client.ids[topic])],
         allow_auto_topic_creation=False,
     )
-    by_id = talk.call(metadata(talk.ids[topic])).topics[0]
-    told = talk.call(both).topics[0]
+    by_id = client.call(metadata(client.ids[topic])).topics[0]
+    told = client.call(both).topics[0]
     # As Java's admin client asks: an id, and a name that is empty.
     nameless = []
-    for id_ in (talk.ids[topic], uuid4()):
+    for id_ in (client.ids[topic], uuid4()):
         wanted = [MetadataRequestTopic(name="", topic_id=id_)]
         request = MetadataRequest(topics=wanted, allow_auto_topic_creation=True)
-        found = talk.call(request).topics[0]
+        found = client.call(request).topics[0]
         nameless.append((error_name(found.error_code), found.name == topic, found.topic_id == id_))
     return (
         nameless,
         error_name(told.error_code),
-        (error_name(by_id.error_code), by_id.name == topic, by_id.topic_id == talk.ids[topic]),
+        (error_name(by_id.error_code), by_id.name == topic, by_id.topic_id == client.ids[topic]),
     )
 
 
 @scenario
-def no_topics_and_all_topics(talk: Talk) -> Any:
-    topic = talk.topic()
+def no_topics_and_all_topics(client: ProtocolClient) -> Any:
+    topic = client.topic()
     everything = MetadataRequest(topics=None)
     nothing = MetadataRequest(topics=[])
     return [
-        [topic in {told.name for told in talk.call(request, version).topics}, len(brokers)]
+        [topic in {told.name for told in client.call(request, version).topics}, len(brokers)]
         for request, version in (
             (everything, 1), (nothing, 0), (nothing, 1), (everything, 12), (nothing, 12),
         )
-        for brokers in [talk.call(request, version).brokers]
+        for brokers in [client.call(request, version).brokers]
     ]  # fmt: skip
 
 
 @scenario
-def topics_made_by_asking_for_them(talk: Talk) -> Any:
+def topics_made_by_asking_for_them(client: ProtocolClient) -> Any:
     base = uuid4().hex
     answers = []
     for name in (f"a.{base}", "no/slash", "", "a" * 250):
         not_yet = ("UNKNOWN_TOPIC_OR_PARTITION", "LEADER_NOT_AVAILABLE")
         while True:
-            told = talk.call(metadata(name, create_missing=True)).topics[0]
+            told = client.call(metadata(name, create_missing=True)).topics[0]
             if error_name(told.error_code) not in not_yet:
                 break
         answers.append((error_name(told.error_code), len(told.partitions)))
@@ -246,29 +252,29 @@ def topics_made_by_asking_for_them(talk: Talk) -> Any:
 
 
 @scenario
-def who_does_not_make_topics(talk: Talk) -> Any:
+def who_does_not_make_topics(client: ProtocolClient) -> Any:
     """Neither a producer nor a consumer makes a topic, and Metadata only where it is allowed."""
     name, id_ = new_name(), uuid4()
     return [
-        talk.produced(produce(name, batch()))[0],
-        error_name(one(talk.call(fetch(name), 12)).error_code),
-        listed(talk, name, LATEST),
-        error_name(talk.call(metadata(name)).topics[0].error_code),
-        error_name(talk.call(metadata(id_, create_missing=True)).topics[0].error_code),
-        error_name(talk.call(metadata(name)).topics[0].error_code),
+        client.produced(produce(name, batch()))[0],
+        error_name(one(client.call(fetch(name), 12)).error_code),
+        listed(client, name, LATEST),
+        error_name(client.call(metadata(name)).topics[0].error_code),
+        error_name(client.call(metadata(id_, create_missing=True)).topics[0].error_code),
+        error_name(client.call(metadata(name)).topics[0].error_code),
     ]
 
 
 @scenario
-def the_cluster(talk: Talk) -> Any:
-    answer = talk.call(DescribeClusterRequest(endpoint_type=1))
-    controllers = talk.call(DescribeClusterRequest(endpoint_type=2))
-    told = talk.call(metadata())
+def the_cluster(client: ProtocolClient) -> Any:
+    answer = client.call(DescribeClusterRequest(endpoint_type=1))
+    controllers = client.call(DescribeClusterRequest(endpoint_type=2))
+    told = client.call(metadata())
     return (
         error_name(answer.error_code),
         answer.cluster_id == told.cluster_id,
         [broker.broker_id for broker in answer.brokers],
-        [f"{broker.host}:{broker.port}" for broker in answer.brokers] == [talk.bootstrap],
+        [f"{broker.host}:{broker.port}" for broker in answer.brokers] == [client.bootstrap],
         answer.controller_id,
         told.controller_id,
         controllers.error_code != 0,
@@ -276,13 +282,15 @@ def the_cluster(talk: Talk) -> Any:
 
 
 @scenario
-def pages_of_partitions(talk: Talk) -> Any:
+def pages_of_partitions(client: ProtocolClient) -> Any:
     prefix = f"zz{uuid4().hex}"
-    names = [talk.topic(partitions, name=f"{prefix}-{n}") for n, partitions in enumerate((2, 3, 1))]
+    names = [
+        client.topic(partitions, name=f"{prefix}-{n}") for n, partitions in enumerate((2, 3, 1))
+    ]
     pages = []
     cursor = None
     while True:
-        answer = talk.call(
+        answer = client.call(
             DescribeTopicPartitionsRequest(
                 topics=[DescribedTopic(name=name) for name in [*names, f"{prefix}-none"]],
                 response_partition_limit=2,
@@ -307,35 +315,35 @@ def pages_of_partitions(talk: Talk) -> Any:
 # ---- deleting and growing --------------------------------------------------------------------
 
 
-def deleted(talk: Talk, request: DeleteTopicsRequest) -> list[str]:
-    return [error_name(result.error_code) for result in talk.call(request).responses]
+def deleted(client: ProtocolClient, request: DeleteTopicsRequest) -> list[str]:
+    return [error_name(result.error_code) for result in client.call(request).responses]
 
 
 @scenario
-def deleting_topics(talk: Talk) -> Any:
-    by_name, by_id = talk.topic(), talk.topic()
-    both = DeleteTopicState(name=by_name, topic_id=talk.ids[by_name])
+def deleting_topics(client: ProtocolClient) -> Any:
+    by_name, by_id = client.topic(), client.topic()
+    both = DeleteTopicState(name=by_name, topic_id=client.ids[by_name])
     neither = DeleteTopicState(name=None)
     return [
-        deleted(talk, DeleteTopicsRequest(topics=[both], timeout_ms=1000)),
-        deleted(talk, DeleteTopicsRequest(topics=[neither], timeout_ms=1000)),
-        deleted(talk, delete(by_name)),
-        deleted(talk, delete(by_name)),
-        deleted(talk, delete(talk.ids[by_id])),
-        deleted(talk, delete(talk.ids[by_id])),
-        deleted(talk, delete("")),
+        deleted(client, DeleteTopicsRequest(topics=[both], timeout_ms=1000)),
+        deleted(client, DeleteTopicsRequest(topics=[neither], timeout_ms=1000)),
+        deleted(client, delete(by_name)),
+        deleted(client, delete(by_name)),
+        deleted(client, delete(client.ids[by_id])),
+        deleted(client, delete(client.ids[by_id])),
+        deleted(client, delete("")),
     ]
 
 
 @scenario
-def deleting_a_topic_twice_at_once(talk: Talk) -> Any:
-    topic = talk.topic()
-    return deleted(talk, delete(topic, topic)), deleted(talk, delete(topic))
+def deleting_a_topic_twice_at_once(client: ProtocolClient) -> Any:
+    topic = client.topic()
+    return deleted(client, delete(topic, topic)), deleted(client, delete(topic))
 
 
 @scenario
-def more_partitions(talk: Talk) -> Any:
-    topic = talk.topic(2)
+def more_partitions(client: ProtocolClient) -> Any:
+    topic = client.topic(2)
     answers = []
     for name, count, assignments in (
         (topic, 3, None), (topic, 3, None), (topic, 1, None), (topic, 0, None), (topic, -1, None),
@@ -349,55 +357,55 @@ def more_partitions(talk: Talk) -> Any:
             if assignments is None
             else [CreatePartitionsAssignment(broker_ids=ids) for ids in assignments],
         )
-        answer = talk.call(CreatePartitionsRequest(topics=[wanted], timeout_ms=10_000))
+        answer = client.call(CreatePartitionsRequest(topics=[wanted], timeout_ms=10_000))
         answers.append(error_name(answer.results[0].error_code))
-    talk.wait_served(topic, 4)
+    client.wait_served(topic, 4)
     return answers
 
 
 @scenario
-def more_partitions_only_validated(talk: Talk) -> Any:
-    topic = talk.topic()
+def more_partitions_only_validated(client: ProtocolClient) -> Any:
+    topic = client.topic()
     wanted = [CreatePartitionsTopic(name=topic, count=5, assignments=None)]
-    answer = talk.call(CreatePartitionsRequest(topics=wanted, timeout_ms=99, validate_only=True))
-    told = talk.call(metadata(topic)).topics[0]
+    answer = client.call(CreatePartitionsRequest(topics=wanted, timeout_ms=99, validate_only=True))
+    told = client.call(metadata(topic)).topics[0]
     return error_name(answer.results[0].error_code), len(told.partitions)
 
 
 # ---- settings --------------------------------------------------------------------------------
 
 
-def altered(talk: Talk, *args: Any, **kwargs: Any) -> str:
-    return error_name(talk.call(alter(*args, **kwargs)).responses[0].error_code)
+def altered(client: ProtocolClient, *args: Any, **kwargs: Any) -> str:
+    return error_name(client.call(alter(*args, **kwargs)).responses[0].error_code)
 
 
 Told = list[tuple[str, str, int]]
 
 
-def settings(talk: Talk, topic: str, *names: str) -> Told:
+def settings(client: ProtocolClient, topic: str, *names: str) -> Told:
     resource = DescribeConfigsResource(
         resource_type=2, resource_name=topic, configuration_keys=list(names)
     )
-    result = talk.call(DescribeConfigsRequest(resources=[resource])).results[0]
+    result = client.call(DescribeConfigsRequest(resources=[resource])).results[0]
     assert not result.error_code, result
     return sorted((item.name, item.value, item.config_source) for item in result.configs)
 
 
-def settings_become(talk: Talk, topic: str, **expected: str) -> Told:
+def settings_become(client: ProtocolClient, topic: str, **expected: str) -> Told:
     """What is told of these settings, once it is this: Kafka tells it a moment after the change."""
     wanted = {name.replace("_", "."): value for name, value in expected.items()}
     deadline = monotonic() + READY_TIMEOUT_S
     while True:
-        told = settings(talk, topic, *wanted)
+        told = settings(client, topic, *wanted)
         if {name: value for name, value, _ in told} == wanted or monotonic() > deadline:
             return told
 
 
 @scenario
-def settings_set_and_unset(talk: Talk) -> Any:
-    topic = talk.topic(retention_ms="1000", cleanup_policy="delete")
+def settings_set_and_unset(client: ProtocolClient) -> Any:
+    topic = client.topic(retention_ms="1000", cleanup_policy="delete")
     now = {"retention_ms": "1000", "max_message_bytes": "1048588", "cleanup_policy": "delete"}
-    states: list[Any] = [settings_become(talk, topic, **now)]
+    states: list[Any] = [settings_become(client, topic, **now)]
     week = "604800000"
     changes: list[tuple[list[tuple[int, str, str | None]], dict[str, str]]] = [
         ([(SET, "max.message.bytes", "2000")], {"max_message_bytes": "2000"}),
@@ -411,41 +419,41 @@ def settings_set_and_unset(talk: Talk) -> Any:
     ]
     for steps, change in changes:
         now |= change
-        states += [altered(talk, topic, *steps), settings_become(talk, topic, **now)]
+        states += [altered(client, topic, *steps), settings_become(client, topic, **now)]
     return states
 
 
 @scenario
-def settings_that_are_refused(talk: Talk) -> Any:
-    topic = talk.topic()
+def settings_that_are_refused(client: ProtocolClient) -> Any:
+    topic = client.topic()
     return [
-        altered(talk, topic, (SET, "retention.ms", "x")),
-        altered(talk, topic, (SET, "no.such.setting", "1")),
-        altered(talk, topic, (DELETE, "no.such.setting", None)),
-        altered(talk, topic, (SET, "retention.ms", None)),
-        altered(talk, topic, (APPEND, "retention.ms", "1")),
-        altered(talk, topic, (SET, "cleanup.policy", "shred")),
-        altered(talk, topic, (SET, "retention.ms", "1"), (SET, "retention.ms", "2")),
-        altered(talk, topic, (SET, "retention.ms", "1"), (SET, "segment.bytes", "no")),
-        altered(talk, "nowhere", (SET, "retention.ms", "1")),
-        settings(talk, topic, "retention.ms"),
+        altered(client, topic, (SET, "retention.ms", "x")),
+        altered(client, topic, (SET, "no.such.setting", "1")),
+        altered(client, topic, (DELETE, "no.such.setting", None)),
+        altered(client, topic, (SET, "retention.ms", None)),
+        altered(client, topic, (APPEND, "retention.ms", "1")),
+        altered(client, topic, (SET, "cleanup.policy", "shred")),
+        altered(client, topic, (SET, "retention.ms", "1"), (SET, "retention.ms", "2")),
+        altered(client, topic, (SET, "retention.ms", "1"), (SET, "segment.bytes", "no")),
+        altered(client, "nowhere", (SET, "retention.ms", "1")),
+        settings(client, topic, "retention.ms"),
     ]
 
 
 @scenario
-def settings_only_validated(talk: Talk) -> Any:
-    topic = talk.topic()
+def settings_only_validated(client: ProtocolClient) -> Any:
+    topic = client.topic()
     return [
-        altered(talk, topic, (SET, "retention.ms", "1"), validate_only=True),
-        altered(talk, topic, (SET, "retention.ms", "x"), validate_only=True),
-        altered(talk, "nowhere", (SET, "retention.ms", "1"), validate_only=True),
-        settings(talk, topic, "retention.ms"),
+        altered(client, topic, (SET, "retention.ms", "1"), validate_only=True),
+        altered(client, topic, (SET, "retention.ms", "x"), validate_only=True),
+        altered(client, "nowhere", (SET, "retention.ms", "1"), validate_only=True),
+        settings(client, topic, "retention.ms"),
     ]
 
 
 @scenario
-def the_same_resource_twice(talk: Talk) -> Any:
-    topic = talk.topic()
+def the_same_resource_twice(client: ProtocolClient) -> Any:
+    topic = client.topic()
     resources = [
         AlterConfigsResource(
             resource_type=2,
@@ -454,15 +462,15 @@ def the_same_resource_twice(talk: Talk) -> Any:
         )
         for n in (1, 2)
     ]
-    answer = talk.call(IncrementalAlterConfigsRequest(resources=resources))
+    answer = client.call(IncrementalAlterConfigsRequest(resources=resources))
     return [error_name(r.error_code) for r in answer.responses], settings(
-        talk, topic, "retention.ms"
+        client, topic, "retention.ms"
     )
 
 
 @scenario
-def settings_replaced_as_a_whole(talk: Talk) -> Any:
-    topic = talk.topic(retention_ms="1000")
+def settings_replaced_as_a_whole(client: ProtocolClient) -> Any:
+    topic = client.topic(retention_ms="1000")
     answers = []
     for configs, size in (
         ({"max.message.bytes": "3000"}, "3000"),
@@ -475,41 +483,41 @@ def settings_replaced_as_a_whole(talk: Talk) -> Any:
             resource_name=topic,
             configs=[WholeConfig(name=name, value=value) for name, value in configs.items()],
         )
-        answer = talk.call(AlterConfigsRequest(resources=[resource]))
-        told = settings_become(talk, topic, retention_ms="604800000", max_message_bytes=size)
+        answer = client.call(AlterConfigsRequest(resources=[resource]))
+        told = settings_become(client, topic, retention_ms="604800000", max_message_bytes=size)
         answers.append((error_name(answer.responses[0].error_code), told))
     return answers
 
 
 @scenario
-def settings_of_odd_resources(talk: Talk) -> Any:
-    topic = talk.topic()
+def settings_of_odd_resources(client: ProtocolClient) -> Any:
+    topic = client.topic()
     answers = []
     for kind, name in ((2, "nowhere"), (2, ""), (2, "no/slash"), (4, "99"), (4, "x"), (3, topic)):
         resource = DescribeConfigsResource(
             resource_type=kind, resource_name=name, configuration_keys=None
         )
-        answer = talk.call(DescribeConfigsRequest(resources=[resource]))
+        answer = client.call(DescribeConfigsRequest(resources=[resource]))
         answers.append((kind, name == topic or name, error_name(answer.results[0].error_code)))
     return answers
 
 
 @scenario
-def which_settings_are_described(talk: Talk) -> Any:
-    topic = talk.topic()
+def which_settings_are_described(client: ProtocolClient) -> Any:
+    topic = client.topic()
     counts = []
     for keys in (None, [], ["retention.ms"], ["no.such.setting"], ["retention.ms", "x"]):
         resource = DescribeConfigsResource(
             resource_type=2, resource_name=topic, configuration_keys=keys
         )
-        answer = talk.call(DescribeConfigsRequest(resources=[resource])).results[0]
+        answer = client.call(DescribeConfigsRequest(resources=[resource])).results[0]
         counts.append((error_name(answer.error_code), min(len(answer.configs), 2)))
     return counts
 
 
 @scenario
-def synonyms_and_documentation(talk: Talk) -> Any:
-    topic = talk.topic(retention_ms="5")
+def synonyms_and_documentation(client: ProtocolClient) -> Any:
+    topic = client.topic(retention_ms="5")
     resource = DescribeConfigsResource(
         resource_type=2, resource_name=topic, configuration_keys=["retention.ms"]
     )
@@ -518,7 +526,7 @@ def synonyms_and_documentation(talk: Talk) -> Any:
         request = DescribeConfigsRequest(
             resources=[resource], include_synonyms=flag, include_documentation=flag
         )
-        item = talk.call(request).results[0].configs[0]
+        item = client.call(request).results[0].configs[0]
         synonym = [(s.name, s.value, s.source) for s in item.synonyms][:1]
         found.append((item.value, item.config_source, item.config_type, item.read_only,
                       item.is_sensitive, bool(item.documentation), synonym))  # fmt: skip

@@ -26,7 +26,7 @@ from tests.broker import (
     scenarios_topics,
     scenarios_transactions,
 )
-from tests.broker.talk import SCENARIOS, Talk
+from tests.broker.protocol_client import SCENARIOS, ProtocolClient
 
 # Named here because they are imported for what they register.
 MODULES = (
@@ -52,7 +52,7 @@ def penstock() -> Iterator[Broker]:
 
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_both_answer_the_same(name: str, penstock: Broker, apache_kafka: ApacheKafka) -> None:
-    with closing(Talk(apache_kafka.bootstrap)) as talk:
-        expected = SCENARIOS[name](talk)
-    with closing(Talk(penstock.bootstrap)) as talk:
-        assert SCENARIOS[name](talk) == expected
+    with closing(ProtocolClient(apache_kafka.bootstrap)) as client:
+        expected = SCENARIOS[name](client)
+    with closing(ProtocolClient(penstock.bootstrap)) as client:
+        assert SCENARIOS[name](client) == expected

@@ -1,8 +1,8 @@
-"""One broker under questions: what the scenarios of `scenarios_*` are given.
+"""A client of the raw protocol for one broker of any kind: what protocol scenarios are given.
 
-A `Talk` is about a broker of either kind. It makes topics and waits until they are served, knows
-their ids and epochs, and turns answers into plain values that can be compared. Topic names are
-made from the scenario's, so that one broker serves all of them.
+`ProtocolClient` sends requests exactly as they are written and returns what is answered. It makes
+topics and waits until they are served, and knows their ids and epochs. Names of topics are new
+each time, so that one broker serves all scenarios. Touches its connections and nothing else.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.broker.requests import (
 READY_TIMEOUT_S: Final = 60.0
 BY_NAME_VERSION: Final = 12
 
-Scenario = Callable[["Talk"], Any]
+Scenario = Callable[["ProtocolClient"], Any]
 SCENARIOS: Final[dict[str, Scenario]] = {}
 
 
@@ -44,19 +44,19 @@ def error_name(code: int) -> str:
     return ErrorCode(code).name
 
 
-class Talk:
-    """A conversation with one broker."""
+class ProtocolClient:
+    """One connection to a broker, and the topics that were made through it."""
 
     def __init__(self, bootstrap: str) -> None:
         self.bootstrap = bootstrap
-        self.client = RawClient(bootstrap)
+        self.connection = RawClient(bootstrap)
         self.ids: dict[str, UUID] = {}
 
     def close(self) -> None:
-        self.client.close()
+        self.connection.close()
 
     def call(self, request: Message, version: int | None = None) -> Any:
-        return self.client.call(request, version)
+        return self.connection.call(request, version)
 
     # ---- topics ----------------------------------------------------------------------------
 
@@ -75,12 +75,12 @@ class Talk:
         wanted = dict.fromkeys(range(partitions), 0)
         while monotonic() < deadline:
             answer = self.call(fetch(name, wanted), BY_NAME_VERSION)
-            told = self.call(metadata(name)).topics[0]
+            topic = self.call(metadata(name)).topics[0]
             if (
                 all(not part.error_code for part in answer.responses[0].partitions)
-                and not told.error_code
-                and len(told.partitions) == partitions
-                and all(part.leader_id >= 0 for part in told.partitions)
+                and not topic.error_code
+                and len(topic.partitions) == partitions
+                and all(part.leader_id >= 0 for part in topic.partitions)
             ):
                 return
         raise TimeoutError(f"topic {name} is not served")
@@ -118,14 +118,16 @@ class Talk:
 
     def outcome_of(self, send: Callable[[RawClient], Any]) -> Any:
         """What comes of something done on a connection of its own; `closed` if it is cut."""
-        with RawClient(self.bootstrap) as client:
+        with RawClient(self.bootstrap) as connection:
             try:
-                return send(client)
+                return send(connection)
             except (ConnectionEndedError, BrokenPipeError):
                 return "closed"
 
 
-def listed(talk: Talk, topic: str, at: int, version: int | None = None, **kw: int) -> Any:
+def listed(
+    client: ProtocolClient, topic: str, at: int, version: int | None = None, **kw: int
+) -> Any:
     """What is answered to a look-up by time: the error's name, the offset, its timestamp."""
-    part = one(talk.call(list_offsets(topic, at, **kw), version))
+    part = one(client.call(list_offsets(topic, at, **kw), version))
     return error_name(part.error_code), part.offset, part.timestamp
