@@ -5,9 +5,7 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from crc32c import crc32c
-
-from penstock.records.batch import HEADER, HEADER_SIZE, headers, read_header
+from penstock.records.batch import headers, read_header
 from penstock.records.record import BatchOptions, Record, encode
 from penstock.wire import encoder, request_header
 from penstock.wire.messages.init_producer_id import InitProducerIdRequest
@@ -24,18 +22,11 @@ from tests.broker.requests import (
     one,
     produce,
     records_of,
+    resealed,
     values_of,
 )
 
 DAY_MS = 86_400_000
-
-
-def resealed(raw: bytes, **changes: int) -> bytes:
-    """The batch with header fields changed and its checksum right for them."""
-    header = read_header(raw)._replace(**changes)
-    out = bytearray(HEADER.pack(*header) + raw[HEADER_SIZE:])
-    struct.pack_into(">I", out, 17, crc32c(memoryview(out)[21:]))
-    return bytes(out)
 
 
 def one_by_one(client: ProtocolClient, topic: str, *batches: bytes) -> list[tuple[str, int]]:

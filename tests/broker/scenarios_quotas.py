@@ -2,52 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from time import monotonic
 from typing import Any, Final
 
-from penstock.wire.messages.alter_client_quotas import (
-    AlterClientQuotasRequest,
-    OpData,
-    RequestEntityData,
-    RequestEntryData,
-)
-from penstock.wire.messages.describe_client_quotas import (
-    ComponentData,
-    DescribeClientQuotasRequest,
-)
+from penstock.wire.messages.alter_client_quotas import RequestEntryData
 from tests.broker.protocol_client import READY_TIMEOUT_S, ProtocolClient, error_name, scenario
+from tests.broker.quota_requests import (
+    ANY,
+    CLIENT,
+    DEFAULT,
+    EXACT,
+    USER,
+    alter,
+    change,
+    describe,
+)
 from tests.broker.requests import new_name
 
-EXACT, DEFAULT, ANY = range(3)
-USER, CLIENT = "user", "client-id"
 # Far above what any test uses: other scenarios run on the same broker.
 PLENTY: Final = 1_000_000_000_000.0
-Who = Mapping[str, str | None]
-
-
-def change(who: Sequence[tuple[str, str | None]], **quotas: float | None) -> RequestEntryData:
-    """Quotas of an entity, by name; None removes one."""
-    return RequestEntryData(
-        entity=[RequestEntityData(entity_type=kind, entity_name=name) for kind, name in who],
-        ops=[
-            OpData(key=key, value=value or 0.0, remove=value is None)
-            for key, value in quotas.items()
-        ],
-    )
-
-
-def alter(*entries: RequestEntryData, validate_only: bool = False) -> AlterClientQuotasRequest:
-    return AlterClientQuotasRequest(entries=list(entries), validate_only=validate_only)
-
-
-def describe(
-    *parts: tuple[str, int, str | None], strict: bool = False
-) -> DescribeClientQuotasRequest:
-    components = [
-        ComponentData(entity_type=kind, match_type=how, match=name) for kind, how, name in parts
-    ]
-    return DescribeClientQuotasRequest(components=components, strict=strict)
 
 
 def altered(client: ProtocolClient, *entries: RequestEntryData, **more: bool) -> list[str]:
