@@ -1,8 +1,8 @@
 """The same questions to Penstock and to a real Apache Kafka: the answers must be the same.
 
-The scenarios are in `scenarios_*`; each returns error names, offsets and other plain values. What
-differs on purpose is not a scenario: it is tested on its own elsewhere and told in
-docs/protocol.md.
+The scenarios are in `conformance/scenarios/protocol`; each returns error names, offsets and other
+plain values. What differs on purpose is not a scenario: it is tested on its own elsewhere and told
+in docs/protocol.md.
 """
 
 from __future__ import annotations
@@ -12,35 +12,10 @@ from contextlib import closing
 
 import pytest
 
+import conformance.scenarios.protocol  # noqa: F401 - brings the scenarios
 from penstock.testing.apache_kafka import ApacheKafka
 from penstock.testing.broker import Broker
-from tests.broker import (
-    scenarios_committed,
-    scenarios_fetch,
-    scenarios_groups,
-    scenarios_members,
-    scenarios_offsets,
-    scenarios_produce,
-    scenarios_quotas,
-    scenarios_shares,
-    scenarios_topics,
-    scenarios_transactions,
-)
 from tests.broker.protocol_client import SCENARIOS, ProtocolClient
-
-# Named here because they are imported for what they register.
-MODULES = (
-    scenarios_committed,
-    scenarios_fetch,
-    scenarios_groups,
-    scenarios_members,
-    scenarios_offsets,
-    scenarios_produce,
-    scenarios_quotas,
-    scenarios_shares,
-    scenarios_topics,
-    scenarios_transactions,
-)
 
 
 @pytest.fixture(scope="module")

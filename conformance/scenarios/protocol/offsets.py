@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 from uuid import UUID
 
+from conformance.scenarios.protocol.topics import created
 from penstock.wire.messages.describe_producers import DescribeProducersRequest, TopicRequest
 from tests.broker.protocol_client import ProtocolClient, error_name, listed, scenario
 from tests.broker.requests import (
@@ -21,7 +22,6 @@ from tests.broker.requests import (
     one,
     produce,
 )
-from tests.broker.scenarios_topics import created
 
 
 @scenario

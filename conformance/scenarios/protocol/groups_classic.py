@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from typing import Any
 from uuid import UUID, uuid4
 
+from conformance.scenarios.protocol.groups_consumer import ask
 from penstock.wire import Message
 from tests.broker.group_requests import (
     commit,
@@ -29,7 +30,6 @@ from tests.broker.group_requests import (
 from tests.broker.protocol_client import ProtocolClient, error_name, scenario
 from tests.broker.raw import RawClient
 from tests.broker.requests import new_name
-from tests.broker.scenarios_members import ask
 
 OLD_JOIN = 3
 
