@@ -52,7 +52,6 @@ LONG: Final = (
     "tests/spark/flows/test_manager.py",
     "tests/cli/test_run_views.py",
     "tests/cli/test_run_cluster.py",
-    "tests/broker/test_against_kafka.py",
     "tests/cli/test_verify.py",
     "tests/capture/delivery/test_truncated_databases.py",
     "tests/cli/test_produce_consume.py",

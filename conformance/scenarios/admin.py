@@ -21,12 +21,16 @@ from conformance.scenarios.groups_consumer import description
 from conformance.scenarios.offsets import commit
 
 
-@scenario({"partitions": [0, 1, 2], "replicas": 1, "again": "TOPIC_ALREADY_EXISTS", "gone": True})
+@scenario(
+    expected={"partitions": [0, 1, 2], "replicas": 1, "again": "TOPIC_ALREADY_EXISTS", "gone": True}
+)
 def topics_are_made_and_deleted(cluster: Cluster) -> Any:
     """A topic is there when it has been made, once, and gone when it has been deleted."""
-    topic = cluster.topic(3)
-    found = cluster.admin.describe_topics(TopicCollection([topic]))[topic]
-    described = found.result(REQUEST_TIMEOUT_S)
+    topic = cluster.name()
+    cluster.admin.create_topics([NewTopic(topic, 3)])[topic].result(REQUEST_TIMEOUT_S)
+    cluster.protocol.wait_served(topic, 3)
+    future = cluster.admin.describe_topics(TopicCollection([topic]))[topic]
+    described = future.result(REQUEST_TIMEOUT_S)
     again = outcome(cluster.admin.create_topics([NewTopic(topic, 1)])[topic])
     cluster.admin.delete_topics([topic])[topic].result(REQUEST_TIMEOUT_S)
     until(lambda: topic not in cluster.admin.list_topics(timeout=REQUEST_TIMEOUT_S).topics)
@@ -39,7 +43,7 @@ def topics_are_made_and_deleted(cluster: Cluster) -> Any:
 
 
 @scenario(
-    {
+    expected={
         "name": "TOPIC_EXCEPTION",
         "partitions": "INVALID_PARTITIONS",
         "replicas": "INVALID_REPLICATION_FACTOR",
@@ -67,7 +71,7 @@ def topics_that_cannot_be(cluster: Cluster) -> Any:
     }
 
 
-@scenario({"grown": 3, "shrunk": "INVALID_PARTITIONS", "unknown": "UNKNOWN_TOPIC_OR_PART"})
+@scenario(expected={"grown": 3, "shrunk": "INVALID_PARTITIONS", "unknown": "UNKNOWN_TOPIC_OR_PART"})
 def partitions_are_added(cluster: Cluster) -> Any:
     """A topic can grow and not shrink."""
     topic = cluster.topic()
@@ -90,7 +94,7 @@ def partitions(cluster: Cluster, topic: str) -> list[int]:
 
 
 @scenario(
-    {
+    expected={
         "made with": ("60000", "DYNAMIC_TOPIC_CONFIG"),
         "default": ("delete", "DEFAULT_CONFIG"),
         "changed": "120000",
@@ -141,7 +145,7 @@ def alter(
 
 
 @scenario(
-    {
+    expected={
         "busy": ("STABLE", "CLASSIC", "range", [[0, 1]]),
         "delete busy": "NON_EMPTY_GROUP",
         "empty": "EMPTY",
@@ -175,7 +179,7 @@ def delete_group(cluster: Cluster, group: str) -> str | None:
     return outcome(cluster.admin.delete_consumer_groups([group])[group])
 
 
-@scenario({"all": [("CLASSIC", "EMPTY"), ("CLASSIC", "STABLE")], "stable": 1, "new": 0})
+@scenario(expected={"all": [("CLASSIC", "EMPTY"), ("CLASSIC", "STABLE")], "stable": 1, "new": 0})
 def groups_are_listed(cluster: Cluster) -> Any:
     """Groups are listed with state and type, and may be asked for by either."""
     topic = cluster.topic()
@@ -197,7 +201,7 @@ def groups_are_listed(cluster: Cluster) -> Any:
     }
 
 
-@scenario({"state": "DEAD"})
+@scenario(expected={"state": "DEAD"})
 def a_group_that_is_not_there(cluster: Cluster) -> Any:
     """Describing an unknown group says that it is dead."""
     return {"state": described_or_error(cluster, cluster.name("group"))}
@@ -209,7 +213,7 @@ def described_or_error(cluster: Cluster, group: str) -> str:
     return str(future.result().state.name) if failed is None else failed
 
 
-@scenario({"nodes": 1, "id": True, "old records": ["2"]})
+@scenario(expected={"nodes": 1, "id": True, "old records": ["2"]})
 def the_cluster_itself(cluster: Cluster) -> Any:
     """The cluster has an id and its nodes; records are deleted up to an offset."""
     described = cluster.admin.describe_cluster().result(REQUEST_TIMEOUT_S)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from conformance.scenario import scenario
 from penstock.wire import encoder, request_header
 from penstock.wire.messages.api_versions import ApiVersionsRequest
-from tests.broker.protocol_client import ProtocolClient, error_name, scenario
+from tests.broker.protocol_client import ProtocolClient, error_name
 from tests.broker.raw import RawClient
 from tests.broker.requests import (
     batch,
@@ -35,7 +36,7 @@ def fetched(client: ProtocolClient, request: Any, version: int = 12) -> Any:
     )
 
 
-@scenario
+@scenario()
 def fetching_from_everywhere(client: ProtocolClient) -> Any:
     topic = client.topic()
     client.fill(topic, batch(b"a"), batch(b"b", b"c"), batch(b"d"))
@@ -43,7 +44,7 @@ def fetching_from_everywhere(client: ProtocolClient) -> Any:
     return [fetched(client, fetch(topic, offset)) for offset in (0, 1, 2, 3, 4, 5, -1, 1 << 40)]
 
 
-@scenario
+@scenario()
 def fetching_what_is_not_there(client: ProtocolClient) -> Any:
     topic = client.topic()
     return [
@@ -53,7 +54,7 @@ def fetching_what_is_not_there(client: ProtocolClient) -> Any:
     ]
 
 
-@scenario
+@scenario()
 def fetching_by_id(client: ProtocolClient) -> Any:
     topic = client.topic()
     client.fill(topic, batch(b"a"))
@@ -65,7 +66,7 @@ def fetching_by_id(client: ProtocolClient) -> Any:
     )
 
 
-@scenario
+@scenario()
 def epochs_of_readers(client: ProtocolClient) -> Any:
     topic = client.topic()
     client.fill(topic, batch(b"a"))
@@ -73,7 +74,7 @@ def epochs_of_readers(client: ProtocolClient) -> Any:
     return [fetched(client, fetch(topic, leader_epoch=e)) for e in (-1, now, now + 1)]
 
 
-@scenario
+@scenario()
 def the_first_batch_comes_whole(client: ProtocolClient) -> Any:
     topic = client.topic()
     client.fill(topic, batch_of_size(500), batch_of_size(500), batch_of_size(500))
@@ -89,7 +90,7 @@ def the_first_batch_comes_whole(client: ProtocolClient) -> Any:
     return sizes
 
 
-@scenario
+@scenario()
 def only_the_first_partition_exceeds_its_share(client: ProtocolClient) -> Any:
     topic = client.topic(2)
     for number in (0, 1):
@@ -99,13 +100,13 @@ def only_the_first_partition_exceeds_its_share(client: ProtocolClient) -> Any:
     return [len(values_of(part.records)) for part in parts]
 
 
-@scenario
+@scenario()
 def waiting_in_vain(client: ProtocolClient) -> Any:
     topic = client.topic()
     return [fetched(client, fetch(topic, max_wait_ms=wait)) for wait in (0, 1, 50)]
 
 
-@scenario
+@scenario()
 def empty_records_and_aborted_transactions(client: ProtocolClient) -> Any:
     topic = client.topic()
     answers = []
@@ -115,7 +116,7 @@ def empty_records_and_aborted_transactions(client: ProtocolClient) -> Any:
     return answers
 
 
-@scenario
+@scenario()
 def no_topics_at_all(client: ProtocolClient) -> Any:
     answer = client.call(fetch(None), 12)
     return error_name(answer.error_code), answer.responses, answer.session_id
@@ -132,7 +133,7 @@ def summary(answer: Any) -> Any:
     )
 
 
-@scenario
+@scenario()
 def a_session_from_beginning_to_end(client: ProtocolClient) -> Any:
     topic = client.topic(3)
     client.produced(produce(topic, {1: batch(b"a")}))
@@ -159,7 +160,7 @@ def a_session_from_beginning_to_end(client: ProtocolClient) -> Any:
     return story
 
 
-@scenario
+@scenario()
 def wrong_session_ids_and_epochs(client: ProtocolClient) -> Any:
     topic = client.topic()
     first = client.call(fetch(topic, session=(0, 0)), 12)
@@ -171,7 +172,7 @@ def wrong_session_ids_and_epochs(client: ProtocolClient) -> Any:
     return story
 
 
-@scenario
+@scenario()
 def a_session_without_partitions_ends(client: ProtocolClient) -> Any:
     topic = client.topic()
     first = client.call(fetch(topic, session=(0, 0)), 12)
@@ -181,7 +182,7 @@ def a_session_without_partitions_ends(client: ProtocolClient) -> Any:
     return emptied.session_id, summary(emptied), summary(after)
 
 
-@scenario
+@scenario()
 def those_served_go_to_the_end_of_the_session(client: ProtocolClient) -> Any:
     topic = client.topic(3)
     for number in range(3):
@@ -197,7 +198,7 @@ def those_served_go_to_the_end_of_the_session(client: ProtocolClient) -> Any:
     return served
 
 
-@scenario
+@scenario()
 def a_session_begun_anew(client: ProtocolClient) -> Any:
     topic = client.topic(2)
     first = client.call(fetch(topic, {0: 0, 1: 0}, session=(0, 0)), 12)
@@ -210,7 +211,7 @@ def a_session_begun_anew(client: ProtocolClient) -> Any:
     )
 
 
-@scenario
+@scenario()
 def names_and_ids_in_one_session(client: ProtocolClient) -> Any:
     topic = client.topic()
     by_name = client.call(fetch(topic, session=(0, 0)), 12)
@@ -222,7 +223,7 @@ def names_and_ids_in_one_session(client: ProtocolClient) -> Any:
     ]
 
 
-@scenario
+@scenario()
 def errors_are_told_again_in_a_session(client: ProtocolClient) -> Any:
     topic = client.topic()
     client.fill(topic, batch(b"a"))
@@ -234,7 +235,7 @@ def errors_are_told_again_in_a_session(client: ProtocolClient) -> Any:
 # ---- versions --------------------------------------------------------------------------------
 
 
-@scenario
+@scenario()
 def api_versions_too_new(client: ProtocolClient) -> Any:
     def ask(connection: RawClient) -> Any:
         body = encoder(ApiVersionsRequest, 4)(ApiVersionsRequest(client_software_name="x"))
@@ -246,7 +247,7 @@ def api_versions_too_new(client: ProtocolClient) -> Any:
     return client.outcome_of(ask)
 
 
-@scenario
+@scenario()
 def api_versions_of_a_nameless_client(client: ProtocolClient) -> Any:
     answers = []
     for name, version in (("", ""), ("ok", "1.0"), ("-bad", "1"), ("ok", "b@d"), ("a b", "1")):
@@ -259,7 +260,7 @@ def _asked_versions(request: ApiVersionsRequest, connection: RawClient) -> str:
     return error_name(connection.call(request, 3).error_code)
 
 
-@scenario
+@scenario()
 def apis_and_versions_that_are_not_there(client: ProtocolClient) -> Any:
     def ask(key: int, version: int) -> Any:
         def send(connection: RawClient) -> Any:

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from typing import Any
 from uuid import UUID, uuid4
 
+from conformance.scenario import scenario
 from conformance.scenarios.protocol.groups_consumer import ask
 from penstock.wire import Message
 from tests.broker.group_requests import (
@@ -27,7 +28,7 @@ from tests.broker.group_requests import (
     subscription,
     sync,
 )
-from tests.broker.protocol_client import ProtocolClient, error_name, scenario
+from tests.broker.protocol_client import ProtocolClient, error_name
 from tests.broker.raw import RawClient
 from tests.broker.requests import new_name
 
@@ -67,7 +68,7 @@ def commit_codes(client: ProtocolClient, request: Message, version: int | None =
     return [error_name(one.error_code) for one in sorted(parts, key=lambda p: p.partition_index)]
 
 
-@scenario
+@scenario()
 def group_joined_by_one(client: ProtocolClient) -> Any:
     group = group_name(client)
     first = ask(client, join(group))
@@ -90,7 +91,7 @@ def group_joined_by_one(client: ProtocolClient) -> Any:
     ]
 
 
-@scenario
+@scenario()
 def group_joined_in_old_versions(client: ProtocolClient) -> Any:
     results: list[Any] = []
     for version in range(4):
@@ -107,7 +108,7 @@ def group_joined_in_old_versions(client: ProtocolClient) -> Any:
     return results
 
 
-@scenario
+@scenario()
 def group_joins_that_are_refused(client: ProtocolClient) -> Any:
     group = group_name(client)
     member, generation = member_of(client, group)
@@ -128,7 +129,7 @@ def group_joins_that_are_refused(client: ProtocolClient) -> Any:
     return results
 
 
-@scenario
+@scenario()
 def group_answers_to_strangers(client: ProtocolClient) -> Any:
     group = group_name(client)
     member, generation = member_of(client, group)
@@ -151,7 +152,7 @@ def group_answers_to_strangers(client: ProtocolClient) -> Any:
     ]
 
 
-@scenario
+@scenario()
 def group_leaving(client: ProtocolClient) -> Any:
     group = group_name(client)
     member, generation = member_of(client, group)
@@ -176,7 +177,7 @@ def group_leaving(client: ProtocolClient) -> Any:
     ]
 
 
-@scenario
+@scenario()
 def group_of_two(client: ProtocolClient) -> Any:
     """The second comes when the first is settled: a new generation, with both."""
     group = group_name(client)
@@ -211,7 +212,7 @@ def group_of_two(client: ProtocolClient) -> Any:
     return results
 
 
-@scenario
+@scenario()
 def group_with_a_static_member(client: ProtocolClient) -> Any:
     group = group_name(client)
     member, generation = member_of(client, group, instance="i")
@@ -241,7 +242,7 @@ def group_with_a_static_member(client: ProtocolClient) -> Any:
     ]  # fmt: skip
 
 
-@scenario
+@scenario()
 def group_with_an_older_static_leader(client: ProtocolClient) -> Any:
     group = group_name(client)
     member, generation = member_of(client, group, instance="i")
@@ -255,7 +256,7 @@ def group_with_an_older_static_leader(client: ProtocolClient) -> Any:
     ]
 
 
-@scenario
+@scenario()
 def group_offsets_committed_by_hand(client: ProtocolClient) -> Any:
     topic, group = client.topic(3), group_name(client)
     results = [
@@ -278,7 +279,7 @@ def group_offsets_committed_by_hand(client: ProtocolClient) -> Any:
     return results
 
 
-@scenario
+@scenario()
 def group_offsets_by_topic_id(client: ProtocolClient) -> Any:
     topic, group = client.topic(2), group_name(client)
     id_ = client.ids[topic]
@@ -295,7 +296,7 @@ def group_offsets_by_topic_id(client: ProtocolClient) -> Any:
     return [*results, isinstance(id_, UUID)]
 
 
-@scenario
+@scenario()
 def group_offsets_of_several_groups(client: ProtocolClient) -> Any:
     topic = client.topic(2)
     groups = [group_name(client), group_name(client)]
@@ -305,7 +306,7 @@ def group_offsets_of_several_groups(client: ProtocolClient) -> Any:
     return offsets_of(client.call(committed_by(asked), 8))
 
 
-@scenario
+@scenario()
 def group_offsets_of_members(client: ProtocolClient) -> Any:
     topic, group = client.topic(), group_name(client)
     member, generation = member_of(client, group)
@@ -327,7 +328,7 @@ def group_offsets_of_members(client: ProtocolClient) -> Any:
     return [*results, committing(), committing(member=member, generation=joined.generation_id)]
 
 
-@scenario
+@scenario()
 def group_offsets_forgotten(client: ProtocolClient) -> Any:
     read, other, group = client.topic(2), client.topic(), group_name(client)
     client.call(commit(group, read, {0: 1, 1: 2}), 9)
@@ -351,7 +352,7 @@ def group_offsets_forgotten(client: ProtocolClient) -> Any:
     return results
 
 
-@scenario
+@scenario()
 def group_described(client: ProtocolClient) -> Any:
     group, simple, topic = group_name(client), group_name(client), client.topic()
     client.call(commit(simple, topic, {0: 1}), 9)
@@ -386,7 +387,7 @@ def group_described(client: ProtocolClient) -> Any:
     return [*results, described(group)]
 
 
-@scenario
+@scenario()
 def group_listed_and_deleted(client: ProtocolClient) -> Any:
     group, simple, topic = group_name(client), group_name(client), client.topic()
     client.call(commit(simple, topic, {0: 1}), 9)

@@ -13,6 +13,7 @@ from time import monotonic
 from typing import Any, Final
 from uuid import UUID
 
+from conformance.scenario import scenario
 from penstock.wire import Message
 from penstock.wire.errors import ErrorCode
 from penstock.wire.messages.consumer_group_describe import ConsumerGroupDescribeRequest
@@ -24,8 +25,8 @@ from penstock.wire.messages.find_coordinator import FindCoordinatorRequest
 from penstock.wire.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
 from penstock.wire.messages.share_group_describe import ShareGroupDescribeRequest
 from penstock.wire.messages.share_group_heartbeat import ShareGroupHeartbeatRequest
-from tests.broker.protocol_client import READY_TIMEOUT_S, ProtocolClient, error_name, scenario
-from tests.broker.requests import create, delete, new_name
+from tests.broker.protocol_client import READY_TIMEOUT_S, ProtocolClient, error_name
+from tests.broker.requests import delete, new_name
 
 NOT_YET: Final = {
     ErrorCode.COORDINATOR_NOT_AVAILABLE,
@@ -129,7 +130,7 @@ def settle(counts: dict[Member, int]) -> list[str]:
     return sorted(errors)
 
 
-@scenario
+@scenario()
 def members_join_share_and_leave(client: ProtocolClient) -> Any:
     topic, group = known_topic(client, 4), new_name("g")
     one, two, three = (Member(client, group, id_, [topic]) for id_ in ("one", "two", "three"))
@@ -141,7 +142,7 @@ def members_join_share_and_leave(client: ProtocolClient) -> Any:
     return [*steps, owned, two.beat()[0]]
 
 
-@scenario
+@scenario()
 def a_partition_is_given_up_first(client: ProtocolClient) -> Any:
     topic, group = known_topic(client, 2), new_name("g")
     one, two = (Member(client, group, id_, [topic]) for id_ in ("one", "two"))
@@ -158,7 +159,7 @@ def a_partition_is_given_up_first(client: ProtocolClient) -> Any:
     return [*steps, one.epoch > epoch, two.count]
 
 
-@scenario
+@scenario()
 def members_say_everything_anew(client: ProtocolClient) -> Any:
     topic, group = known_topic(client, 3), new_name("g")
     one = Member(client, group, "one", [topic])
@@ -167,7 +168,7 @@ def members_say_everything_anew(client: ProtocolClient) -> Any:
     return [*steps, one.beat(), one.epoch == epoch, one.beat()]
 
 
-@scenario
+@scenario()
 def members_with_wrong_epochs(client: ProtocolClient) -> Any:
     topic, group = known_topic(client, 2), new_name("g")
     one = Member(client, group, "one", [topic])
@@ -183,7 +184,7 @@ def members_with_wrong_epochs(client: ProtocolClient) -> Any:
     return [*steps, stranger.beat(), stranger.beat(member_epoch=-1)]
 
 
-@scenario
+@scenario()
 def members_whose_answers_were_lost(client: ProtocolClient) -> Any:
     topic, group = known_topic(client, 2), new_name("g")
     one, two = (Member(client, group, id_, [topic]) for id_ in ("one", "two"))
@@ -200,7 +201,7 @@ def members_whose_answers_were_lost(client: ProtocolClient) -> Any:
     return [*steps, one.beat(full=True)[0]]
 
 
-@scenario
+@scenario()
 def static_members(client: ProtocolClient) -> Any:
     topic, group = known_topic(client, 2), new_name("g")
     one = Member(client, group, "one", [topic], instance_id="i")
@@ -218,7 +219,7 @@ def static_members(client: ProtocolClient) -> Any:
     return [*steps, other.beat(), other.beat(member_epoch=1)]
 
 
-@scenario
+@scenario()
 def bad_heartbeats(client: ProtocolClient) -> Any:
     topic, group = known_topic(client), new_name("g")
     bad: tuple[dict[str, Any], ...] = (
@@ -243,21 +244,21 @@ def bad_heartbeats(client: ProtocolClient) -> Any:
     return found, error_name(described.error_code)
 
 
-@scenario
+@scenario()
 def a_member_without_an_id_gets_one_in_version_0(client: ProtocolClient) -> Any:
     topic = known_topic(client)
     one = Member(client, new_name("g"), "", [topic])
     return one.beat(version=0), bool(one.id), one.beat(version=0)
 
 
-@scenario
+@scenario()
 def members_without_topics(client: ProtocolClient) -> Any:
     group, missing = new_name("g"), new_name()
     nothing, later = Member(client, group, "one", []), Member(client, group, "two", [missing])
     return [nothing.beat(), later.beat(), nothing.beat()]
 
 
-@scenario
+@scenario()
 def a_changed_subscription(client: ProtocolClient) -> Any:
     topics = [known_topic(client, 2), known_topic(client, 3)]
     one = Member(client, new_name("g"), "one", topics[:1])
@@ -267,7 +268,7 @@ def a_changed_subscription(client: ProtocolClient) -> Any:
     return [*steps, settle({one: 3})]
 
 
-@scenario
+@scenario()
 def ranges_of_two_topics(client: ProtocolClient) -> Any:
     topics = sorted((known_topic(client, 3), known_topic(client, 3)))
     group = new_name("g")
@@ -278,7 +279,7 @@ def ranges_of_two_topics(client: ProtocolClient) -> Any:
     return [sorted(numbers for _, numbers in member.owned) for member in (one, two)]
 
 
-@scenario
+@scenario()
 def described_consumer_groups(client: ProtocolClient) -> Any:
     topic, group = known_topic(client, 2), new_name("g")
     one = Member(client, group, "one", [topic], rack_id="r")
@@ -332,7 +333,7 @@ def described_consumer_groups(client: ProtocolClient) -> Any:
     return found
 
 
-@scenario
+@scenario()
 def groups_of_another_kind(client: ProtocolClient) -> Any:
     topic, consumers, sharers = known_topic(client), new_name("g"), new_name("s")
     Member(client, consumers, "one", [topic]).beat()
@@ -358,7 +359,7 @@ def groups_of_another_kind(client: ProtocolClient) -> Any:
     return [*found, error_name(ask(client, join).error_code)]
 
 
-@scenario
+@scenario()
 def share_members(client: ProtocolClient) -> Any:
     topic, group = known_topic(client, 2), new_name("s")
     found = []
@@ -402,7 +403,7 @@ def share_members(client: ProtocolClient) -> Any:
     return found, told, members, states, shown[0].assignor_name, left.member_epoch, after
 
 
-@scenario
+@scenario()
 def a_deleted_topic_is_taken_from_its_reader(client: ProtocolClient) -> Any:
     kept, gone = known_topic(client, 1), known_topic(client, 2)
     one = Member(client, new_name("g"), "one", [kept, gone])
@@ -413,9 +414,9 @@ def a_deleted_topic_is_taken_from_its_reader(client: ProtocolClient) -> Any:
         one.beat()
     found.append(one.owned == [(client.ids[kept], [0])])
     one.acknowledge()
-    # Made anew it is another one.
-    made = client.call(create(gone, 1)).topics[0].topic_id
-    client.wait_served(gone)
+    # A topic of the same name is another one.
+    client.recreate_topic(gone)
+    new_id = client.ids[gone]
     while len(one.owned) != 2 and monotonic() < deadline:
         one.beat()
-    return [*found, sorted(one.owned) == sorted([(client.ids[kept], [0]), (made, [0])])]
+    return [*found, sorted(one.owned) == sorted([(client.ids[kept], [0]), (new_id, [0])])]

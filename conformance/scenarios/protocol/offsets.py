@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import Any
 from uuid import UUID
 
-from conformance.scenarios.protocol.topics import created
+from conformance.scenario import scenario
 from penstock.wire.messages.describe_producers import DescribeProducersRequest, TopicRequest
-from tests.broker.protocol_client import ProtocolClient, error_name, listed, scenario
+from tests.broker.protocol_client import ProtocolClient, error_name, listed
 from tests.broker.requests import (
     EARLIEST,
     LATEST,
     MAX_TIMESTAMP,
     batch,
-    create,
     delete,
     delete_records,
     end_of_epoch,
@@ -24,7 +23,7 @@ from tests.broker.requests import (
 )
 
 
-@scenario
+@scenario()
 def offsets_by_time(client: ProtocolClient) -> Any:
     topic = client.topic()
     client.fill(topic, *(batch(b"a", b"b", at_ms=at) for at in (1000, 2000, 5000, 3000)))
@@ -32,13 +31,13 @@ def offsets_by_time(client: ProtocolClient) -> Any:
     return [listed(client, topic, at) for at in times]
 
 
-@scenario
+@scenario()
 def offsets_of_an_empty_partition(client: ProtocolClient) -> Any:
     topic = client.topic()
     return [listed(client, topic, at) for at in (LATEST, EARLIEST, MAX_TIMESTAMP, 0, -4, -5)]
 
 
-@scenario
+@scenario()
 def special_times_in_old_versions(client: ProtocolClient) -> Any:
     topic = client.topic()
     client.fill(topic, batch(b"a", at_ms=1000))
@@ -51,7 +50,7 @@ def special_times_in_old_versions(client: ProtocolClient) -> Any:
     ]  # fmt: skip
 
 
-@scenario
+@scenario()
 def offsets_of_what_is_not_there(client: ProtocolClient) -> Any:
     topic = client.topic()
     return [
@@ -61,7 +60,7 @@ def offsets_of_what_is_not_there(client: ProtocolClient) -> Any:
     ]
 
 
-@scenario
+@scenario()
 def epochs_of_those_who_ask(client: ProtocolClient) -> Any:
     topic = client.topic()
     now = client.leader_epoch(topic)
@@ -75,7 +74,7 @@ def epochs_of_those_who_ask(client: ProtocolClient) -> Any:
     ]
 
 
-@scenario
+@scenario()
 def the_epoch_of_listed_offsets(client: ProtocolClient) -> Any:
     topic = client.topic()
     now = client.leader_epoch(topic)
@@ -88,7 +87,7 @@ def the_epoch_of_listed_offsets(client: ProtocolClient) -> Any:
     return empty, full, one(client.call(list_offsets(topic, 5000))).leader_epoch
 
 
-@scenario
+@scenario()
 def ends_of_epochs(client: ProtocolClient) -> Any:
     topic = client.topic()
     now = client.leader_epoch(topic)
@@ -104,7 +103,7 @@ def ends_of_epochs(client: ProtocolClient) -> Any:
     return answers
 
 
-@scenario
+@scenario()
 def deleting_records(client: ProtocolClient) -> Any:
     topic = client.topic()
     client.fill(topic, *(batch(b"a", b"b") for _ in range(5)))
@@ -119,7 +118,7 @@ def deleting_records(client: ProtocolClient) -> Any:
     return answers, client.produced(produce(topic, batch(b"next")))
 
 
-@scenario
+@scenario()
 def deleting_records_of_a_compacted_topic(client: ProtocolClient) -> Any:
     answers = []
     for policy in ("compact", "compact,delete"):
@@ -130,7 +129,7 @@ def deleting_records_of_a_compacted_topic(client: ProtocolClient) -> Any:
     return answers
 
 
-@scenario
+@scenario()
 def offsets_after_deleting_records(client: ProtocolClient) -> Any:
     topic = client.topic()
     client.fill(topic, *(batch(b"a", b"b", at_ms=at) for at in (1000, 2000, 3000)))
@@ -138,7 +137,7 @@ def offsets_after_deleting_records(client: ProtocolClient) -> Any:
     return [listed(client, topic, at) for at in (LATEST, EARLIEST, MAX_TIMESTAMP, 500, 1500, 2500)]
 
 
-@scenario
+@scenario()
 def producers_of_a_partition(client: ProtocolClient) -> Any:
     topic, pid = client.topic(), client.producer_id()
     client.fill(topic, batch(b"a", b"b", b"c", at_ms=77, producer=(pid, 0, 0)))
@@ -157,15 +156,13 @@ def producers_of_a_partition(client: ProtocolClient) -> Any:
     return describe(topic, 0), describe(topic, 5), describe("nowhere", 0)
 
 
-@scenario
+@scenario()
 def a_topic_made_anew_has_another_id(client: ProtocolClient) -> Any:
     topic = client.topic()
     old: UUID = client.ids[topic]
     client.fill(topic, batch(b"old"))
     client.call(delete(topic))
-    while created(client, create(topic))[0] == "TOPIC_ALREADY_EXISTS":
-        pass
-    client.wait_served(topic)
+    client.recreate_topic(topic)
     new = client.call(metadata(topic)).topics[0].topic_id
     return (
         old != new,

@@ -5,12 +5,13 @@ from __future__ import annotations
 import struct
 from typing import Any
 
+from conformance.scenario import scenario
 from penstock.records.batch import headers, read_header
 from penstock.records.record import BatchOptions, Record, encode
 from penstock.wire import encoder, request_header
 from penstock.wire.messages.init_producer_id import InitProducerIdRequest
 from penstock.wire.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from tests.broker.protocol_client import ProtocolClient, error_name, scenario
+from tests.broker.protocol_client import ProtocolClient, error_name
 from tests.broker.raw import RawClient
 from tests.broker.requests import (
     batch,
@@ -36,13 +37,13 @@ def one_by_one(client: ProtocolClient, topic: str, *batches: bytes) -> list[tupl
 # ---- damaged and odd batches -----------------------------------------------------------------
 
 
-@scenario
+@scenario()
 def offsets_are_given_one_after_the_other(client: ProtocolClient) -> Any:
     topic = client.topic()
     return one_by_one(client, topic, batch(b"a"), batch(b"b", b"c"), batch(b"d"))
 
 
-@scenario
+@scenario()
 def a_wrong_checksum(client: ProtocolClient) -> Any:
     topic = client.topic()
     damaged = bytearray(batch(b"hello"))
@@ -50,13 +51,13 @@ def a_wrong_checksum(client: ProtocolClient) -> Any:
     return one_by_one(client, topic, bytes(damaged), batch(b"good"))
 
 
-@scenario
+@scenario()
 def wrong_magic_numbers(client: ProtocolClient) -> Any:
     topic = client.topic()
     return one_by_one(client, topic, *(resealed(batch(b"x" * 99), magic=m) for m in (0, 1, 3, 127)))
 
 
-@scenario
+@scenario()
 def a_short_message_of_the_old_format(client: ProtocolClient) -> Any:
     topic = client.topic()
     # offset, size, crc, magic 1, attributes, timestamp, no key, a value of one byte
@@ -65,25 +66,25 @@ def a_short_message_of_the_old_format(client: ProtocolClient) -> Any:
     return one_by_one(client, topic, message)
 
 
-@scenario
+@scenario()
 def no_records_at_all(client: ProtocolClient) -> Any:
     return one_by_one(client, client.topic(), b"")
 
 
-@scenario
+@scenario()
 def a_batch_cut_short(client: ProtocolClient) -> Any:
     topic = client.topic()
     whole = batch(b"hello")
     return [error for error, _ in one_by_one(client, topic, *(whole[:n] for n in (5, 20, 61, 70)))]
 
 
-@scenario
+@scenario()
 def two_batches_for_one_partition(client: ProtocolClient) -> Any:
     topic = client.topic()
     return one_by_one(client, topic, batch(b"a") + batch(b"b"), batch(b"c"))
 
 
-@scenario
+@scenario()
 def counts_that_do_not_agree(client: ProtocolClient) -> Any:
     topic = client.topic()
     good = batch(b"a", b"b", b"c")
@@ -96,7 +97,7 @@ def counts_that_do_not_agree(client: ProtocolClient) -> Any:
     )
 
 
-@scenario
+@scenario()
 def attributes_that_are_the_brokers(client: ProtocolClient) -> Any:
     topic = client.topic()
     raw = encode([Record(n, 1000 + n, None, b"v") for n in range(3)])
@@ -110,14 +111,14 @@ def attributes_that_are_the_brokers(client: ProtocolClient) -> Any:
     )
 
 
-@scenario
+@scenario()
 def a_control_batch_from_a_client(client: ProtocolClient) -> Any:
     topic = client.topic()
     item = [Record(0, now_ms(), b"\0\0\0\0", b"\0\0\0\0\0\0")]
     return one_by_one(client, topic, encode(item, BatchOptions(control=True)))
 
 
-@scenario
+@scenario()
 def batches_up_to_the_limit(client: ProtocolClient) -> Any:
     topic = client.topic(max_message_bytes="1000")
     return one_by_one(client, topic, batch_of_size(1000), batch_of_size(1001), batch_of_size(999))
@@ -126,7 +127,7 @@ def batches_up_to_the_limit(client: ProtocolClient) -> Any:
 # ---- where they go ---------------------------------------------------------------------------
 
 
-@scenario
+@scenario()
 def unknown_topics_and_partitions(client: ProtocolClient) -> Any:
     topic = client.topic(2)
     return [
@@ -136,7 +137,7 @@ def unknown_topics_and_partitions(client: ProtocolClient) -> Any:
     ]
 
 
-@scenario
+@scenario()
 def topics_by_id(client: ProtocolClient) -> Any:
     topic = client.topic()
     unknown = type(client.ids[topic])(int=client.ids[topic].int ^ 1)
@@ -148,7 +149,7 @@ def topics_by_id(client: ProtocolClient) -> Any:
     ]
 
 
-@scenario
+@scenario()
 def good_and_bad_partitions_in_one_request(client: ProtocolClient) -> Any:
     topic = client.topic(3)
     answer = client.call(
@@ -158,7 +159,7 @@ def good_and_bad_partitions_in_one_request(client: ProtocolClient) -> Any:
     return sorted((p.index, error_name(p.error_code), p.base_offset) for p in parts)
 
 
-@scenario
+@scenario()
 def two_topics_in_one_request(client: ProtocolClient) -> Any:
     names = [client.topic(), client.topic(), "nowhere"]
     data = [
@@ -170,7 +171,7 @@ def two_topics_in_one_request(client: ProtocolClient) -> Any:
     return [(error_name(found[n].error_code), found[n].base_offset) for n in names]
 
 
-@scenario
+@scenario()
 def a_request_without_topics(client: ProtocolClient) -> Any:
     return client.call(ProduceRequest(acks=-1, timeout_ms=1000), 12).responses
 
@@ -178,13 +179,13 @@ def a_request_without_topics(client: ProtocolClient) -> Any:
 # ---- acks ------------------------------------------------------------------------------------
 
 
-@scenario
+@scenario()
 def numbers_of_acks(client: ProtocolClient) -> Any:
     topic = client.topic()
     return [client.produced(produce(topic, batch(), acks=n)) for n in (1, -1, 2, -2, 32767)]
 
 
-@scenario
+@scenario()
 def acks_0_has_no_answer(client: ProtocolClient) -> Any:
     topic = client.topic()
 
@@ -195,7 +196,7 @@ def acks_0_has_no_answer(client: ProtocolClient) -> Any:
     return client.outcome_of(send)
 
 
-@scenario
+@scenario()
 def acks_0_that_fails_cuts_the_connection(client: ProtocolClient) -> Any:
     topic = client.topic()
 
@@ -209,7 +210,7 @@ def acks_0_that_fails_cuts_the_connection(client: ProtocolClient) -> Any:
 # ---- versions and codecs ---------------------------------------------------------------------
 
 
-@scenario
+@scenario()
 def zstd_needs_version_7(client: ProtocolClient) -> Any:
     topic = client.topic()
     return [
@@ -218,7 +219,7 @@ def zstd_needs_version_7(client: ProtocolClient) -> Any:
     ]
 
 
-@scenario
+@scenario()
 def every_codec_in_every_version(client: ProtocolClient) -> Any:
     topic = client.topic()
     return [
@@ -228,7 +229,7 @@ def every_codec_in_every_version(client: ProtocolClient) -> Any:
     ]
 
 
-@scenario
+@scenario()
 def versions_that_are_not_offered(client: ProtocolClient) -> Any:
     topic = client.topic()
 
@@ -246,7 +247,7 @@ def versions_that_are_not_offered(client: ProtocolClient) -> Any:
 # ---- timestamps ------------------------------------------------------------------------------
 
 
-@scenario
+@scenario()
 def timestamps_far_away(client: ProtocolClient) -> Any:
     topic = client.topic(
         message_timestamp_before_max_ms="60000", message_timestamp_after_max_ms="60000"
@@ -256,14 +257,14 @@ def timestamps_far_away(client: ProtocolClient) -> Any:
     return one_by_one(client, topic, *(batch(at_ms=stamp) for stamp in stamps))
 
 
-@scenario
+@scenario()
 def timestamps_by_default(client: ProtocolClient) -> Any:
     topic = client.topic()
     now = now_ms()
     return one_by_one(client, topic, *(batch(at_ms=at) for at in (0, 1, now + DAY_MS, -1)))
 
 
-@scenario
+@scenario()
 def an_old_record_among_new_ones(client: ProtocolClient) -> Any:
     topic = client.topic(message_timestamp_before_max_ms="60000")
     now = now_ms()
@@ -271,7 +272,7 @@ def an_old_record_among_new_ones(client: ProtocolClient) -> Any:
     return one_by_one(client, topic, mixed)
 
 
-@scenario
+@scenario()
 def append_time_takes_any_timestamp(client: ProtocolClient) -> Any:
     topic = client.topic(message_timestamp_type="LogAppendTime")
     before = now_ms()
@@ -287,7 +288,7 @@ def append_time_takes_any_timestamp(client: ProtocolClient) -> Any:
     )
 
 
-@scenario
+@scenario()
 def create_time_tells_no_append_time(client: ProtocolClient) -> Any:
     topic = client.topic()
     answer = one(client.call(produce(topic, batch(b"a", at_ms=5)), 12))
@@ -298,7 +299,7 @@ def create_time_tells_no_append_time(client: ProtocolClient) -> Any:
 # ---- compacted topics ------------------------------------------------------------------------
 
 
-@scenario
+@scenario()
 def compacted_topics_need_keys(client: ProtocolClient) -> Any:
     topic = client.topic(cleanup_policy="compact")
     mixed = encode([Record(0, now_ms(), b"k", b"v"), Record(1, now_ms(), None, b"v")])
@@ -315,7 +316,7 @@ def compacted_topics_need_keys(client: ProtocolClient) -> Any:
     )
 
 
-@scenario
+@scenario()
 def which_record_has_no_key(client: ProtocolClient) -> Any:
     topic = client.topic(cleanup_policy="compact")
     mixed = encode([Record(n, now_ms(), b"k" if n != 1 else None, b"v") for n in range(3)])
@@ -326,7 +327,7 @@ def which_record_has_no_key(client: ProtocolClient) -> Any:
 # ---- idempotent producers --------------------------------------------------------------------
 
 
-@scenario
+@scenario()
 def sequences_in_order(client: ProtocolClient) -> Any:
     topic, pid = client.topic(), client.producer_id()
     return one_by_one(
@@ -338,7 +339,7 @@ def sequences_in_order(client: ProtocolClient) -> Any:
     )
 
 
-@scenario
+@scenario()
 def duplicates_get_their_first_offset(client: ProtocolClient) -> Any:
     topic, pid = client.topic(), client.producer_id()
     batches = [batch(b"%d" % n, producer=(pid, 0, n)) for n in range(5)]
@@ -348,14 +349,14 @@ def duplicates_get_their_first_offset(client: ProtocolClient) -> Any:
     return first, again, stored
 
 
-@scenario
+@scenario()
 def a_duplicate_older_than_the_last_five(client: ProtocolClient) -> Any:
     topic, pid = client.topic(), client.producer_id()
     batches = [batch(b"%d" % n, producer=(pid, 0, n)) for n in range(7)]
     return one_by_one(client, topic, *batches), one_by_one(client, topic, batches[1], batches[2])
 
 
-@scenario
+@scenario()
 def gaps_and_steps_back_in_the_sequence(client: ProtocolClient) -> Any:
     topic, pid = client.topic(), client.producer_id()
     return one_by_one(
@@ -369,7 +370,7 @@ def gaps_and_steps_back_in_the_sequence(client: ProtocolClient) -> Any:
     )
 
 
-@scenario
+@scenario()
 def a_new_producer_may_begin_anywhere(client: ProtocolClient) -> Any:
     topic, pid = client.topic(), client.producer_id()
     return one_by_one(
@@ -381,7 +382,7 @@ def a_new_producer_may_begin_anywhere(client: ProtocolClient) -> Any:
     )
 
 
-@scenario
+@scenario()
 def a_batch_of_another_shape_is_no_duplicate(client: ProtocolClient) -> Any:
     topic, pid = client.topic(), client.producer_id()
     return one_by_one(
@@ -395,7 +396,7 @@ def a_batch_of_another_shape_is_no_duplicate(client: ProtocolClient) -> Any:
     )
 
 
-@scenario
+@scenario()
 def epochs_of_a_producer(client: ProtocolClient) -> Any:
     topic, pid = client.topic(), client.producer_id()
     return one_by_one(
@@ -410,7 +411,7 @@ def epochs_of_a_producer(client: ProtocolClient) -> Any:
     )
 
 
-@scenario
+@scenario()
 def sequences_wrap_around(client: ProtocolClient) -> Any:
     topic, pid = client.topic(), client.producer_id()
     top = 0x7FFFFFFF
@@ -424,7 +425,7 @@ def sequences_wrap_around(client: ProtocolClient) -> Any:
     )
 
 
-@scenario
+@scenario()
 def partitions_count_sequences_apart(client: ProtocolClient) -> Any:
     topic, pid = client.topic(2), client.producer_id()
     return [
@@ -433,7 +434,7 @@ def partitions_count_sequences_apart(client: ProtocolClient) -> Any:
     ]
 
 
-@scenario
+@scenario()
 def idempotent_batches_need_epoch_and_sequence(client: ProtocolClient) -> Any:
     topic, pid = client.topic(), client.producer_id()
     return one_by_one(
@@ -441,7 +442,7 @@ def idempotent_batches_need_epoch_and_sequence(client: ProtocolClient) -> Any:
     )
 
 
-@scenario
+@scenario()
 def producer_ids_are_new_each_time(client: ProtocolClient) -> Any:
     first = client.call(new_producer())
     second = client.call(new_producer())
@@ -455,13 +456,13 @@ def producer_ids_are_new_each_time(client: ProtocolClient) -> Any:
     )
 
 
-@scenario
+@scenario()
 def an_empty_transactional_id(client: ProtocolClient) -> Any:
     request = InitProducerIdRequest(transactional_id="", transaction_timeout_ms=1000)
     return error_name(client.call(request, 4).error_code)
 
 
-@scenario
+@scenario()
 def a_producer_id_without_its_epoch(client: ProtocolClient) -> Any:
     return [
         error_name(client.call(new_producer(id_, epoch), 4).error_code)
@@ -469,7 +470,7 @@ def a_producer_id_without_its_epoch(client: ProtocolClient) -> Any:
     ]
 
 
-@scenario
+@scenario()
 def deleted_records_and_the_producer_that_wrote_them(client: ProtocolClient) -> Any:
     topic, pid = client.topic(), client.producer_id()
     first = one_by_one(client, topic, batch(b"a", producer=(pid, 0, 0)))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from time import monotonic
 from typing import Any, Final
 
+from conformance.scenario import scenario
 from penstock.wire.messages.alter_client_quotas import RequestEntryData
-from tests.broker.protocol_client import READY_TIMEOUT_S, ProtocolClient, error_name, scenario
+from tests.broker.protocol_client import READY_TIMEOUT_S, ProtocolClient, error_name
 from tests.broker.quota_requests import (
     ANY,
     CLIENT,
@@ -54,7 +55,7 @@ def wait_for(client: ProtocolClient, count: int, *parts: tuple[str, int, str | N
         assert monotonic() < deadline
 
 
-@scenario
+@scenario()
 def quotas_set_shown_and_removed(client: ProtocolClient) -> Any:
     end = new_name("-")
     alice, app = f"alice{end}", f"app{end}"
@@ -101,7 +102,7 @@ def quotas_set_shown_and_removed(client: ProtocolClient) -> Any:
     return outcomes
 
 
-@scenario
+@scenario()
 def quotas_that_cannot_be_set(client: ProtocolClient) -> Any:
     name = new_name()
     rate = {"producer_byte_rate": PLENTY}
@@ -117,7 +118,7 @@ def quotas_that_cannot_be_set(client: ProtocolClient) -> Any:
     ]
 
 
-@scenario
+@scenario()
 def quotas_asked_for_in_odd_ways(client: ProtocolClient) -> Any:
     return [
         described(client, ("", ANY, None)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from time import monotonic
 from typing import Any
 
+from conformance.scenario import scenario
 from penstock.records.batch import headers
 from penstock.records.record import BatchOptions, Record, encode
 from penstock.wire import Message
@@ -16,7 +17,7 @@ from penstock.wire.messages.describe_producers import DescribeProducersRequest, 
 from penstock.wire.messages.end_txn import EndTxnRequest
 from penstock.wire.messages.find_coordinator import FindCoordinatorRequest
 from penstock.wire.messages.init_producer_id import InitProducerIdRequest
-from tests.broker.protocol_client import READY_TIMEOUT_S, ProtocolClient, error_name, scenario
+from tests.broker.protocol_client import READY_TIMEOUT_S, ProtocolClient, error_name
 from tests.broker.requests import batch, fetch, list_offsets, new_name, now_ms, one, produce
 
 TRANSACTION = 1
@@ -166,7 +167,7 @@ def offset_at(client: ProtocolClient, topic: str, timestamp: int, level: int) ->
     return error_name(part.error_code), part.offset
 
 
-@scenario
+@scenario()
 def reading_while_transactions_are_open(client: ProtocolClient) -> Any:
     topic = client.topic()
     first, second = writers = [Writer(client, topic, number) for number in range(2)]
@@ -197,7 +198,7 @@ def reading_while_transactions_are_open(client: ProtocolClient) -> Any:
     return answers
 
 
-@scenario
+@scenario()
 def reading_many_aborted_transactions(client: ProtocolClient) -> Any:
     topic = client.topic()
     writers = [Writer(client, topic, number) for number in range(3)]
@@ -221,7 +222,7 @@ def reading_many_aborted_transactions(client: ProtocolClient) -> Any:
     return end, answers
 
 
-@scenario
+@scenario()
 def writing_beside_an_open_transaction(client: ProtocolClient) -> Any:
     topic = client.topic()
     writer = Writer(client, topic)

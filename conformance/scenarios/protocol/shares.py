@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import Any
 
+from conformance.scenario import scenario
 from penstock.wire.messages.find_coordinator import FindCoordinatorRequest
 from penstock.wire.messages.share_group_heartbeat import ShareGroupHeartbeatRequest
-from tests.broker.protocol_client import READY_TIMEOUT_S, ProtocolClient, error_name, scenario
+from tests.broker.protocol_client import READY_TIMEOUT_S, ProtocolClient, error_name
 from tests.broker.requests import batch, new_name
 from tests.broker.shares.members import (
     ACCEPT,
@@ -67,7 +68,7 @@ def takers(client: ProtocolClient, *sizes: int, count: int = 1) -> Iterator[list
             member.client.close()
 
 
-@scenario
+@scenario()
 def share_answers(client: ProtocolClient) -> Any:
     """Each record fares as it was answered for."""
     with takers(client, 6, 2) as (one,):
@@ -79,7 +80,7 @@ def share_answers(client: ProtocolClient) -> Any:
         return seen, again.acknowledge_error, again.acquired
 
 
-@scenario
+@scenario()
 def share_wrong_answers(client: ProtocolClient) -> Any:
     """Answers that are none, or for what is not held."""
     wrong: list[list[Answer]] = [
@@ -103,7 +104,7 @@ def share_wrong_answers(client: ProtocolClient) -> Any:
         return answers, fetched, foreign, taken
 
 
-@scenario
+@scenario()
 def share_sessions(client: ProtocolClient) -> Any:
     """A session has its epochs."""
     with takers(client, 3) as (one,):
@@ -124,7 +125,7 @@ def share_sessions(client: ProtocolClient) -> Any:
         return before, after
 
 
-@scenario
+@scenario()
 def share_goodbye_and_loss(client: ProtocolClient) -> Any:
     """What a session had when it ended goes to others."""
     results = []
@@ -141,7 +142,7 @@ def share_goodbye_and_loss(client: ProtocolClient) -> Any:
     return results
 
 
-@scenario
+@scenario()
 def share_how_much(client: ProtocolClient) -> Any:
     """Whole batches, or as many records as asked for."""
     with takers(client, 10, 10, 10, count=3) as (one, other, third):
@@ -151,7 +152,7 @@ def share_how_much(client: ProtocolClient) -> Any:
         return strict, whole, rest
 
 
-@scenario
+@scenario()
 def share_renewals(client: ProtocolClient) -> Any:
     """More time for a record, and what must not come with asking for it."""
     with takers(client, 3) as (one,):
@@ -165,7 +166,7 @@ def share_renewals(client: ProtocolClient) -> Any:
         return taken, fetched, both
 
 
-@scenario
+@scenario()
 def share_lag(client: ProtocolClient) -> Any:
     """How many records are not finished."""
     with takers(client, 10) as (one,):

@@ -6,6 +6,7 @@ from time import monotonic
 from typing import Any
 from uuid import uuid4
 
+from conformance.scenario import scenario
 from penstock.wire.messages.alter_configs import AlterableConfig as WholeConfig
 from penstock.wire.messages.alter_configs import AlterConfigsRequest
 from penstock.wire.messages.alter_configs import AlterConfigsResource as WholeResource
@@ -42,7 +43,6 @@ from tests.broker.protocol_client import (
     ProtocolClient,
     error_name,
     listed,
-    scenario,
 )
 from tests.broker.requests import (
     APPEND,
@@ -70,7 +70,7 @@ def created(client: ProtocolClient, request: CreateTopicsRequest) -> tuple[str, 
 # ---- creating --------------------------------------------------------------------------------
 
 
-@scenario
+@scenario()
 def numbers_of_partitions_and_replicas(client: ProtocolClient) -> Any:
     return [
         created(client, create(new_name(), partitions, replicas))
@@ -80,7 +80,7 @@ def numbers_of_partitions_and_replicas(client: ProtocolClient) -> Any:
     ]  # fmt: skip
 
 
-@scenario
+@scenario()
 def names_of_topics(client: ProtocolClient) -> Any:
     unique = uuid4().hex
     names = [
@@ -92,7 +92,7 @@ def names_of_topics(client: ProtocolClient) -> Any:
     return answers
 
 
-@scenario
+@scenario()
 def names_that_collide(client: ProtocolClient) -> Any:
     base = uuid4().hex
     return [
@@ -101,7 +101,7 @@ def names_that_collide(client: ProtocolClient) -> Any:
     ]
 
 
-@scenario
+@scenario()
 def only_validated(client: ProtocolClient) -> Any:
     name = new_name()
     first = created(client, create(name, 4, validate_only=True))
@@ -112,7 +112,7 @@ def only_validated(client: ProtocolClient) -> Any:
     return first, error_name(told), bad, there
 
 
-@scenario
+@scenario()
 def a_topic_twice_in_one_request(client: ProtocolClient) -> Any:
     name = new_name()
     wanted = [CreatableTopic(name=name, num_partitions=1, replication_factor=1) for _ in range(2)]
@@ -120,7 +120,7 @@ def a_topic_twice_in_one_request(client: ProtocolClient) -> Any:
     return [error_name(result.error_code) for result in answer.topics]
 
 
-@scenario
+@scenario()
 def settings_at_creation(client: ProtocolClient) -> Any:
     cases: list[tuple[str, str | None]] = [
         ("retention.ms", "1000"), ("retention.ms", "x"), ("retention.ms", "-2"),
@@ -150,7 +150,7 @@ def settings_at_creation(client: ProtocolClient) -> Any:
     return answers
 
 
-@scenario
+@scenario()
 def assignments_at_creation(client: ProtocolClient) -> Any:
     cases: list[tuple[int, int, dict[int, list[int]]]] = [
         (-1, -1, {0: [1], 1: [1]}), (2, -1, {0: [1], 1: [1]}), (-1, 1, {0: [1]}),
@@ -172,7 +172,7 @@ def assignments_at_creation(client: ProtocolClient) -> Any:
     return answers
 
 
-@scenario
+@scenario()
 def what_creation_tells(client: ProtocolClient) -> Any:
     name = new_name()
     result = client.call(create(name, 3, retention_ms="5000")).topics[0]
@@ -192,7 +192,7 @@ def what_creation_tells(client: ProtocolClient) -> Any:
 # ---- metadata --------------------------------------------------------------------------------
 
 
-@scenario
+@scenario()
 def metadata_of_what_is_not_there(client: ProtocolClient) -> Any:
     return [
         error_name(client.call(metadata(name)).topics[0].error_code)
@@ -200,7 +200,7 @@ def metadata_of_what_is_not_there(client: ProtocolClient) -> Any:
     ]
 
 
-@scenario
+@scenario()
 def metadata_by_name_and_id_at_once(client: ProtocolClient) -> Any:
     topic = client.topic()
     both = MetadataRequest(
@@ -223,7 +223,7 @@ def metadata_by_name_and_id_at_once(client: ProtocolClient) -> Any:
     )
 
 
-@scenario
+@scenario()
 def no_topics_and_all_topics(client: ProtocolClient) -> Any:
     topic = client.topic()
     everything = MetadataRequest(topics=None)
@@ -237,7 +237,7 @@ def no_topics_and_all_topics(client: ProtocolClient) -> Any:
     ]  # fmt: skip
 
 
-@scenario
+@scenario()
 def topics_made_by_asking_for_them(client: ProtocolClient) -> Any:
     base = uuid4().hex
     answers = []
@@ -251,7 +251,7 @@ def topics_made_by_asking_for_them(client: ProtocolClient) -> Any:
     return answers
 
 
-@scenario
+@scenario()
 def who_does_not_make_topics(client: ProtocolClient) -> Any:
     """Neither a producer nor a consumer makes a topic, and Metadata only where it is allowed."""
     name, id_ = new_name(), uuid4()
@@ -265,7 +265,7 @@ def who_does_not_make_topics(client: ProtocolClient) -> Any:
     ]
 
 
-@scenario
+@scenario()
 def the_cluster(client: ProtocolClient) -> Any:
     answer = client.call(DescribeClusterRequest(endpoint_type=1))
     controllers = client.call(DescribeClusterRequest(endpoint_type=2))
@@ -281,12 +281,12 @@ def the_cluster(client: ProtocolClient) -> Any:
     )
 
 
-@scenario
+@scenario()
 def pages_of_partitions(client: ProtocolClient) -> Any:
     prefix = f"zz{uuid4().hex}"
-    names = [
-        client.topic(partitions, name=f"{prefix}-{n}") for n, partitions in enumerate((2, 3, 1))
-    ]
+    names = [f"{prefix}-{number}" for number in range(3)]
+    for name, partitions in zip(names, (2, 3, 1), strict=True):
+        client.create_topic(name, partitions)
     pages = []
     cursor = None
     while True:
@@ -319,7 +319,7 @@ def deleted(client: ProtocolClient, request: DeleteTopicsRequest) -> list[str]:
     return [error_name(result.error_code) for result in client.call(request).responses]
 
 
-@scenario
+@scenario()
 def deleting_topics(client: ProtocolClient) -> Any:
     by_name, by_id = client.topic(), client.topic()
     both = DeleteTopicState(name=by_name, topic_id=client.ids[by_name])
@@ -335,13 +335,13 @@ def deleting_topics(client: ProtocolClient) -> Any:
     ]
 
 
-@scenario
+@scenario()
 def deleting_a_topic_twice_at_once(client: ProtocolClient) -> Any:
     topic = client.topic()
     return deleted(client, delete(topic, topic)), deleted(client, delete(topic))
 
 
-@scenario
+@scenario()
 def more_partitions(client: ProtocolClient) -> Any:
     topic = client.topic(2)
     answers = []
@@ -363,7 +363,7 @@ def more_partitions(client: ProtocolClient) -> Any:
     return answers
 
 
-@scenario
+@scenario()
 def more_partitions_only_validated(client: ProtocolClient) -> Any:
     topic = client.topic()
     wanted = [CreatePartitionsTopic(name=topic, count=5, assignments=None)]
@@ -401,7 +401,7 @@ def settings_become(client: ProtocolClient, topic: str, **expected: str) -> Told
             return told
 
 
-@scenario
+@scenario()
 def settings_set_and_unset(client: ProtocolClient) -> Any:
     topic = client.topic(retention_ms="1000", cleanup_policy="delete")
     now = {"retention_ms": "1000", "max_message_bytes": "1048588", "cleanup_policy": "delete"}
@@ -423,7 +423,7 @@ def settings_set_and_unset(client: ProtocolClient) -> Any:
     return states
 
 
-@scenario
+@scenario()
 def settings_that_are_refused(client: ProtocolClient) -> Any:
     topic = client.topic()
     return [
@@ -440,7 +440,7 @@ def settings_that_are_refused(client: ProtocolClient) -> Any:
     ]
 
 
-@scenario
+@scenario()
 def settings_only_validated(client: ProtocolClient) -> Any:
     topic = client.topic()
     return [
@@ -451,7 +451,7 @@ def settings_only_validated(client: ProtocolClient) -> Any:
     ]
 
 
-@scenario
+@scenario()
 def the_same_resource_twice(client: ProtocolClient) -> Any:
     topic = client.topic()
     resources = [
@@ -468,7 +468,7 @@ def the_same_resource_twice(client: ProtocolClient) -> Any:
     )
 
 
-@scenario
+@scenario()
 def settings_replaced_as_a_whole(client: ProtocolClient) -> Any:
     topic = client.topic(retention_ms="1000")
     answers = []
@@ -489,7 +489,7 @@ def settings_replaced_as_a_whole(client: ProtocolClient) -> Any:
     return answers
 
 
-@scenario
+@scenario()
 def settings_of_odd_resources(client: ProtocolClient) -> Any:
     topic = client.topic()
     answers = []
@@ -502,7 +502,7 @@ def settings_of_odd_resources(client: ProtocolClient) -> Any:
     return answers
 
 
-@scenario
+@scenario()
 def which_settings_are_described(client: ProtocolClient) -> Any:
     topic = client.topic()
     counts = []
@@ -515,7 +515,7 @@ def which_settings_are_described(client: ProtocolClient) -> Any:
     return counts
 
 
-@scenario
+@scenario()
 def synonyms_and_documentation(client: ProtocolClient) -> Any:
     topic = client.topic(retention_ms="5")
     resource = DescribeConfigsResource(

@@ -12,6 +12,7 @@ from time import monotonic
 from typing import Any, Final
 from uuid import uuid4
 
+from conformance.scenario import scenario
 from penstock.broker.transactions.state import NO_IDS, Ids
 from penstock.records import record
 from penstock.records.record import BatchOptions
@@ -24,7 +25,7 @@ from penstock.wire.messages.describe_transactions import DescribeTransactionsReq
 from penstock.wire.messages.find_coordinator import FindCoordinatorRequest
 from penstock.wire.messages.init_producer_id import InitProducerIdRequest
 from penstock.wire.messages.list_transactions import ListTransactionsRequest
-from tests.broker.protocol_client import READY_TIMEOUT_S, ProtocolClient, error_name, scenario
+from tests.broker.protocol_client import READY_TIMEOUT_S, ProtocolClient, error_name
 from tests.broker.requests import batch, one, produce
 from tests.broker.transactions.raw_producer import RawProducer
 
@@ -99,19 +100,19 @@ def wait_for_state(producer: RawProducer, state: str) -> None:
 # ---- beginning ---------------------------------------------------------------------------
 
 
-@scenario
+@scenario()
 def txn_bad_timeouts(client: ProtocolClient) -> Any:
     producer = started(client)
     return [init(producer, timeout_ms=t)[0] for t in (0, -1, 900_000, 900_001)]
 
 
-@scenario
+@scenario()
 def txn_epochs_of_one_id(client: ProtocolClient) -> Any:
     producer = fresh(client)
     return [init(producer) for _ in range(3)]
 
 
-@scenario
+@scenario()
 def txn_a_producer_says_who_it_was(client: ProtocolClient) -> Any:
     producer = started(client)
     first = producer.ids
@@ -124,12 +125,12 @@ def txn_a_producer_says_who_it_was(client: ProtocolClient) -> Any:
     return answers
 
 
-@scenario
+@scenario()
 def txn_an_unknown_id_with_ids(client: ProtocolClient) -> Any:
     return init(fresh(client), expected=Ids(1_000_000, 5))
 
 
-@scenario
+@scenario()
 def txn_half_of_the_ids(client: ProtocolClient) -> Any:
     producer = fresh(client)
     return [init(producer, expected=Ids(*ids)) for ids in ((5, -1), (-1, 5))]
@@ -158,7 +159,7 @@ def codes_of_everything(client: ProtocolClient, producer: RawProducer, topic: st
     return codes
 
 
-@scenario
+@scenario()
 def txn_an_unknown_transactional_id(client: ProtocolClient) -> Any:
     topic = client.topic()
     producer = fresh(client)
@@ -166,28 +167,28 @@ def txn_an_unknown_transactional_id(client: ProtocolClient) -> Any:
     return codes_of_everything(client, producer, topic)
 
 
-@scenario
+@scenario()
 def txn_a_foreign_producer_id(client: ProtocolClient) -> Any:
     topic, producer = client.topic(), started(client)
     producer.ids = Ids(producer.ids.producer_id + 1_000_000, 0)
     return codes_of_everything(client, producer, topic)
 
 
-@scenario
+@scenario()
 def txn_a_zombie(client: ProtocolClient) -> Any:
     topic, zombie = client.topic(), started(client)
     started(client, name=zombie.name)
     return codes_of_everything(client, zombie, topic)
 
 
-@scenario
+@scenario()
 def txn_an_epoch_from_the_future(client: ProtocolClient) -> Any:
     topic, producer = client.topic(), started(client)
     producer.ids = Ids(producer.ids.producer_id, producer.ids.epoch + 1)
     return codes_of_everything(client, producer, topic)
 
 
-@scenario
+@scenario()
 def txn_an_empty_id(client: ProtocolClient) -> Any:
     topic, producer = client.topic(), started(client)
     producer.name = ""
@@ -198,7 +199,7 @@ def txn_an_empty_id(client: ProtocolClient) -> Any:
     ]
 
 
-@scenario
+@scenario()
 def txn_what_the_predecessor_left_open_is_aborted(client: ProtocolClient) -> Any:
     topic, first = client.topic(), started(client)
     sent = send(first, topic)
@@ -210,7 +211,7 @@ def txn_what_the_predecessor_left_open_is_aborted(client: ProtocolClient) -> Any
 # ---- writing -----------------------------------------------------------------------------
 
 
-@scenario
+@scenario()
 def txn_a_write_that_was_not_announced(client: ProtocolClient) -> Any:
     topic = client.topic()
     answers = []
@@ -221,7 +222,7 @@ def txn_a_write_that_was_not_announced(client: ProtocolClient) -> Any:
     return answers
 
 
-@scenario
+@scenario()
 def txn_offsets_that_were_not_announced(client: ProtocolClient) -> Any:
     topic = client.topic()
     answers = []
@@ -232,7 +233,7 @@ def txn_offsets_that_were_not_announced(client: ProtocolClient) -> Any:
     return answers
 
 
-@scenario
+@scenario()
 def txn_partitions_that_are_not_there(client: ProtocolClient) -> Any:
     topic, producer = client.topic(), started(client, "older")
     request = AddPartitionsToTxnRequest(
@@ -260,20 +261,20 @@ def transactional(ids: Ids) -> bytes:
     return record.simple_batch([b"x"], timestamp_ms=1_700_000_000_000, options=options)
 
 
-@scenario
+@scenario()
 def txn_transactional_records_without_an_id(client: ProtocolClient) -> Any:
     topic, producer = client.topic(), started(client)
     return error_name(one(client.call(produce(topic, transactional(producer.ids)), 12)).error_code)
 
 
-@scenario
+@scenario()
 def txn_plain_records_with_an_id(client: ProtocolClient) -> Any:
     topic, producer = client.topic(), started(client)
     request = produce(topic, batch(b"plain"), transactional_id=producer.name)
     return error_name(one(client.call(request, 12)).error_code)
 
 
-@scenario
+@scenario()
 def txn_plain_records_in_an_open_transaction(client: ProtocolClient) -> Any:
     topic, producer = client.topic(), started(client)
     sent = send(producer, topic)
@@ -285,13 +286,13 @@ def txn_plain_records_in_an_open_transaction(client: ProtocolClient) -> Any:
 # ---- ending ------------------------------------------------------------------------------
 
 
-@scenario
+@scenario()
 def txn_the_older_form_ends_nothing(client: ProtocolClient) -> Any:
     producer = started(client, "older")
     return ended(producer, commit=True), ended(producer, commit=False)
 
 
-@scenario
+@scenario()
 def txn_the_newer_form_ends_nothing(client: ProtocolClient) -> Any:
     producer = started(client)
     answers = [ended(producer, commit=commit) for commit in (True, False, False, True)]
@@ -301,7 +302,7 @@ def txn_the_newer_form_ends_nothing(client: ProtocolClient) -> Any:
     return answers
 
 
-@scenario
+@scenario()
 def txn_ends_in_the_older_form_are_repeated(client: ProtocolClient) -> Any:
     topic, producer = client.topic(), started(client, "older")
     answers = []
@@ -311,7 +312,7 @@ def txn_ends_in_the_older_form_are_repeated(client: ProtocolClient) -> Any:
     return answers
 
 
-@scenario
+@scenario()
 def txn_ends_in_the_newer_form_are_repeated(client: ProtocolClient) -> Any:
     topic, producer = client.topic(), started(client)
     answers: list[Any] = []
@@ -328,7 +329,7 @@ def txn_ends_in_the_newer_form_are_repeated(client: ProtocolClient) -> Any:
     return answers
 
 
-@scenario
+@scenario()
 def txn_one_that_took_too_long(client: ProtocolClient) -> Any:
     topic, producer = client.topic(), fresh(client)
     init(producer, timeout_ms=50)
@@ -342,7 +343,7 @@ def txn_one_that_took_too_long(client: ProtocolClient) -> Any:
 # ---- questions ---------------------------------------------------------------------------
 
 
-@scenario
+@scenario()
 def txn_descriptions(client: ProtocolClient) -> Any:
     topic, producer = client.topic(2), started(client)
 
@@ -374,7 +375,7 @@ def txn_descriptions(client: ProtocolClient) -> Any:
     return answers, strange
 
 
-@scenario
+@scenario()
 def txn_listings(client: ProtocolClient) -> Any:
     topic, idle, busy = client.topic(), started(client), started(client)
     send(busy, topic)
@@ -403,7 +404,7 @@ def txn_listings(client: ProtocolClient) -> Any:
     ]
 
 
-@scenario
+@scenario()
 def txn_init_with_a_null_or_known_name(client: ProtocolClient) -> Any:
     request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=-5)
     answer = client.call(request, INIT_VERSION)
