@@ -37,7 +37,7 @@ def fetched(client: ProtocolClient, request: Any, version: int = 12) -> Any:
 
 
 @scenario()
-def fetching_from_everywhere(client: ProtocolClient) -> Any:
+def fetching_from_every_offset(client: ProtocolClient) -> Any:
     topic = client.topic()
     client.fill(topic, batch(b"a"), batch(b"b", b"c"), batch(b"d"))
     client.call(delete_records(topic, 1))
@@ -45,7 +45,7 @@ def fetching_from_everywhere(client: ProtocolClient) -> Any:
 
 
 @scenario()
-def fetching_what_is_not_there(client: ProtocolClient) -> Any:
+def fetching_unknown_partitions(client: ProtocolClient) -> Any:
     topic = client.topic()
     return [
         fetched(client, fetch("nowhere")),
@@ -67,7 +67,7 @@ def fetching_by_id(client: ProtocolClient) -> Any:
 
 
 @scenario()
-def epochs_of_readers(client: ProtocolClient) -> Any:
+def leader_epochs_of_fetches(client: ProtocolClient) -> Any:
     topic = client.topic()
     client.fill(topic, batch(b"a"))
     now = client.leader_epoch(topic)
@@ -75,7 +75,7 @@ def epochs_of_readers(client: ProtocolClient) -> Any:
 
 
 @scenario()
-def the_first_batch_comes_whole(client: ProtocolClient) -> Any:
+def the_first_batch_is_returned_whole(client: ProtocolClient) -> Any:
     topic = client.topic()
     client.fill(topic, batch_of_size(500), batch_of_size(500), batch_of_size(500))
     sizes = []
@@ -91,7 +91,7 @@ def the_first_batch_comes_whole(client: ProtocolClient) -> Any:
 
 
 @scenario()
-def only_the_first_partition_exceeds_its_share(client: ProtocolClient) -> Any:
+def only_the_first_partition_exceeds_its_limit(client: ProtocolClient) -> Any:
     topic = client.topic(2)
     for number in (0, 1):
         client.produced(produce(topic, {number: batch_of_size(500)}))
@@ -101,7 +101,7 @@ def only_the_first_partition_exceeds_its_share(client: ProtocolClient) -> Any:
 
 
 @scenario()
-def waiting_in_vain(client: ProtocolClient) -> Any:
+def nothing_arrives_in_time(client: ProtocolClient) -> Any:
     topic = client.topic()
     return [fetched(client, fetch(topic, max_wait_ms=wait)) for wait in (0, 1, 50)]
 
@@ -117,7 +117,7 @@ def empty_records_and_aborted_transactions(client: ProtocolClient) -> Any:
 
 
 @scenario()
-def no_topics_at_all(client: ProtocolClient) -> Any:
+def a_fetch_without_topics(client: ProtocolClient) -> Any:
     answer = client.call(fetch(None), 12)
     return error_name(answer.error_code), answer.responses, answer.session_id
 
@@ -183,7 +183,7 @@ def a_session_without_partitions_ends(client: ProtocolClient) -> Any:
 
 
 @scenario()
-def those_served_go_to_the_end_of_the_session(client: ProtocolClient) -> Any:
+def partitions_of_a_session_take_turns(client: ProtocolClient) -> Any:
     topic = client.topic(3)
     for number in range(3):
         client.fill_partition(topic, number, *(batch_of_size(500) for _ in range(4)))
@@ -199,7 +199,7 @@ def those_served_go_to_the_end_of_the_session(client: ProtocolClient) -> Any:
 
 
 @scenario()
-def a_session_begun_anew(client: ProtocolClient) -> Any:
+def a_session_is_replaced(client: ProtocolClient) -> Any:
     topic = client.topic(2)
     first = client.call(fetch(topic, {0: 0, 1: 0}, session=(0, 0)), 12)
     second = client.call(fetch(topic, {1: 0}, session=(first.session_id, 0)), 12)
@@ -224,7 +224,7 @@ def names_and_ids_in_one_session(client: ProtocolClient) -> Any:
 
 
 @scenario()
-def errors_are_told_again_in_a_session(client: ProtocolClient) -> Any:
+def errors_are_repeated_in_a_session(client: ProtocolClient) -> Any:
     topic = client.topic()
     client.fill(topic, batch(b"a"))
     first = client.call(fetch(topic, {0: 0, 5: 0}, session=(0, 0)), 12)
@@ -248,7 +248,7 @@ def api_versions_too_new(client: ProtocolClient) -> Any:
 
 
 @scenario()
-def api_versions_of_a_nameless_client(client: ProtocolClient) -> Any:
+def client_names_in_api_versions(client: ProtocolClient) -> Any:
     answers = []
     for name, version in (("", ""), ("ok", "1.0"), ("-bad", "1"), ("ok", "b@d"), ("a b", "1")):
         request = ApiVersionsRequest(client_software_name=name, client_software_version=version)
@@ -261,7 +261,7 @@ def _asked_versions(request: ApiVersionsRequest, connection: RawClient) -> str:
 
 
 @scenario()
-def apis_and_versions_that_are_not_there(client: ProtocolClient) -> Any:
+def unknown_apis_and_versions(client: ProtocolClient) -> Any:
     def ask(key: int, version: int) -> Any:
         def send(connection: RawClient) -> Any:
             connection.send_frame(request_header(key, version, 1, "x") + bytes(100))

@@ -69,7 +69,7 @@ def commit_codes(client: ProtocolClient, request: Message, version: int | None =
 
 
 @scenario()
-def group_joined_by_one(client: ProtocolClient) -> Any:
+def one_member_joins(client: ProtocolClient) -> Any:
     group = group_name(client)
     first = ask(client, join(group))
     second = ask(client, join(group, first.member_id))
@@ -92,7 +92,7 @@ def group_joined_by_one(client: ProtocolClient) -> Any:
 
 
 @scenario()
-def group_joined_in_old_versions(client: ProtocolClient) -> Any:
+def one_member_joins_in_old_versions(client: ProtocolClient) -> Any:
     results: list[Any] = []
     for version in range(4):
         group = group_name(client)
@@ -109,7 +109,7 @@ def group_joined_in_old_versions(client: ProtocolClient) -> Any:
 
 
 @scenario()
-def group_joins_that_are_refused(client: ProtocolClient) -> Any:
+def joins_that_are_refused(client: ProtocolClient) -> Any:
     group = group_name(client)
     member, generation = member_of(client, group)
     results = [
@@ -130,7 +130,7 @@ def group_joins_that_are_refused(client: ProtocolClient) -> Any:
 
 
 @scenario()
-def group_answers_to_strangers(client: ProtocolClient) -> Any:
+def requests_of_unknown_members(client: ProtocolClient) -> Any:
     group = group_name(client)
     member, generation = member_of(client, group)
     nowhere = new_name("g")
@@ -153,7 +153,7 @@ def group_answers_to_strangers(client: ProtocolClient) -> Any:
 
 
 @scenario()
-def group_leaving(client: ProtocolClient) -> Any:
+def members_leave(client: ProtocolClient) -> Any:
     group = group_name(client)
     member, generation = member_of(client, group)
     static, _ = member_of(client, other := group_name(client), instance="i")
@@ -178,7 +178,7 @@ def group_leaving(client: ProtocolClient) -> Any:
 
 
 @scenario()
-def group_of_two(client: ProtocolClient) -> Any:
+def two_members(client: ProtocolClient) -> Any:
     """The second comes when the first is settled: a new generation, with both."""
     group = group_name(client)
     results: list[Any] = []
@@ -213,7 +213,7 @@ def group_of_two(client: ProtocolClient) -> Any:
 
 
 @scenario()
-def group_with_a_static_member(client: ProtocolClient) -> Any:
+def a_static_member(client: ProtocolClient) -> Any:
     group = group_name(client)
     member, generation = member_of(client, group, instance="i")
     again = ask(client, join(group, instance="i"))
@@ -243,7 +243,7 @@ def group_with_a_static_member(client: ProtocolClient) -> Any:
 
 
 @scenario()
-def group_with_an_older_static_leader(client: ProtocolClient) -> Any:
+def a_static_leader_in_an_older_version(client: ProtocolClient) -> Any:
     group = group_name(client)
     member, generation = member_of(client, group, instance="i")
     again = ask(client, join(group, instance="i"), 8)
@@ -257,7 +257,7 @@ def group_with_an_older_static_leader(client: ProtocolClient) -> Any:
 
 
 @scenario()
-def group_offsets_committed_by_hand(client: ProtocolClient) -> Any:
+def offsets_committed_without_members(client: ProtocolClient) -> Any:
     topic, group = client.topic(3), group_name(client)
     results = [
         commit_codes(client, commit(group, topic, {0: 5, 1: 6, 9: 7}, metadata="m"), 9),
@@ -280,7 +280,7 @@ def group_offsets_committed_by_hand(client: ProtocolClient) -> Any:
 
 
 @scenario()
-def group_offsets_by_topic_id(client: ProtocolClient) -> Any:
+def offsets_by_topic_id(client: ProtocolClient) -> Any:
     topic, group = client.topic(2), group_name(client)
     id_ = client.ids[topic]
     unknown = uuid4()
@@ -297,7 +297,7 @@ def group_offsets_by_topic_id(client: ProtocolClient) -> Any:
 
 
 @scenario()
-def group_offsets_of_several_groups(client: ProtocolClient) -> Any:
+def offsets_of_several_groups(client: ProtocolClient) -> Any:
     topic = client.topic(2)
     groups = [group_name(client), group_name(client)]
     for at, group in enumerate(groups):
@@ -307,7 +307,7 @@ def group_offsets_of_several_groups(client: ProtocolClient) -> Any:
 
 
 @scenario()
-def group_offsets_of_members(client: ProtocolClient) -> Any:
+def offsets_committed_by_members(client: ProtocolClient) -> Any:
     topic, group = client.topic(), group_name(client)
     member, generation = member_of(client, group)
 
@@ -329,7 +329,7 @@ def group_offsets_of_members(client: ProtocolClient) -> Any:
 
 
 @scenario()
-def group_offsets_forgotten(client: ProtocolClient) -> Any:
+def offsets_are_deleted(client: ProtocolClient) -> Any:
     read, other, group = client.topic(2), client.topic(), group_name(client)
     client.call(commit(group, read, {0: 1, 1: 2}), 9)
     client.call(commit(group, other, {0: 3}), 9)
@@ -353,7 +353,7 @@ def group_offsets_forgotten(client: ProtocolClient) -> Any:
 
 
 @scenario()
-def group_described(client: ProtocolClient) -> Any:
+def groups_are_described(client: ProtocolClient) -> Any:
     group, simple, topic = group_name(client), group_name(client), client.topic()
     client.call(commit(simple, topic, {0: 1}), 9)
     member, _ = member_of(client, group, protocols={"range": b"sent"})
@@ -388,7 +388,7 @@ def group_described(client: ProtocolClient) -> Any:
 
 
 @scenario()
-def group_listed_and_deleted(client: ProtocolClient) -> Any:
+def groups_are_listed_and_deleted(client: ProtocolClient) -> Any:
     group, simple, topic = group_name(client), group_name(client), client.topic()
     client.call(commit(simple, topic, {0: 1}), 9)
     member, _ = member_of(client, group)

@@ -143,7 +143,7 @@ def members_join_share_and_leave(client: ProtocolClient) -> Any:
 
 
 @scenario()
-def a_partition_is_given_up_first(client: ProtocolClient) -> Any:
+def a_partition_is_revoked_first(client: ProtocolClient) -> Any:
     topic, group = known_topic(client, 2), new_name("g")
     one, two = (Member(client, group, id_, [topic]) for id_ in ("one", "two"))
     one.beat()
@@ -160,7 +160,7 @@ def a_partition_is_given_up_first(client: ProtocolClient) -> Any:
 
 
 @scenario()
-def members_say_everything_anew(client: ProtocolClient) -> Any:
+def members_send_full_heartbeats(client: ProtocolClient) -> Any:
     topic, group = known_topic(client, 3), new_name("g")
     one = Member(client, group, "one", [topic])
     steps = [one.beat(), one.beat(full=True)]
@@ -185,7 +185,7 @@ def members_with_wrong_epochs(client: ProtocolClient) -> Any:
 
 
 @scenario()
-def members_whose_answers_were_lost(client: ProtocolClient) -> Any:
+def members_that_missed_a_response(client: ProtocolClient) -> Any:
     topic, group = known_topic(client, 2), new_name("g")
     one, two = (Member(client, group, id_, [topic]) for id_ in ("one", "two"))
     one.beat()
@@ -404,7 +404,7 @@ def share_members(client: ProtocolClient) -> Any:
 
 
 @scenario()
-def a_deleted_topic_is_taken_from_its_reader(client: ProtocolClient) -> Any:
+def a_deleted_topic_is_revoked(client: ProtocolClient) -> Any:
     kept, gone = known_topic(client, 1), known_topic(client, 2)
     one = Member(client, new_name("g"), "one", [kept, gone])
     found = [one.beat()[2]]

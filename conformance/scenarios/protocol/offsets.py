@@ -51,7 +51,7 @@ def special_times_in_old_versions(client: ProtocolClient) -> Any:
 
 
 @scenario()
-def offsets_of_what_is_not_there(client: ProtocolClient) -> Any:
+def offsets_of_unknown_partitions(client: ProtocolClient) -> Any:
     topic = client.topic()
     return [
         listed(client, "nowhere", LATEST),
@@ -61,7 +61,7 @@ def offsets_of_what_is_not_there(client: ProtocolClient) -> Any:
 
 
 @scenario()
-def epochs_of_those_who_ask(client: ProtocolClient) -> Any:
+def leader_epochs_of_requests(client: ProtocolClient) -> Any:
     topic = client.topic()
     now = client.leader_epoch(topic)
     return [
@@ -75,7 +75,7 @@ def epochs_of_those_who_ask(client: ProtocolClient) -> Any:
 
 
 @scenario()
-def the_epoch_of_listed_offsets(client: ProtocolClient) -> Any:
+def leader_epochs_of_listed_offsets(client: ProtocolClient) -> Any:
     topic = client.topic()
     now = client.leader_epoch(topic)
     empty = [one(client.call(list_offsets(topic, at))).leader_epoch == now for at in (-1, -2)]
@@ -157,7 +157,7 @@ def producers_of_a_partition(client: ProtocolClient) -> Any:
 
 
 @scenario()
-def a_topic_made_anew_has_another_id(client: ProtocolClient) -> Any:
+def a_recreated_topic_has_another_id(client: ProtocolClient) -> Any:
     topic = client.topic()
     old: UUID = client.ids[topic]
     client.fill(topic, batch(b"old"))

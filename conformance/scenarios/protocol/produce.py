@@ -38,7 +38,7 @@ def one_by_one(client: ProtocolClient, topic: str, *batches: bytes) -> list[tupl
 
 
 @scenario()
-def offsets_are_given_one_after_the_other(client: ProtocolClient) -> Any:
+def offsets_are_consecutive(client: ProtocolClient) -> Any:
     topic = client.topic()
     return one_by_one(client, topic, batch(b"a"), batch(b"b", b"c"), batch(b"d"))
 
@@ -67,7 +67,7 @@ def a_short_message_of_the_old_format(client: ProtocolClient) -> Any:
 
 
 @scenario()
-def no_records_at_all(client: ProtocolClient) -> Any:
+def no_records(client: ProtocolClient) -> Any:
     return one_by_one(client, client.topic(), b"")
 
 
@@ -98,7 +98,7 @@ def counts_that_do_not_agree(client: ProtocolClient) -> Any:
 
 
 @scenario()
-def attributes_that_are_the_brokers(client: ProtocolClient) -> Any:
+def attributes_that_the_broker_sets(client: ProtocolClient) -> Any:
     topic = client.topic()
     raw = encode([Record(n, 1000 + n, None, b"v") for n in range(3)])
     sent = one_by_one(client, topic, *(resealed(raw, attributes=bits) for bits in (8, 64, 128, 72)))
@@ -289,7 +289,7 @@ def append_time_takes_any_timestamp(client: ProtocolClient) -> Any:
 
 
 @scenario()
-def create_time_tells_no_append_time(client: ProtocolClient) -> Any:
+def create_time_has_no_append_time(client: ProtocolClient) -> Any:
     topic = client.topic()
     answer = one(client.call(produce(topic, batch(b"a", at_ms=5)), 12))
     stored = one(client.call(fetch(topic, max_wait_ms=5000), 12)).records
@@ -357,7 +357,7 @@ def a_duplicate_older_than_the_last_five(client: ProtocolClient) -> Any:
 
 
 @scenario()
-def gaps_and_steps_back_in_the_sequence(client: ProtocolClient) -> Any:
+def gaps_and_repeats_in_the_sequence(client: ProtocolClient) -> Any:
     topic, pid = client.topic(), client.producer_id()
     return one_by_one(
         client,
@@ -371,7 +371,7 @@ def gaps_and_steps_back_in_the_sequence(client: ProtocolClient) -> Any:
 
 
 @scenario()
-def a_new_producer_may_begin_anywhere(client: ProtocolClient) -> Any:
+def a_new_producer_starts_at_any_sequence(client: ProtocolClient) -> Any:
     topic, pid = client.topic(), client.producer_id()
     return one_by_one(
         client,
@@ -426,7 +426,7 @@ def sequences_wrap_around(client: ProtocolClient) -> Any:
 
 
 @scenario()
-def partitions_count_sequences_apart(client: ProtocolClient) -> Any:
+def each_partition_has_its_own_sequence(client: ProtocolClient) -> Any:
     topic, pid = client.topic(2), client.producer_id()
     return [
         client.produced(produce(topic, {n: batch(b"a", producer=(pid, 0, sequence))}))
@@ -435,7 +435,7 @@ def partitions_count_sequences_apart(client: ProtocolClient) -> Any:
 
 
 @scenario()
-def idempotent_batches_need_epoch_and_sequence(client: ProtocolClient) -> Any:
+def idempotent_batches_need_a_sequence(client: ProtocolClient) -> Any:
     topic, pid = client.topic(), client.producer_id()
     return one_by_one(
         client, topic, batch(b"a", producer=(pid, -1, 0)), batch(b"a", producer=(pid, 0, -1))
@@ -471,7 +471,7 @@ def a_producer_id_without_its_epoch(client: ProtocolClient) -> Any:
 
 
 @scenario()
-def deleted_records_and_the_producer_that_wrote_them(client: ProtocolClient) -> Any:
+def producers_of_deleted_records(client: ProtocolClient) -> Any:
     topic, pid = client.topic(), client.producer_id()
     first = one_by_one(client, topic, batch(b"a", producer=(pid, 0, 0)))
     client.call(delete_records(topic, -1))

@@ -56,7 +56,7 @@ def wait_for(client: ProtocolClient, count: int, *parts: tuple[str, int, str | N
 
 
 @scenario()
-def quotas_set_shown_and_removed(client: ProtocolClient) -> Any:
+def quotas_are_set_described_and_removed(client: ProtocolClient) -> Any:
     end = new_name("-")
     alice, app = f"alice{end}", f"app{end}"
     outcomes = [
@@ -119,7 +119,7 @@ def quotas_that_cannot_be_set(client: ProtocolClient) -> Any:
 
 
 @scenario()
-def quotas_asked_for_in_odd_ways(client: ProtocolClient) -> Any:
+def filters_that_are_refused(client: ProtocolClient) -> Any:
     return [
         described(client, ("", ANY, None)),
         described(client, ("planet", ANY, None)),

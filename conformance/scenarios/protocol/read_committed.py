@@ -223,7 +223,7 @@ def reading_many_aborted_transactions(client: ProtocolClient) -> Any:
 
 
 @scenario()
-def writing_beside_an_open_transaction(client: ProtocolClient) -> Any:
+def writing_outside_an_open_transaction(client: ProtocolClient) -> Any:
     topic = client.topic()
     writer = Writer(client, topic)
     writer.begin()

@@ -69,7 +69,7 @@ def takers(client: ProtocolClient, *sizes: int, count: int = 1) -> Iterator[list
 
 
 @scenario()
-def share_answers(client: ProtocolClient) -> Any:
+def acknowledgements(client: ProtocolClient) -> Any:
     """Each record fares as it was answered for."""
     with takers(client, 6, 2) as (one,):
         seen = [first(one).acquired]
@@ -81,7 +81,7 @@ def share_answers(client: ProtocolClient) -> Any:
 
 
 @scenario()
-def share_wrong_answers(client: ProtocolClient) -> Any:
+def acknowledgements_that_are_refused(client: ProtocolClient) -> Any:
     """Answers that are none, or for what is not held."""
     wrong: list[list[Answer]] = [
         [(5, 5, ACCEPT)],
@@ -105,7 +105,7 @@ def share_wrong_answers(client: ProtocolClient) -> Any:
 
 
 @scenario()
-def share_sessions(client: ProtocolClient) -> Any:
+def epochs_of_sessions(client: ProtocolClient) -> Any:
     """A session has its epochs."""
     with takers(client, 3) as (one,):
         before = [
@@ -126,7 +126,7 @@ def share_sessions(client: ProtocolClient) -> Any:
 
 
 @scenario()
-def share_goodbye_and_loss(client: ProtocolClient) -> Any:
+def sessions_that_end(client: ProtocolClient) -> Any:
     """What a session had when it ended goes to others."""
     results = []
     for how in ("goodbye", "goodbye with answers", "lost"):
@@ -143,7 +143,7 @@ def share_goodbye_and_loss(client: ProtocolClient) -> Any:
 
 
 @scenario()
-def share_how_much(client: ProtocolClient) -> Any:
+def how_much_is_acquired(client: ProtocolClient) -> Any:
     """Whole batches, or as many records as asked for."""
     with takers(client, 10, 10, 10, count=3) as (one, other, third):
         strict = first(one, max_records=4, strict=True).offsets
@@ -153,7 +153,7 @@ def share_how_much(client: ProtocolClient) -> Any:
 
 
 @scenario()
-def share_renewals(client: ProtocolClient) -> Any:
+def locks_are_renewed(client: ProtocolClient) -> Any:
     """More time for a record, and what must not come with asking for it."""
     with takers(client, 3) as (one,):
         first(one)
@@ -167,7 +167,7 @@ def share_renewals(client: ProtocolClient) -> Any:
 
 
 @scenario()
-def share_lag(client: ProtocolClient) -> Any:
+def lag(client: ProtocolClient) -> Any:
     """How many records are not finished."""
     with takers(client, 10) as (one,):
         first(one)

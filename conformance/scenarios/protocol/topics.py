@@ -173,7 +173,7 @@ def assignments_at_creation(client: ProtocolClient) -> Any:
 
 
 @scenario()
-def what_creation_tells(client: ProtocolClient) -> Any:
+def what_create_topics_returns(client: ProtocolClient) -> Any:
     name = new_name()
     result = client.call(create(name, 3, retention_ms="5000")).topics[0]
     client.wait_served(name, 3)
@@ -201,7 +201,7 @@ def metadata_of_what_is_not_there(client: ProtocolClient) -> Any:
 
 
 @scenario()
-def metadata_by_name_and_id_at_once(client: ProtocolClient) -> Any:
+def metadata_by_name_and_id(client: ProtocolClient) -> Any:
     topic = client.topic()
     both = MetadataRequest(
         topics=[MetadataRequestTopic(name=topic, topic_id=client.ids[topic])],
@@ -238,7 +238,7 @@ def no_topics_and_all_topics(client: ProtocolClient) -> Any:
 
 
 @scenario()
-def topics_made_by_asking_for_them(client: ProtocolClient) -> Any:
+def topics_created_by_metadata_requests(client: ProtocolClient) -> Any:
     base = uuid4().hex
     answers = []
     for name in (f"a.{base}", "no/slash", "", "a" * 250):
@@ -252,7 +252,7 @@ def topics_made_by_asking_for_them(client: ProtocolClient) -> Any:
 
 
 @scenario()
-def who_does_not_make_topics(client: ProtocolClient) -> Any:
+def requests_that_create_no_topics(client: ProtocolClient) -> Any:
     """Neither a producer nor a consumer makes a topic, and Metadata only where it is allowed."""
     name, id_ = new_name(), uuid4()
     return [
@@ -336,7 +336,7 @@ def deleting_topics(client: ProtocolClient) -> Any:
 
 
 @scenario()
-def deleting_a_topic_twice_at_once(client: ProtocolClient) -> Any:
+def a_topic_deleted_twice_in_one_request(client: ProtocolClient) -> Any:
     topic = client.topic()
     return deleted(client, delete(topic, topic)), deleted(client, delete(topic))
 
@@ -490,7 +490,7 @@ def settings_replaced_as_a_whole(client: ProtocolClient) -> Any:
 
 
 @scenario()
-def settings_of_odd_resources(client: ProtocolClient) -> Any:
+def settings_of_unknown_resources(client: ProtocolClient) -> Any:
     topic = client.topic()
     answers = []
     for kind, name in ((2, "nowhere"), (2, ""), (2, "no/slash"), (4, "99"), (4, "x"), (3, topic)):

@@ -101,19 +101,19 @@ def wait_for_state(producer: RawProducer, state: str) -> None:
 
 
 @scenario()
-def txn_bad_timeouts(client: ProtocolClient) -> Any:
+def bad_timeouts(client: ProtocolClient) -> Any:
     producer = started(client)
     return [init(producer, timeout_ms=t)[0] for t in (0, -1, 900_000, 900_001)]
 
 
 @scenario()
-def txn_epochs_of_one_id(client: ProtocolClient) -> Any:
+def epochs_of_one_id(client: ProtocolClient) -> Any:
     producer = fresh(client)
     return [init(producer) for _ in range(3)]
 
 
 @scenario()
-def txn_a_producer_says_who_it_was(client: ProtocolClient) -> Any:
+def a_producer_names_its_last_epoch(client: ProtocolClient) -> Any:
     producer = started(client)
     first = producer.ids
     answers = [init(producer, expected=first), init(producer, expected=first)]
@@ -126,12 +126,12 @@ def txn_a_producer_says_who_it_was(client: ProtocolClient) -> Any:
 
 
 @scenario()
-def txn_an_unknown_id_with_ids(client: ProtocolClient) -> Any:
+def a_new_id_with_an_old_producer_id(client: ProtocolClient) -> Any:
     return init(fresh(client), expected=Ids(1_000_000, 5))
 
 
 @scenario()
-def txn_half_of_the_ids(client: ProtocolClient) -> Any:
+def a_producer_id_without_its_epoch(client: ProtocolClient) -> Any:
     producer = fresh(client)
     return [init(producer, expected=Ids(*ids)) for ids in ((5, -1), (-1, 5))]
 
@@ -160,7 +160,7 @@ def codes_of_everything(client: ProtocolClient, producer: RawProducer, topic: st
 
 
 @scenario()
-def txn_an_unknown_transactional_id(client: ProtocolClient) -> Any:
+def an_unknown_transactional_id(client: ProtocolClient) -> Any:
     topic = client.topic()
     producer = fresh(client)
     producer.ids = Ids(1_000_000, 0)
@@ -168,28 +168,28 @@ def txn_an_unknown_transactional_id(client: ProtocolClient) -> Any:
 
 
 @scenario()
-def txn_a_foreign_producer_id(client: ProtocolClient) -> Any:
+def a_foreign_producer_id(client: ProtocolClient) -> Any:
     topic, producer = client.topic(), started(client)
     producer.ids = Ids(producer.ids.producer_id + 1_000_000, 0)
     return codes_of_everything(client, producer, topic)
 
 
 @scenario()
-def txn_a_zombie(client: ProtocolClient) -> Any:
+def a_zombie(client: ProtocolClient) -> Any:
     topic, zombie = client.topic(), started(client)
     started(client, name=zombie.name)
     return codes_of_everything(client, zombie, topic)
 
 
 @scenario()
-def txn_an_epoch_from_the_future(client: ProtocolClient) -> Any:
+def an_epoch_from_the_future(client: ProtocolClient) -> Any:
     topic, producer = client.topic(), started(client)
     producer.ids = Ids(producer.ids.producer_id, producer.ids.epoch + 1)
     return codes_of_everything(client, producer, topic)
 
 
 @scenario()
-def txn_an_empty_id(client: ProtocolClient) -> Any:
+def an_empty_transactional_id(client: ProtocolClient) -> Any:
     topic, producer = client.topic(), started(client)
     producer.name = ""
     return [
@@ -200,7 +200,7 @@ def txn_an_empty_id(client: ProtocolClient) -> Any:
 
 
 @scenario()
-def txn_what_the_predecessor_left_open_is_aborted(client: ProtocolClient) -> Any:
+def an_open_transaction_is_aborted_by_the_successor(client: ProtocolClient) -> Any:
     topic, first = client.topic(), started(client)
     sent = send(first, topic)
     second = started(client, name=first.name)
@@ -212,7 +212,7 @@ def txn_what_the_predecessor_left_open_is_aborted(client: ProtocolClient) -> Any
 
 
 @scenario()
-def txn_a_write_that_was_not_announced(client: ProtocolClient) -> Any:
+def writes_to_partitions_that_were_not_added(client: ProtocolClient) -> Any:
     topic = client.topic()
     answers = []
     for version in (9, 10, 11):
@@ -223,7 +223,7 @@ def txn_a_write_that_was_not_announced(client: ProtocolClient) -> Any:
 
 
 @scenario()
-def txn_offsets_that_were_not_announced(client: ProtocolClient) -> Any:
+def offsets_of_groups_that_were_not_added(client: ProtocolClient) -> Any:
     topic = client.topic()
     answers = []
     for version in (2, 3, 4):
@@ -234,7 +234,7 @@ def txn_offsets_that_were_not_announced(client: ProtocolClient) -> Any:
 
 
 @scenario()
-def txn_partitions_that_are_not_there(client: ProtocolClient) -> Any:
+def unknown_partitions(client: ProtocolClient) -> Any:
     topic, producer = client.topic(), started(client, "older")
     request = AddPartitionsToTxnRequest(
         v3_and_below_transactional_id=producer.name,
@@ -262,20 +262,20 @@ def transactional(ids: Ids) -> bytes:
 
 
 @scenario()
-def txn_transactional_records_without_an_id(client: ProtocolClient) -> Any:
+def transactional_records_without_an_id(client: ProtocolClient) -> Any:
     topic, producer = client.topic(), started(client)
     return error_name(one(client.call(produce(topic, transactional(producer.ids)), 12)).error_code)
 
 
 @scenario()
-def txn_plain_records_with_an_id(client: ProtocolClient) -> Any:
+def plain_records_with_an_id(client: ProtocolClient) -> Any:
     topic, producer = client.topic(), started(client)
     request = produce(topic, batch(b"plain"), transactional_id=producer.name)
     return error_name(one(client.call(request, 12)).error_code)
 
 
 @scenario()
-def txn_plain_records_in_an_open_transaction(client: ProtocolClient) -> Any:
+def plain_records_in_an_open_transaction(client: ProtocolClient) -> Any:
     topic, producer = client.topic(), started(client)
     sent = send(producer, topic)
     plain = batch(b"plain", producer=(*producer.ids, 1))
@@ -287,13 +287,13 @@ def txn_plain_records_in_an_open_transaction(client: ProtocolClient) -> Any:
 
 
 @scenario()
-def txn_the_older_form_ends_nothing(client: ProtocolClient) -> Any:
+def the_older_form_without_a_transaction(client: ProtocolClient) -> Any:
     producer = started(client, "older")
     return ended(producer, commit=True), ended(producer, commit=False)
 
 
 @scenario()
-def txn_the_newer_form_ends_nothing(client: ProtocolClient) -> Any:
+def the_newer_form_without_a_transaction(client: ProtocolClient) -> Any:
     producer = started(client)
     answers = [ended(producer, commit=commit) for commit in (True, False, False, True)]
     topic = client.topic()
@@ -303,7 +303,7 @@ def txn_the_newer_form_ends_nothing(client: ProtocolClient) -> Any:
 
 
 @scenario()
-def txn_ends_in_the_older_form_are_repeated(client: ProtocolClient) -> Any:
+def ends_in_the_older_form_are_repeated(client: ProtocolClient) -> Any:
     topic, producer = client.topic(), started(client, "older")
     answers = []
     for commit in (True, False):
@@ -313,7 +313,7 @@ def txn_ends_in_the_older_form_are_repeated(client: ProtocolClient) -> Any:
 
 
 @scenario()
-def txn_ends_in_the_newer_form_are_repeated(client: ProtocolClient) -> Any:
+def ends_in_the_newer_form_are_repeated(client: ProtocolClient) -> Any:
     topic, producer = client.topic(), started(client)
     answers: list[Any] = []
     for commit in (True, False):
@@ -330,7 +330,7 @@ def txn_ends_in_the_newer_form_are_repeated(client: ProtocolClient) -> Any:
 
 
 @scenario()
-def txn_one_that_took_too_long(client: ProtocolClient) -> Any:
+def a_transaction_that_timed_out(client: ProtocolClient) -> Any:
     topic, producer = client.topic(), fresh(client)
     init(producer, timeout_ms=50)
     sent = send(producer, topic)
@@ -344,7 +344,7 @@ def txn_one_that_took_too_long(client: ProtocolClient) -> Any:
 
 
 @scenario()
-def txn_descriptions(client: ProtocolClient) -> Any:
+def descriptions(client: ProtocolClient) -> Any:
     topic, producer = client.topic(2), started(client)
 
     def described() -> Any:
@@ -376,7 +376,7 @@ def txn_descriptions(client: ProtocolClient) -> Any:
 
 
 @scenario()
-def txn_listings(client: ProtocolClient) -> Any:
+def listings(client: ProtocolClient) -> Any:
     topic, idle, busy = client.topic(), started(client), started(client)
     send(busy, topic)
     names = {idle.name: "idle", busy.name: "busy"}
@@ -405,7 +405,7 @@ def txn_listings(client: ProtocolClient) -> Any:
 
 
 @scenario()
-def txn_init_with_a_null_or_known_name(client: ProtocolClient) -> Any:
+def a_producer_without_an_id(client: ProtocolClient) -> Any:
     request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=-5)
     answer = client.call(request, INIT_VERSION)
     return error_name(answer.error_code), answer.producer_epoch, NO_IDS
