@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from importlib import import_module
 from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
@@ -16,7 +17,6 @@ from conformance import failover
 from conformance.differences import DIFFERENCES
 from conformance.scenario import SCENARIOS, Scenario
 
-_PROTOCOL_AREA: Final = "protocol."
 PAGE: Final = Path(__file__).resolve().parent.parent / "docs" / "conformance.md"
 
 _INTRODUCTION: Final = """\
@@ -52,17 +52,19 @@ def page() -> str:
 def _parts() -> Iterator[list[str]]:
     yield _INTRODUCTION.splitlines()
     yield ["", "## What differs, and why", "", *_differences()]
-    everything = sorted(SCENARIOS.values(), key=lambda scenario: scenario.area)
     yield ["", *_CLIENTS.splitlines()]
-    for area, scenarios in groupby(everything, key=lambda scenario: scenario.area):
-        if not area.startswith(_PROTOCOL_AREA):
-            yield [*_heading(area), "| scenario | promise |", "|---|---|"]
-            yield [f"| {_title(scenario)} | {scenario.promise} |" for scenario in scenarios]
+    for area, scenarios in _areas(is_protocol=False):
+        yield [*_heading(area), "| scenario | promise |", "|---|---|"]
+        yield [f"| {_title(scenario)} | {scenario.promise} |" for scenario in scenarios]
     yield ["", *_PROTOCOL.splitlines()]
-    for area, scenarios in groupby(everything, key=lambda scenario: scenario.area):
-        if area.startswith(_PROTOCOL_AREA):
-            yield [*_heading(area), *(_item(scenario) for scenario in scenarios)]
+    for area, scenarios in _areas(is_protocol=True):
+        yield [*_heading(area), *(_item(scenario) for scenario in scenarios)]
     yield ["", "## When a node fails", "", *_failover()]
+
+
+def _areas(*, is_protocol: bool) -> Iterator[tuple[str, Iterator[Scenario]]]:
+    chosen = [scenario for scenario in SCENARIOS.values() if scenario.is_protocol == is_protocol]
+    yield from groupby(sorted(chosen, key=attrgetter("area")), key=attrgetter("area"))
 
 
 def _heading(area: str) -> list[str]:
@@ -76,9 +78,8 @@ def _title(scenario: Scenario) -> str:
 
 
 def _item(scenario: Scenario) -> str:
-    return (
-        f"- {_title(scenario)}: {scenario.promise}" if scenario.promise else f"- {_title(scenario)}"
-    )
+    promise = f": {scenario.promise}" if scenario.promise else ""
+    return f"- **{_title(scenario)}**{promise}"
 
 
 def _differences() -> list[str]:

@@ -1,4 +1,4 @@
-"""What brokers answer to consumers; run on ours and on Apache Kafka."""
+"""What consumers are answered: records, fetch sessions, versions of requests."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ def fetched(client: ProtocolClient, request: Any, version: int = 12) -> Any:
 
 @scenario()
 def fetching_from_every_offset(client: ProtocolClient) -> Any:
+    """Offsets before the start and after the end are out of range; one inside a batch is not."""
     topic = client.topic()
     client.fill(topic, batch(b"a"), batch(b"b", b"c"), batch(b"d"))
     client.call(delete_records(topic, 1))
@@ -46,6 +47,7 @@ def fetching_from_every_offset(client: ProtocolClient) -> Any:
 
 @scenario()
 def fetching_unknown_partitions(client: ProtocolClient) -> Any:
+    """A topic or partition that does not exist is an error of that partition."""
     topic = client.topic()
     return [
         fetched(client, fetch("nowhere")),
@@ -56,6 +58,7 @@ def fetching_unknown_partitions(client: ProtocolClient) -> Any:
 
 @scenario()
 def fetching_by_id(client: ProtocolClient) -> Any:
+    """A topic is read by its id from version 13 on; an unknown id is an error of its own."""
     topic = client.topic()
     client.fill(topic, batch(b"a"))
     id_ = client.ids[topic]
@@ -68,6 +71,7 @@ def fetching_by_id(client: ProtocolClient) -> Any:
 
 @scenario()
 def leader_epochs_of_fetches(client: ProtocolClient) -> Any:
+    """A consumer that knows a newer leader epoch than the broker is refused."""
     topic = client.topic()
     client.fill(topic, batch(b"a"))
     now = client.leader_epoch(topic)
@@ -76,6 +80,7 @@ def leader_epochs_of_fetches(client: ProtocolClient) -> Any:
 
 @scenario()
 def the_first_batch_is_returned_whole(client: ProtocolClient) -> Any:
+    """The first batch is returned even if it exceeds the limits; further ones keep to them."""
     topic = client.topic()
     client.fill(topic, batch_of_size(500), batch_of_size(500), batch_of_size(500))
     sizes = []
@@ -92,6 +97,7 @@ def the_first_batch_is_returned_whole(client: ProtocolClient) -> Any:
 
 @scenario()
 def only_the_first_partition_exceeds_its_limit(client: ProtocolClient) -> Any:
+    """The other partitions of the response keep within their limits."""
     topic = client.topic(2)
     for number in (0, 1):
         client.produced(produce(topic, {number: batch_of_size(500)}))
@@ -102,12 +108,14 @@ def only_the_first_partition_exceeds_its_limit(client: ProtocolClient) -> Any:
 
 @scenario()
 def nothing_arrives_in_time(client: ProtocolClient) -> Any:
+    """A fetch that waits in vain is answered without records and without an error."""
     topic = client.topic()
     return [fetched(client, fetch(topic, max_wait_ms=wait)) for wait in (0, 1, 50)]
 
 
 @scenario()
 def empty_records_and_aborted_transactions(client: ProtocolClient) -> Any:
+    """No records are an empty string; aborted transactions are listed for read_committed only."""
     topic = client.topic()
     answers = []
     for level in (0, 1):
@@ -118,6 +126,7 @@ def empty_records_and_aborted_transactions(client: ProtocolClient) -> Any:
 
 @scenario()
 def a_fetch_without_topics(client: ProtocolClient) -> Any:
+    """It is answered without an error and opens no session."""
     answer = client.call(fetch(None), 12)
     return error_name(answer.error_code), answer.responses, answer.session_id
 
@@ -135,6 +144,7 @@ def summary(answer: Any) -> Any:
 
 @scenario()
 def a_session_from_beginning_to_end(client: ProtocolClient) -> Any:
+    """A session reports what has changed, drops partitions, and is unknown once closed."""
     topic = client.topic(3)
     client.produced(produce(topic, {1: batch(b"a")}))
     story = []
@@ -162,6 +172,7 @@ def a_session_from_beginning_to_end(client: ProtocolClient) -> Any:
 
 @scenario()
 def wrong_session_ids_and_epochs(client: ProtocolClient) -> Any:
+    """They are refused, and the session goes on with the right epoch."""
     topic = client.topic()
     first = client.call(fetch(topic, session=(0, 0)), 12)
     id_ = first.session_id
@@ -174,6 +185,7 @@ def wrong_session_ids_and_epochs(client: ProtocolClient) -> Any:
 
 @scenario()
 def a_session_without_partitions_ends(client: ProtocolClient) -> Any:
+    """When the last partition is forgotten, so is the session."""
     topic = client.topic()
     first = client.call(fetch(topic, session=(0, 0)), 12)
     id_ = first.session_id
@@ -184,6 +196,7 @@ def a_session_without_partitions_ends(client: ProtocolClient) -> Any:
 
 @scenario()
 def partitions_of_a_session_take_turns(client: ProtocolClient) -> Any:
+    """A partition that was served goes to the end of the queue."""
     topic = client.topic(3)
     for number in range(3):
         client.fill_partition(topic, number, *(batch_of_size(500) for _ in range(4)))
@@ -200,6 +213,7 @@ def partitions_of_a_session_take_turns(client: ProtocolClient) -> Any:
 
 @scenario()
 def a_session_is_replaced(client: ProtocolClient) -> Any:
+    """A full fetch that names a session closes it and opens another."""
     topic = client.topic(2)
     first = client.call(fetch(topic, {0: 0, 1: 0}, session=(0, 0)), 12)
     second = client.call(fetch(topic, {1: 0}, session=(first.session_id, 0)), 12)
@@ -213,6 +227,7 @@ def a_session_is_replaced(client: ProtocolClient) -> Any:
 
 @scenario()
 def names_and_ids_in_one_session(client: ProtocolClient) -> Any:
+    """A session keeps to names or to ids, as it began."""
     topic = client.topic()
     by_name = client.call(fetch(topic, session=(0, 0)), 12)
     by_id = client.call(fetch(client.ids[topic], session=(0, 0)), 13)
@@ -225,6 +240,7 @@ def names_and_ids_in_one_session(client: ProtocolClient) -> Any:
 
 @scenario()
 def errors_are_repeated_in_a_session(client: ProtocolClient) -> Any:
+    """A partition with an error is reported in every response."""
     topic = client.topic()
     client.fill(topic, batch(b"a"))
     first = client.call(fetch(topic, {0: 0, 5: 0}, session=(0, 0)), 12)
@@ -237,6 +253,8 @@ def errors_are_repeated_in_a_session(client: ProtocolClient) -> Any:
 
 @scenario()
 def api_versions_too_new(client: ProtocolClient) -> Any:
+    """A version of ApiVersions that is too new is answered in version 0, with the list."""
+
     def ask(connection: RawClient) -> Any:
         body = encoder(ApiVersionsRequest, 4)(ApiVersionsRequest(client_software_name="x"))
         connection.send_frame(request_header(18, 99, 7, "x") + body)
@@ -249,6 +267,7 @@ def api_versions_too_new(client: ProtocolClient) -> Any:
 
 @scenario()
 def client_names_in_api_versions(client: ProtocolClient) -> Any:
+    """A name or version of the client software that is empty or malformed is refused."""
     answers = []
     for name, version in (("", ""), ("ok", "1.0"), ("-bad", "1"), ("ok", "b@d"), ("a b", "1")):
         request = ApiVersionsRequest(client_software_name=name, client_software_version=version)
@@ -262,6 +281,8 @@ def _asked_versions(request: ApiVersionsRequest, connection: RawClient) -> str:
 
 @scenario()
 def unknown_apis_and_versions(client: ProtocolClient) -> Any:
+    """The connection is closed."""
+
     def ask(key: int, version: int) -> Any:
         def send(connection: RawClient) -> Any:
             connection.send_frame(request_header(key, version, 1, "x") + bytes(100))

@@ -1,4 +1,4 @@
-"""What brokers answer to members of classic groups, and about offsets; run on ours and on Kafka.
+"""What members of classic groups are answered, and what is answered about committed offsets.
 
 A member here is a raw connection that does what the scenario says. Member ids are random, so they
 are compared only by what is known of them.
@@ -62,7 +62,7 @@ def member_of(client: ProtocolClient, group: str, **options: Any) -> tuple[str, 
 
 
 def commit_codes(client: ProtocolClient, request: Message, version: int | None = None) -> list[str]:
-    """The error of each partition, in their order: Kafka tells of the unknown ones first."""
+    """The error of each partition, in their order: Kafka puts the unknown ones first."""
     answer = client.call(request, version)
     parts = [part for topic in answer.topics for part in topic.partitions]
     return [error_name(one.error_code) for one in sorted(parts, key=lambda p: p.partition_index)]
@@ -70,10 +70,11 @@ def commit_codes(client: ProtocolClient, request: Message, version: int | None =
 
 @scenario()
 def one_member_joins(client: ProtocolClient) -> Any:
+    """It gets an id first, then leads generation 1; heartbeats of other generations are refused."""
     group = group_name(client)
     first = ask(client, join(group))
     second = ask(client, join(group, first.member_id))
-    told = [(one.member_id == second.member_id, one.metadata) for one in second.members]
+    members = [(one.member_id == second.member_id, one.metadata) for one in second.members]
     synced = ask(
         client, sync(group, second.member_id, second.generation_id, {second.member_id: b"a"})
     )
@@ -82,7 +83,7 @@ def one_member_joins(client: ProtocolClient) -> Any:
         first.member_id.startswith("raw-"),
         (error_name(second.error_code), second.generation_id, second.protocol_name),
         (second.protocol_type, second.leader == second.member_id, second.skip_assignment),
-        told,
+        members,
         (error_name(synced.error_code), synced.assignment, synced.protocol_name),
         code(client, heartbeat(group, second.member_id, second.generation_id)),
         code(client, heartbeat(group, second.member_id, second.generation_id + 1)),
@@ -93,6 +94,7 @@ def one_member_joins(client: ProtocolClient) -> Any:
 
 @scenario()
 def one_member_joins_in_old_versions(client: ProtocolClient) -> Any:
+    """Up to version 3 a member joins at once, without asking for an id."""
     results: list[Any] = []
     for version in range(4):
         group = group_name(client)
@@ -110,6 +112,7 @@ def one_member_joins_in_old_versions(client: ProtocolClient) -> Any:
 
 @scenario()
 def joins_that_are_refused(client: ProtocolClient) -> Any:
+    """Bad session timeouts, unknown members, protocols that the group does not have."""
     group = group_name(client)
     member, generation = member_of(client, group)
     results = [
@@ -131,6 +134,7 @@ def joins_that_are_refused(client: ProtocolClient) -> Any:
 
 @scenario()
 def requests_of_unknown_members(client: ProtocolClient) -> Any:
+    """Sync, heartbeat and leave need the right group, member, generation and protocol."""
     group = group_name(client)
     member, generation = member_of(client, group)
     nowhere = new_name("g")
@@ -154,6 +158,7 @@ def requests_of_unknown_members(client: ProtocolClient) -> Any:
 
 @scenario()
 def members_leave(client: ProtocolClient) -> Any:
+    """Each leaving member gets an answer of its own; a static one leaves by its instance id."""
     group = group_name(client)
     member, generation = member_of(client, group)
     static, _ = member_of(client, other := group_name(client), instance="i")
@@ -179,7 +184,7 @@ def members_leave(client: ProtocolClient) -> Any:
 
 @scenario()
 def two_members(client: ProtocolClient) -> Any:
-    """The second comes when the first is settled: a new generation, with both."""
+    """When a second member joins, the first is told, and both get a new generation."""
     group = group_name(client)
     results: list[Any] = []
     with ExitStack() as stack:
@@ -189,9 +194,9 @@ def two_members(client: ProtocolClient) -> Any:
         turned = {"b": b"3", "range": b"4"}
         pending = other.call(join(group, protocols=turned))
         other.send(join(group, pending.member_id, protocols=turned))
-        while (told := code(client, heartbeat(group, first, generation))) == "NONE":
+        while (error := code(client, heartbeat(group, first, generation))) == "NONE":
             pass
-        results.append(told)
+        results.append(error)
         results.append(code(client, sync(group, first, generation)))
         mine = client.call(join(group, first, protocols=both))
         theirs = other.receive()
@@ -214,6 +219,7 @@ def two_members(client: ProtocolClient) -> Any:
 
 @scenario()
 def a_static_member(client: ProtocolClient) -> Any:
+    """When it returns it gets a new id and its old assignment; its old id is fenced."""
     group = group_name(client)
     member, generation = member_of(client, group, instance="i")
     again = ask(client, join(group, instance="i"))
@@ -233,17 +239,20 @@ def a_static_member(client: ProtocolClient) -> Any:
         code(client, heartbeat(group, new, generation, "other")),
         code(client, join(group, member, instance="i")),
         code(client, sync(group, member, generation, instance="i")),
-        commit_codes(
-            client, commit(group, topic, {0: 1}, member=member, generation=generation, instance="i")
+        *(
+            commit_codes(
+                client,
+                commit(group, topic, {0: 1}, member=id_, generation=generation, instance="i"),
+                9,
+            )
+            for id_ in (member, new)
         ),
-        commit_codes(
-            client, commit(group, topic, {0: 1}, member=new, generation=generation, instance="i")
-        ),
-    ]  # fmt: skip
+    ]
 
 
 @scenario()
 def a_static_leader_in_an_older_version(client: ProtocolClient) -> Any:
+    """It is not told that it leads."""
     group = group_name(client)
     member, generation = member_of(client, group, instance="i")
     again = ask(client, join(group, instance="i"), 8)
@@ -258,6 +267,7 @@ def a_static_leader_in_an_older_version(client: ProtocolClient) -> Any:
 
 @scenario()
 def offsets_committed_without_members(client: ProtocolClient) -> Any:
+    """Offsets of a group without members are stored and read in every version."""
     topic, group = client.topic(3), group_name(client)
     results = [
         commit_codes(client, commit(group, topic, {0: 5, 1: 6, 9: 7}, metadata="m"), 9),
@@ -281,6 +291,7 @@ def offsets_committed_without_members(client: ProtocolClient) -> Any:
 
 @scenario()
 def offsets_by_topic_id(client: ProtocolClient) -> Any:
+    """Offsets are committed and read by topic id in version 10, and are the same by name."""
     topic, group = client.topic(2), group_name(client)
     id_ = client.ids[topic]
     unknown = uuid4()
@@ -298,6 +309,7 @@ def offsets_by_topic_id(client: ProtocolClient) -> Any:
 
 @scenario()
 def offsets_of_several_groups(client: ProtocolClient) -> Any:
+    """One request reads offsets of several groups; an unknown one has none."""
     topic = client.topic(2)
     groups = [group_name(client), group_name(client)]
     for at, group in enumerate(groups):
@@ -308,6 +320,7 @@ def offsets_of_several_groups(client: ProtocolClient) -> Any:
 
 @scenario()
 def offsets_committed_by_members(client: ProtocolClient) -> Any:
+    """Only a current member of the current generation commits, and not during a rebalance."""
     topic, group = client.topic(), group_name(client)
     member, generation = member_of(client, group)
 
@@ -330,6 +343,7 @@ def offsets_committed_by_members(client: ProtocolClient) -> Any:
 
 @scenario()
 def offsets_are_deleted(client: ProtocolClient) -> Any:
+    """Offsets of a topic that a member subscribes to cannot be deleted."""
     read, other, group = client.topic(2), client.topic(), group_name(client)
     client.call(commit(group, read, {0: 1, 1: 2}), 9)
     client.call(commit(group, other, {0: 3}), 9)
@@ -354,22 +368,23 @@ def offsets_are_deleted(client: ProtocolClient) -> Any:
 
 @scenario()
 def groups_are_described(client: ProtocolClient) -> Any:
+    """State, protocol and members, for a group that is stable, rebalancing, empty or unknown."""
     group, simple, topic = group_name(client), group_name(client), client.topic()
     client.call(commit(simple, topic, {0: 1}), 9)
     member, _ = member_of(client, group, protocols={"range": b"sent"})
 
     def described(name: str, version: int | None = None) -> Any:
-        (told,) = ask(client, describe(name), version).groups
+        (described_group,) = ask(client, describe(name), version).groups
         return (
-            error_name(told.error_code),
-            told.group_state,
-            told.protocol_type,
-            told.protocol_data,
+            error_name(described_group.error_code),
+            described_group.group_state,
+            described_group.protocol_type,
+            described_group.protocol_data,
             [
                 (one.member_id == member, one.client_id, one.client_host, one.member_metadata)
-                for one in told.members
+                for one in described_group.members
             ],
-            [one.member_assignment for one in told.members],
+            [one.member_assignment for one in described_group.members],
         )
 
     nowhere = new_name("g")
@@ -389,6 +404,7 @@ def groups_are_described(client: ProtocolClient) -> Any:
 
 @scenario()
 def groups_are_listed_and_deleted(client: ProtocolClient) -> Any:
+    """Groups are filtered by state and type; one with members cannot be deleted."""
     group, simple, topic = group_name(client), group_name(client), client.topic()
     client.call(commit(simple, topic, {0: 1}), 9)
     member, _ = member_of(client, group)

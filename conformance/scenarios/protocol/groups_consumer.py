@@ -1,4 +1,4 @@
-"""What brokers answer to members that they assign partitions to; run on ours and on Apache Kafka.
+"""What members of groups are answered whose partitions the broker assigns (KIP-848, KIP-932).
 
 Heartbeats of consumer groups (KIP-848) and share groups (KIP-932): joining, epochs, giving up and
 getting partitions, leaving, static members, and everything that must be refused.
@@ -94,7 +94,7 @@ class Member:
         ]
 
     def acknowledge(self) -> Any:
-        """Say that it reads what it was told to."""
+        """Confirm the partitions that were assigned."""
         return self.beat(topic_partitions=self.partitions())
 
 
@@ -108,7 +108,7 @@ def share_beat(
 
 
 def known_topic(client: ProtocolClient, partitions: int = 1) -> str:
-    """A new topic that the coordinator knows of: Kafka's hears of it a moment after it is made."""
+    """A new topic that the coordinator knows: Kafka's hears of it a moment later."""
     topic = client.topic(partitions)
     probe = Member(client, new_name("g"), "probe", [topic])
     settle({probe: partitions})
@@ -117,7 +117,7 @@ def known_topic(client: ProtocolClient, partitions: int = 1) -> str:
 
 
 def settle(counts: dict[Member, int]) -> list[str]:
-    """Everybody beats and does what it is told, until all have as many partitions as expected."""
+    """All members send heartbeats and confirm assignments until each has so many partitions."""
     deadline = monotonic() + READY_TIMEOUT_S
     errors = {"NONE"}
     while any(member.count != count for member, count in counts.items()):
@@ -132,6 +132,7 @@ def settle(counts: dict[Member, int]) -> list[str]:
 
 @scenario()
 def members_join_share_and_leave(client: ProtocolClient) -> Any:
+    """Members divide the partitions among themselves; what one leaves, another gets."""
     topic, group = known_topic(client, 4), new_name("g")
     one, two, three = (Member(client, group, id_, [topic]) for id_ in ("one", "two", "three"))
     steps: list[Any] = [one.beat(), one.beat(), two.beat()]
@@ -144,6 +145,7 @@ def members_join_share_and_leave(client: ProtocolClient) -> Any:
 
 @scenario()
 def a_partition_is_revoked_first(client: ProtocolClient) -> Any:
+    """A partition goes to its new owner when the old one has said that it gave it up."""
     topic, group = known_topic(client, 2), new_name("g")
     one, two = (Member(client, group, id_, [topic]) for id_ in ("one", "two"))
     one.beat()
@@ -152,7 +154,7 @@ def a_partition_is_revoked_first(client: ProtocolClient) -> Any:
     while one.count == 2 and monotonic() < deadline:
         one.beat()
     epoch = one.epoch
-    # It was told to, but has not said that it has.
+    # Its partition is revoked, but it has not confirmed that.
     steps = [one.beat(), two.beat(), two.beat(), one.epoch == epoch]
     one.acknowledge()
     two.beat()
@@ -161,6 +163,7 @@ def a_partition_is_revoked_first(client: ProtocolClient) -> Any:
 
 @scenario()
 def members_send_full_heartbeats(client: ProtocolClient) -> Any:
+    """A member may repeat everything it said before, and may join again with its id."""
     topic, group = known_topic(client, 3), new_name("g")
     one = Member(client, group, "one", [topic])
     steps = [one.beat(), one.beat(full=True)]
@@ -170,6 +173,7 @@ def members_send_full_heartbeats(client: ProtocolClient) -> Any:
 
 @scenario()
 def members_with_wrong_epochs(client: ProtocolClient) -> Any:
+    """A wrong epoch is fenced; a member that left or never joined is unknown."""
     topic, group = known_topic(client, 2), new_name("g")
     one = Member(client, group, "one", [topic])
     one.epoch = 1
@@ -186,6 +190,7 @@ def members_with_wrong_epochs(client: ProtocolClient) -> Any:
 
 @scenario()
 def members_that_missed_a_response(client: ProtocolClient) -> Any:
+    """A member may repeat its previous epoch if it claims no more partitions than are its own."""
     topic, group = known_topic(client, 2), new_name("g")
     one, two = (Member(client, group, id_, [topic]) for id_ in ("one", "two"))
     one.beat()
@@ -203,6 +208,7 @@ def members_that_missed_a_response(client: ProtocolClient) -> Any:
 
 @scenario()
 def static_members(client: ProtocolClient) -> Any:
+    """An instance id belongs to one member until it leaves; the next one gets its partitions."""
     topic, group = known_topic(client, 2), new_name("g")
     one = Member(client, group, "one", [topic], instance_id="i")
     other = Member(client, group, "other", [topic], instance_id="i")
@@ -221,6 +227,7 @@ def static_members(client: ProtocolClient) -> Any:
 
 @scenario()
 def bad_heartbeats(client: ProtocolClient) -> Any:
+    """Heartbeats with missing or impossible fields are refused and create no group."""
     topic, group = known_topic(client), new_name("g")
     bad: tuple[dict[str, Any], ...] = (
         {"member_id": ""},
@@ -239,9 +246,9 @@ def bad_heartbeats(client: ProtocolClient) -> Any:
         {"subscribed_topic_names": None, "subscribed_topic_regex": "("},
         {"subscribed_topic_names": None, "subscribed_topic_regex": "(?=a)"},
     )
-    found = [Member(client, group, "bad", [topic]).beat(**fields) for fields in bad]
+    answers = [Member(client, group, "bad", [topic]).beat(**fields) for fields in bad]
     described = client.call(ConsumerGroupDescribeRequest(group_ids=[group])).groups[0]
-    return found, error_name(described.error_code)
+    return answers, error_name(described.error_code)
 
 
 @scenario()
@@ -253,6 +260,7 @@ def a_member_without_an_id_gets_one_in_version_0(client: ProtocolClient) -> Any:
 
 @scenario()
 def members_without_topics(client: ProtocolClient) -> Any:
+    """Who subscribes to nothing, or to an unknown topic, is a member without partitions."""
     group, missing = new_name("g"), new_name()
     nothing, later = Member(client, group, "one", []), Member(client, group, "two", [missing])
     return [nothing.beat(), later.beat(), nothing.beat()]
@@ -260,16 +268,18 @@ def members_without_topics(client: ProtocolClient) -> Any:
 
 @scenario()
 def a_changed_subscription(client: ProtocolClient) -> Any:
+    """New topics are assigned, and dropped ones are revoked at once."""
     topics = [known_topic(client, 2), known_topic(client, 3)]
     one = Member(client, new_name("g"), "one", topics[:1])
     steps = [one.beat(), one.beat(subscribed_topic_names=topics)[0], settle({one: 5})]
-    # What it does not want any more it is told to give up at once.
+    # Topics that it dropped are revoked at once.
     steps += [one.beat(subscribed_topic_names=topics[1:]), one.acknowledge()]
     return [*steps, settle({one: 3})]
 
 
 @scenario()
 def ranges_of_two_topics(client: ProtocolClient) -> Any:
+    """The range assignor gives each member the same range of every topic."""
     topics = sorted((known_topic(client, 3), known_topic(client, 3)))
     group = new_name("g")
     one, two = (Member(client, group, id_, topics, server_assignor="range") for id_ in ("1", "2"))
@@ -281,6 +291,7 @@ def ranges_of_two_topics(client: ProtocolClient) -> Any:
 
 @scenario()
 def described_consumer_groups(client: ProtocolClient) -> Any:
+    """A group is described with its state, epochs, assignor, members and their assignments."""
     topic, group = known_topic(client, 2), new_name("g")
     one = Member(client, group, "one", [topic], rack_id="r")
     one.beat()
@@ -289,10 +300,10 @@ def described_consumer_groups(client: ProtocolClient) -> Any:
         request = ConsumerGroupDescribeRequest(group_ids=[group, new_name("none")])
         return [
             (
-                error_name(found.error_code),
-                found.group_state,
-                found.group_epoch == found.assignment_epoch,
-                found.assignor_name,
+                error_name(described_group.error_code),
+                described_group.group_state,
+                described_group.group_epoch == described_group.assignment_epoch,
+                described_group.assignor_name,
                 [
                     (
                         member.member_id,
@@ -313,32 +324,33 @@ def described_consumer_groups(client: ProtocolClient) -> Any:
                         ],
                         member.member_type,
                     )
-                    for member in found.members
+                    for member in described_group.members
                 ],
             )
-            for found in sorted(
+            for described_group in sorted(
                 client.call(request, version).groups, key=lambda item: item.group_id != group
             )
         ]
 
-    found = [described(0), described(1)]
+    states = [described(0), described(1)]
     two = Member(client, group, "two", [topic])
     two.beat()
     settle({one: 1, two: 1})
-    found.append([each[:2] for each in described(1)])
+    states.append([state[:2] for state in described(1)])
     for member in (one, two):
         member.epoch = -1
         member.beat()
-    found.append([each[:2] for each in described(1)])
-    return found
+    states.append([state[:2] for state in described(1)])
+    return states
 
 
 @scenario()
 def groups_of_another_kind(client: ProtocolClient) -> Any:
+    """A group of one kind is unknown to the others; a share group takes no classic members."""
     topic, consumers, sharers = known_topic(client), new_name("g"), new_name("s")
     Member(client, consumers, "one", [topic]).beat()
     share_beat(client, sharers, "one", 0, [topic])
-    found = [
+    errors = [
         Member(client, sharers, "two", [topic]).beat(),
         error_name(share_beat(client, consumers, "two", 0, [topic]).error_code),
     ]
@@ -347,7 +359,7 @@ def groups_of_another_kind(client: ProtocolClient) -> Any:
         (sharers, ConsumerGroupDescribeRequest(group_ids=[sharers])),
     ):
         assert group in request.group_ids
-        found.append(error_name(client.call(request).groups[0].error_code))
+        errors.append(error_name(client.call(request).groups[0].error_code))
     protocol = JoinGroupRequestProtocol(name="range", metadata=b"")
     join = JoinGroupRequest(
         group_id=sharers,
@@ -356,13 +368,14 @@ def groups_of_another_kind(client: ProtocolClient) -> Any:
         protocol_type="consumer",
         protocols=[protocol],
     )
-    return [*found, error_name(ask(client, join).error_code)]
+    return [*errors, error_name(ask(client, join).error_code)]
 
 
 @scenario()
 def share_members(client: ProtocolClient) -> Any:
+    """Members of share groups join, are refused, described, and leave."""
     topic, group = known_topic(client, 2), new_name("s")
-    found = []
+    answers = []
     for id_, epoch, topics in (
         ("one", 1, None),
         ("one", 0, None),
@@ -375,13 +388,13 @@ def share_members(client: ProtocolClient) -> Any:
         ("one", 9, None),
     ):
         answer = share_beat(client, group, id_, epoch, topics)
-        found.append((error_name(answer.error_code), answer.member_id))
+        answers.append((error_name(answer.error_code), answer.member_id))
     # Kafka assigns partitions once it has made their state.
-    deadline, told, epoch = monotonic() + READY_TIMEOUT_S, 0, 0
-    while told < 2 and monotonic() < deadline:
+    deadline, assigned, epoch = monotonic() + READY_TIMEOUT_S, 0, 0
+    while assigned < 2 and monotonic() < deadline:
         answer = share_beat(client, group, "one", 0, [topic])
         epoch = answer.member_epoch
-        told = sum(len(item.partitions) for item in answer.assignment.topic_partitions)
+        assigned = sum(len(item.partitions) for item in answer.assignment.topic_partitions)
     shown = sorted(
         client.call(ShareGroupDescribeRequest(group_ids=[group, new_name("none")])).groups,
         key=lambda item: item.group_id != group,
@@ -400,23 +413,24 @@ def share_members(client: ProtocolClient) -> Any:
     states = [(error_name(item.error_code), item.group_state) for item in shown]
     left = share_beat(client, group, "one", -1, None)
     after = client.call(ShareGroupDescribeRequest(group_ids=[group])).groups[0].group_state
-    return found, told, members, states, shown[0].assignor_name, left.member_epoch, after
+    return answers, assigned, members, states, shown[0].assignor_name, left.member_epoch, after
 
 
 @scenario()
 def a_deleted_topic_is_revoked(client: ProtocolClient) -> Any:
+    """A deleted topic is taken from its reader; one of the same name is assigned as a new topic."""
     kept, gone = known_topic(client, 1), known_topic(client, 2)
     one = Member(client, new_name("g"), "one", [kept, gone])
-    found = [one.beat()[2]]
+    steps = [one.beat()[2]]
     client.call(delete(gone))
     deadline = monotonic() + READY_TIMEOUT_S
     while len(one.owned) != 1 and monotonic() < deadline:
         one.beat()
-    found.append(one.owned == [(client.ids[kept], [0])])
+    steps.append(one.owned == [(client.ids[kept], [0])])
     one.acknowledge()
     # A topic of the same name is another one.
     client.recreate_topic(gone)
     new_id = client.ids[gone]
     while len(one.owned) != 2 and monotonic() < deadline:
         one.beat()
-    return [*found, sorted(one.owned) == sorted([(client.ids[kept], [0]), (new_id, [0])])]
+    return [*steps, sorted(one.owned) == sorted([(client.ids[kept], [0]), (new_id, [0])])]

@@ -1,4 +1,4 @@
-"""What brokers answer about offsets, epochs and producers; run on ours and on Apache Kafka."""
+"""What is answered about offsets, leader epochs, deleted records and producers of a partition."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from tests.broker.requests import (
 
 @scenario()
 def offsets_by_time(client: ProtocolClient) -> Any:
+    """The first offset at or after a time, the end, the start, and the largest timestamp."""
     topic = client.topic()
     client.fill(topic, *(batch(b"a", b"b", at_ms=at) for at in (1000, 2000, 5000, 3000)))
     times = (LATEST, EARLIEST, MAX_TIMESTAMP, 0, 1000, 1001, 2000, 4000, 5000, 5001)
@@ -33,12 +34,14 @@ def offsets_by_time(client: ProtocolClient) -> Any:
 
 @scenario()
 def offsets_of_an_empty_partition(client: ProtocolClient) -> Any:
+    """It starts and ends at 0 and has no offset for any time."""
     topic = client.topic()
     return [listed(client, topic, at) for at in (LATEST, EARLIEST, MAX_TIMESTAMP, 0, -4, -5)]
 
 
 @scenario()
 def special_times_in_old_versions(client: ProtocolClient) -> Any:
+    """Special timestamps are refused in versions older than they are."""
     topic = client.topic()
     client.fill(topic, batch(b"a", at_ms=1000))
     return [
@@ -52,6 +55,7 @@ def special_times_in_old_versions(client: ProtocolClient) -> Any:
 
 @scenario()
 def offsets_of_unknown_partitions(client: ProtocolClient) -> Any:
+    """A topic or partition that does not exist is an error."""
     topic = client.topic()
     return [
         listed(client, "nowhere", LATEST),
@@ -62,6 +66,7 @@ def offsets_of_unknown_partitions(client: ProtocolClient) -> Any:
 
 @scenario()
 def leader_epochs_of_requests(client: ProtocolClient) -> Any:
+    """A request that knows a newer leader epoch than the broker is refused."""
     topic = client.topic()
     now = client.leader_epoch(topic)
     return [
@@ -76,6 +81,7 @@ def leader_epochs_of_requests(client: ProtocolClient) -> Any:
 
 @scenario()
 def leader_epochs_of_listed_offsets(client: ProtocolClient) -> Any:
+    """An offset is listed with its leader epoch; no offset, no epoch."""
     topic = client.topic()
     now = client.leader_epoch(topic)
     empty = [one(client.call(list_offsets(topic, at))).leader_epoch == now for at in (-1, -2)]
@@ -89,6 +95,7 @@ def leader_epochs_of_listed_offsets(client: ProtocolClient) -> Any:
 
 @scenario()
 def ends_of_epochs(client: ProtocolClient) -> Any:
+    """The current epoch ends at the end of the log; unknown ones have no end."""
     topic = client.topic()
     now = client.leader_epoch(topic)
     answers: list[Any] = []
@@ -97,14 +104,15 @@ def ends_of_epochs(client: ProtocolClient) -> Any:
             client.fill(topic, item)
         for epoch in (now, now + 1, now + 100, -1):
             part = one(client.call(end_of_epoch(topic, epoch)))
-            told = part.leader_epoch - now if part.leader_epoch >= 0 else None
-            answers.append((error_name(part.error_code), told, part.end_offset))
+            epoch_after = part.leader_epoch - now if part.leader_epoch >= 0 else None
+            answers.append((error_name(part.error_code), epoch_after, part.end_offset))
     answers.append(error_name(one(client.call(end_of_epoch("nowhere", 0))).error_code))
     return answers
 
 
 @scenario()
 def deleting_records(client: ProtocolClient) -> Any:
+    """The log start moves forward only, up to the high watermark."""
     topic = client.topic()
     client.fill(topic, *(batch(b"a", b"b") for _ in range(5)))
     answers = []
@@ -120,6 +128,7 @@ def deleting_records(client: ProtocolClient) -> Any:
 
 @scenario()
 def deleting_records_of_a_compacted_topic(client: ProtocolClient) -> Any:
+    """Refused by policy, unless the topic also deletes."""
     answers = []
     for policy in ("compact", "compact,delete"):
         topic = client.topic(cleanup_policy=policy)
@@ -131,6 +140,7 @@ def deleting_records_of_a_compacted_topic(client: ProtocolClient) -> Any:
 
 @scenario()
 def offsets_after_deleting_records(client: ProtocolClient) -> Any:
+    """No look-up by time finds a deleted record."""
     topic = client.topic()
     client.fill(topic, *(batch(b"a", b"b", at_ms=at) for at in (1000, 2000, 3000)))
     client.call(delete_records(topic, 3))
@@ -139,6 +149,7 @@ def offsets_after_deleting_records(client: ProtocolClient) -> Any:
 
 @scenario()
 def producers_of_a_partition(client: ProtocolClient) -> Any:
+    """Active producers are described with epoch, last sequence and last timestamp."""
     topic, pid = client.topic(), client.producer_id()
     client.fill(topic, batch(b"a", b"b", b"c", at_ms=77, producer=(pid, 0, 0)))
 
@@ -158,6 +169,7 @@ def producers_of_a_partition(client: ProtocolClient) -> Any:
 
 @scenario()
 def a_recreated_topic_has_another_id(client: ProtocolClient) -> Any:
+    """The old id is unknown, and the new topic is empty."""
     topic = client.topic()
     old: UUID = client.ids[topic]
     client.fill(topic, batch(b"old"))

@@ -1,4 +1,4 @@
-"""What brokers answer to producers, right and wrong ones; run on ours and on Apache Kafka."""
+"""What producers are answered: batches, acks, timestamps, keys, sequences."""
 
 from __future__ import annotations
 
@@ -39,12 +39,14 @@ def one_by_one(client: ProtocolClient, topic: str, *batches: bytes) -> list[tupl
 
 @scenario()
 def offsets_are_consecutive(client: ProtocolClient) -> Any:
+    """Each batch is answered with the offset of its first record."""
     topic = client.topic()
     return one_by_one(client, topic, batch(b"a"), batch(b"b", b"c"), batch(b"d"))
 
 
 @scenario()
 def a_wrong_checksum(client: ProtocolClient) -> Any:
+    """Refused as corrupt; it takes no offset."""
     topic = client.topic()
     damaged = bytearray(batch(b"hello"))
     damaged[-1] ^= 1
@@ -53,12 +55,14 @@ def a_wrong_checksum(client: ProtocolClient) -> Any:
 
 @scenario()
 def wrong_magic_numbers(client: ProtocolClient) -> Any:
+    """Old formats are invalid, unknown ones corrupt."""
     topic = client.topic()
     return one_by_one(client, topic, *(resealed(batch(b"x" * 99), magic=m) for m in (0, 1, 3, 127)))
 
 
 @scenario()
 def a_short_message_of_the_old_format(client: ProtocolClient) -> Any:
+    """Refused as invalid, though it is shorter than the header of a batch."""
     topic = client.topic()
     # offset, size, crc, magic 1, attributes, timestamp, no key, a value of one byte
     body = struct.pack(">bbqiib", 1, 0, 0, -1, 1, 7)
@@ -68,11 +72,13 @@ def a_short_message_of_the_old_format(client: ProtocolClient) -> Any:
 
 @scenario()
 def no_records(client: ProtocolClient) -> Any:
+    """A request without records for its partition is invalid."""
     return one_by_one(client, client.topic(), b"")
 
 
 @scenario()
 def a_batch_cut_short(client: ProtocolClient) -> Any:
+    """Invalid, wherever it is cut."""
     topic = client.topic()
     whole = batch(b"hello")
     return [error for error, _ in one_by_one(client, topic, *(whole[:n] for n in (5, 20, 61, 70)))]
@@ -80,12 +86,14 @@ def a_batch_cut_short(client: ProtocolClient) -> Any:
 
 @scenario()
 def two_batches_for_one_partition(client: ProtocolClient) -> Any:
+    """Refused; the partition goes on at the same offset."""
     topic = client.topic()
     return one_by_one(client, topic, batch(b"a") + batch(b"b"), batch(b"c"))
 
 
 @scenario()
 def counts_that_do_not_agree(client: ProtocolClient) -> Any:
+    """A batch whose last offset does not fit its count of records is invalid."""
     topic = client.topic()
     good = batch(b"a", b"b", b"c")
     return one_by_one(
@@ -99,6 +107,7 @@ def counts_that_do_not_agree(client: ProtocolClient) -> Any:
 
 @scenario()
 def attributes_that_the_broker_sets(client: ProtocolClient) -> Any:
+    """The bit for append time is cleared and timestamps stay; other bits are stored as sent."""
     topic = client.topic()
     raw = encode([Record(n, 1000 + n, None, b"v") for n in range(3)])
     sent = one_by_one(client, topic, *(resealed(raw, attributes=bits) for bits in (8, 64, 128, 72)))
@@ -113,6 +122,7 @@ def attributes_that_the_broker_sets(client: ProtocolClient) -> Any:
 
 @scenario()
 def a_control_batch_from_a_client(client: ProtocolClient) -> Any:
+    """Only brokers write control batches."""
     topic = client.topic()
     item = [Record(0, now_ms(), b"\0\0\0\0", b"\0\0\0\0\0\0")]
     return one_by_one(client, topic, encode(item, BatchOptions(control=True)))
@@ -120,6 +130,7 @@ def a_control_batch_from_a_client(client: ProtocolClient) -> Any:
 
 @scenario()
 def batches_up_to_the_limit(client: ProtocolClient) -> Any:
+    """max.message.bytes is the largest size that is taken."""
     topic = client.topic(max_message_bytes="1000")
     return one_by_one(client, topic, batch_of_size(1000), batch_of_size(1001), batch_of_size(999))
 
@@ -129,6 +140,7 @@ def batches_up_to_the_limit(client: ProtocolClient) -> Any:
 
 @scenario()
 def unknown_topics_and_partitions(client: ProtocolClient) -> Any:
+    """An error of the partition."""
     topic = client.topic(2)
     return [
         client.produced(produce("nowhere", batch())),
@@ -139,6 +151,7 @@ def unknown_topics_and_partitions(client: ProtocolClient) -> Any:
 
 @scenario()
 def topics_by_id(client: ProtocolClient) -> Any:
+    """Version 13 writes by topic id; an unknown id is an error of its own."""
     topic = client.topic()
     unknown = type(client.ids[topic])(int=client.ids[topic].int ^ 1)
     return [
@@ -151,6 +164,7 @@ def topics_by_id(client: ProtocolClient) -> Any:
 
 @scenario()
 def good_and_bad_partitions_in_one_request(client: ProtocolClient) -> Any:
+    """Each partition is answered on its own."""
     topic = client.topic(3)
     answer = client.call(
         produce(topic, {0: batch(b"a"), 1: b"bad", 2: batch(b"c"), 9: batch()}), 12
@@ -161,18 +175,20 @@ def good_and_bad_partitions_in_one_request(client: ProtocolClient) -> Any:
 
 @scenario()
 def two_topics_in_one_request(client: ProtocolClient) -> Any:
+    """Each topic is answered on its own."""
     names = [client.topic(), client.topic(), "nowhere"]
     data = [
         TopicProduceData(name=n, partition_data=[PartitionProduceData(index=0, records=batch())])
         for n in names
     ]
     answer = client.call(ProduceRequest(acks=1, timeout_ms=1000, topic_data=data), 9)
-    found = {t.name: t.partition_responses[0] for t in answer.responses}
-    return [(error_name(found[n].error_code), found[n].base_offset) for n in names]
+    results = {t.name: t.partition_responses[0] for t in answer.responses}
+    return [(error_name(results[n].error_code), results[n].base_offset) for n in names]
 
 
 @scenario()
 def a_request_without_topics(client: ProtocolClient) -> Any:
+    """It is answered, without topics."""
     return client.call(ProduceRequest(acks=-1, timeout_ms=1000), 12).responses
 
 
@@ -181,12 +197,14 @@ def a_request_without_topics(client: ProtocolClient) -> Any:
 
 @scenario()
 def numbers_of_acks(client: ProtocolClient) -> Any:
+    """1 and -1 are valid; 2, -2 and others are refused."""
     topic = client.topic()
     return [client.produced(produce(topic, batch(), acks=n)) for n in (1, -1, 2, -2, 32767)]
 
 
 @scenario()
 def acks_0_has_no_answer(client: ProtocolClient) -> Any:
+    """The records are there all the same."""
     topic = client.topic()
 
     def send(connection: RawClient) -> Any:
@@ -212,6 +230,7 @@ def acks_0_that_fails_cuts_the_connection(client: ProtocolClient) -> Any:
 
 @scenario()
 def zstd_needs_version_7(client: ProtocolClient) -> Any:
+    """Older versions refuse it."""
     topic = client.topic()
     return [
         client.produced(produce(topic, batch(b"z" * 500, codec=4)), version)
@@ -221,6 +240,7 @@ def zstd_needs_version_7(client: ProtocolClient) -> Any:
 
 @scenario()
 def every_codec_in_every_version(client: ProtocolClient) -> Any:
+    """gzip, snappy, lz4 and no compression are taken in versions 3 to 12."""
     topic = client.topic()
     return [
         client.produced(produce(topic, batch(b"v" * 300, codec=codec)), version)
@@ -231,6 +251,7 @@ def every_codec_in_every_version(client: ProtocolClient) -> Any:
 
 @scenario()
 def versions_that_are_not_offered(client: ProtocolClient) -> Any:
+    """The connection is closed."""
     topic = client.topic()
 
     def send(version: int) -> Any:
@@ -249,6 +270,7 @@ def versions_that_are_not_offered(client: ProtocolClient) -> Any:
 
 @scenario()
 def timestamps_far_away(client: ProtocolClient) -> Any:
+    """Timestamps outside of the limits of the topic are refused, before and after now."""
     topic = client.topic(
         message_timestamp_before_max_ms="60000", message_timestamp_after_max_ms="60000"
     )
@@ -259,6 +281,7 @@ def timestamps_far_away(client: ProtocolClient) -> Any:
 
 @scenario()
 def timestamps_by_default(client: ProtocolClient) -> Any:
+    """Any age is taken; a day ahead is refused."""
     topic = client.topic()
     now = now_ms()
     return one_by_one(client, topic, *(batch(at_ms=at) for at in (0, 1, now + DAY_MS, -1)))
@@ -266,6 +289,7 @@ def timestamps_by_default(client: ProtocolClient) -> Any:
 
 @scenario()
 def an_old_record_among_new_ones(client: ProtocolClient) -> Any:
+    """One bad timestamp refuses the batch."""
     topic = client.topic(message_timestamp_before_max_ms="60000")
     now = now_ms()
     mixed = encode([Record(0, now - DAY_MS, None, b"old"), Record(1, now, None, b"new")])
@@ -274,6 +298,7 @@ def an_old_record_among_new_ones(client: ProtocolClient) -> Any:
 
 @scenario()
 def append_time_takes_any_timestamp(client: ProtocolClient) -> Any:
+    """Records get the time of the broker, which the response names."""
     topic = client.topic(message_timestamp_type="LogAppendTime")
     before = now_ms()
     answer = one(client.call(produce(topic, batch(b"a", b"b", at_ms=5)), 12))
@@ -290,6 +315,7 @@ def append_time_takes_any_timestamp(client: ProtocolClient) -> Any:
 
 @scenario()
 def create_time_has_no_append_time(client: ProtocolClient) -> Any:
+    """The response names none, and timestamps are stored as sent."""
     topic = client.topic()
     answer = one(client.call(produce(topic, batch(b"a", at_ms=5)), 12))
     stored = one(client.call(fetch(topic, max_wait_ms=5000), 12)).records
@@ -301,6 +327,7 @@ def create_time_has_no_append_time(client: ProtocolClient) -> Any:
 
 @scenario()
 def compacted_topics_need_keys(client: ProtocolClient) -> Any:
+    """A batch with a record without a key is refused, in every codec."""
     topic = client.topic(cleanup_policy="compact")
     mixed = encode([Record(0, now_ms(), b"k", b"v"), Record(1, now_ms(), None, b"v")])
     return one_by_one(
@@ -318,6 +345,7 @@ def compacted_topics_need_keys(client: ProtocolClient) -> Any:
 
 @scenario()
 def which_record_has_no_key(client: ProtocolClient) -> Any:
+    """The response names the record."""
     topic = client.topic(cleanup_policy="compact")
     mixed = encode([Record(n, now_ms(), b"k" if n != 1 else None, b"v") for n in range(3)])
     answer = one(client.call(produce(topic, mixed), 12))
@@ -329,6 +357,7 @@ def which_record_has_no_key(client: ProtocolClient) -> Any:
 
 @scenario()
 def sequences_in_order(client: ProtocolClient) -> Any:
+    """Batches whose sequences follow each other are taken."""
     topic, pid = client.topic(), client.producer_id()
     return one_by_one(
         client,
@@ -341,6 +370,7 @@ def sequences_in_order(client: ProtocolClient) -> Any:
 
 @scenario()
 def duplicates_get_their_first_offset(client: ProtocolClient) -> Any:
+    """Any of the last five batches may be repeated, and is stored once."""
     topic, pid = client.topic(), client.producer_id()
     batches = [batch(b"%d" % n, producer=(pid, 0, n)) for n in range(5)]
     first = one_by_one(client, topic, *batches)
@@ -351,6 +381,7 @@ def duplicates_get_their_first_offset(client: ProtocolClient) -> Any:
 
 @scenario()
 def a_duplicate_older_than_the_last_five(client: ProtocolClient) -> Any:
+    """It is out of order."""
     topic, pid = client.topic(), client.producer_id()
     batches = [batch(b"%d" % n, producer=(pid, 0, n)) for n in range(7)]
     return one_by_one(client, topic, *batches), one_by_one(client, topic, batches[1], batches[2])
@@ -358,6 +389,7 @@ def a_duplicate_older_than_the_last_five(client: ProtocolClient) -> Any:
 
 @scenario()
 def gaps_and_repeats_in_the_sequence(client: ProtocolClient) -> Any:
+    """Both are out of order, and the right batch is taken afterwards."""
     topic, pid = client.topic(), client.producer_id()
     return one_by_one(
         client,
@@ -372,6 +404,7 @@ def gaps_and_repeats_in_the_sequence(client: ProtocolClient) -> Any:
 
 @scenario()
 def a_new_producer_starts_at_any_sequence(client: ProtocolClient) -> Any:
+    """From then on its sequence has no gaps."""
     topic, pid = client.topic(), client.producer_id()
     return one_by_one(
         client,
@@ -384,6 +417,7 @@ def a_new_producer_starts_at_any_sequence(client: ProtocolClient) -> Any:
 
 @scenario()
 def a_batch_of_another_shape_is_no_duplicate(client: ProtocolClient) -> Any:
+    """Overlapping batches are out of order."""
     topic, pid = client.topic(), client.producer_id()
     return one_by_one(
         client,
@@ -398,6 +432,7 @@ def a_batch_of_another_shape_is_no_duplicate(client: ProtocolClient) -> Any:
 
 @scenario()
 def epochs_of_a_producer(client: ProtocolClient) -> Any:
+    """Old epochs are refused; a new one begins with sequence 0."""
     topic, pid = client.topic(), client.producer_id()
     return one_by_one(
         client,
@@ -413,6 +448,7 @@ def epochs_of_a_producer(client: ProtocolClient) -> Any:
 
 @scenario()
 def sequences_wrap_around(client: ProtocolClient) -> Any:
+    """After 2147483647 comes 0, in the middle of a batch too."""
     topic, pid = client.topic(), client.producer_id()
     top = 0x7FFFFFFF
     return one_by_one(
@@ -436,6 +472,7 @@ def each_partition_has_its_own_sequence(client: ProtocolClient) -> Any:
 
 @scenario()
 def idempotent_batches_need_a_sequence(client: ProtocolClient) -> Any:
+    """A producer id with sequence -1 is invalid; with epoch -1 it is taken."""
     topic, pid = client.topic(), client.producer_id()
     return one_by_one(
         client, topic, batch(b"a", producer=(pid, -1, 0)), batch(b"a", producer=(pid, 0, -1))
@@ -444,6 +481,7 @@ def idempotent_batches_need_a_sequence(client: ProtocolClient) -> Any:
 
 @scenario()
 def producer_ids_are_new_each_time(client: ProtocolClient) -> Any:
+    """A producer without a transactional id gets a new id even if it names its old one."""
     first = client.call(new_producer())
     second = client.call(new_producer())
     # Without a transactional id a producer that names its old id gets a new one.
@@ -458,12 +496,14 @@ def producer_ids_are_new_each_time(client: ProtocolClient) -> Any:
 
 @scenario()
 def an_empty_transactional_id(client: ProtocolClient) -> Any:
+    """InitProducerId refuses it."""
     request = InitProducerIdRequest(transactional_id="", transaction_timeout_ms=1000)
     return error_name(client.call(request, 4).error_code)
 
 
 @scenario()
 def a_producer_id_without_its_epoch(client: ProtocolClient) -> Any:
+    """InitProducerId refuses it, and an epoch without its id."""
     return [
         error_name(client.call(new_producer(id_, epoch), 4).error_code)
         for id_, epoch in ((5, -1), (-1, 5))
@@ -472,6 +512,7 @@ def a_producer_id_without_its_epoch(client: ProtocolClient) -> Any:
 
 @scenario()
 def producers_of_deleted_records(client: ProtocolClient) -> Any:
+    """The producer goes on; its deleted batch is still known as a duplicate."""
     topic, pid = client.topic(), client.producer_id()
     first = one_by_one(client, topic, batch(b"a", producer=(pid, 0, 0)))
     client.call(delete_records(topic, -1))

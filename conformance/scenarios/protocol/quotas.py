@@ -1,4 +1,4 @@
-"""What brokers answer about client quotas; run on ours and on Apache Kafka."""
+"""What is answered about client quotas: who has them, which can be set."""
 
 from __future__ import annotations
 
@@ -57,6 +57,7 @@ def wait_for(client: ProtocolClient, count: int, *parts: tuple[str, int, str | N
 
 @scenario()
 def quotas_are_set_described_and_removed(client: ProtocolClient) -> Any:
+    """Quotas of users, clients, both together and defaults, found by exact and by loose filters."""
     end = new_name("-")
     alice, app = f"alice{end}", f"app{end}"
     outcomes = [
@@ -104,6 +105,7 @@ def quotas_are_set_described_and_removed(client: ProtocolClient) -> Any:
 
 @scenario()
 def quotas_that_cannot_be_set(client: ProtocolClient) -> Any:
+    """Unknown entities and quotas, empty names, fractions; validation changes nothing."""
     name = new_name()
     rate = {"producer_byte_rate": PLENTY}
     return [
@@ -120,6 +122,7 @@ def quotas_that_cannot_be_set(client: ProtocolClient) -> Any:
 
 @scenario()
 def filters_that_are_refused(client: ProtocolClient) -> Any:
+    """Unknown and repeated entities, and names where none or one is needed."""
     return [
         described(client, ("", ANY, None)),
         described(client, ("planet", ANY, None)),

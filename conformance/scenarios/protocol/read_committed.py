@@ -1,4 +1,4 @@
-"""What readers of committed records are answered; run on ours and on Apache Kafka."""
+"""What readers of committed and of uncommitted records see while transactions come and go."""
 
 from __future__ import annotations
 
@@ -140,8 +140,8 @@ def seen(
     request = fetch(writers[0].topic, offset, isolation_level=level, partition_max_bytes=max_bytes)
     part = one(client.call(request, 12))
     data = bytes(part.records or b"")
-    found = [header for _, header in headers(data)]
-    end = max((header.next_offset for header in found), default=offset)
+    batches = [header for _, header in headers(data)]
+    end = max((header.next_offset for header in batches), default=offset)
     aborted = part.aborted_transactions
     if aborted is not None:
         numbers = {writer.id: number for number, writer in enumerate(writers)}
@@ -155,7 +155,7 @@ def seen(
         error_name(part.error_code),
         part.high_watermark,
         part.last_stable_offset,
-        [(header.base_offset, header.is_control, header.is_transactional) for header in found],
+        [(header.base_offset, header.is_control, header.is_transactional) for header in batches],
         aborted,
     )
 
@@ -169,6 +169,7 @@ def offset_at(client: ProtocolClient, topic: str, timestamp: int, level: int) ->
 
 @scenario()
 def reading_while_transactions_are_open(client: ProtocolClient) -> Any:
+    """The last stable offset stops at the first open transaction; aborted ones are listed."""
     topic = client.topic()
     first, second = writers = [Writer(client, topic, number) for number in range(2)]
     client.fill(topic, batch(b"plain"))
@@ -200,6 +201,7 @@ def reading_while_transactions_are_open(client: ProtocolClient) -> Any:
 
 @scenario()
 def reading_many_aborted_transactions(client: ProtocolClient) -> Any:
+    """Fetches of any offset and size list the aborted transactions they touch."""
     topic = client.topic()
     writers = [Writer(client, topic, number) for number in range(3)]
     for number in range(12):
@@ -224,6 +226,7 @@ def reading_many_aborted_transactions(client: ProtocolClient) -> Any:
 
 @scenario()
 def writing_outside_an_open_transaction(client: ProtocolClient) -> Any:
+    """A producer with an open transaction writes nothing outside of it."""
     topic = client.topic()
     writer = Writer(client, topic)
     writer.begin()

@@ -1,4 +1,4 @@
-"""Scenarios of queues: what is delivered, what answers are taken, what sessions allow."""
+"""What members of share groups are answered: deliveries, acknowledgements, sessions."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def takers(client: ProtocolClient, *sizes: int, count: int = 1) -> Iterator[list
 
 @scenario()
 def acknowledgements(client: ProtocolClient) -> Any:
-    """Each record fares as it was answered for."""
+    """Accepted, rejected and skipped records are done; released ones are delivered again."""
     with takers(client, 6, 2) as (one,):
         seen = [first(one).acquired]
         kinds = [ACCEPT, RELEASE, REJECT, 0, RELEASE, ACCEPT]
@@ -82,7 +82,7 @@ def acknowledgements(client: ProtocolClient) -> Any:
 
 @scenario()
 def acknowledgements_that_are_refused(client: ProtocolClient) -> Any:
-    """Answers that are none, or for what is not held."""
+    """Ranges out of order, unknown types, records that the member does not hold."""
     wrong: list[list[Answer]] = [
         [(5, 5, ACCEPT)],
         [(0, 5, ACCEPT)],
@@ -106,7 +106,7 @@ def acknowledgements_that_are_refused(client: ProtocolClient) -> Any:
 
 @scenario()
 def epochs_of_sessions(client: ProtocolClient) -> Any:
-    """A session has its epochs."""
+    """A session begins with epoch 0, goes up by one and ends with -1; other epochs are refused."""
     with takers(client, 3) as (one,):
         before = [
             one.fetch(epoch=1).error,
@@ -127,7 +127,7 @@ def epochs_of_sessions(client: ProtocolClient) -> Any:
 
 @scenario()
 def sessions_that_end(client: ProtocolClient) -> Any:
-    """What a session had when it ended goes to others."""
+    """What a session held when it ended goes to other members."""
     results = []
     for how in ("goodbye", "goodbye with answers", "lost"):
         with takers(client, 4, count=2) as (one, other):
@@ -144,7 +144,7 @@ def sessions_that_end(client: ProtocolClient) -> Any:
 
 @scenario()
 def how_much_is_acquired(client: ProtocolClient) -> Any:
-    """Whole batches, or as many records as asked for."""
+    """As many records as asked for in strict mode, whole batches otherwise."""
     with takers(client, 10, 10, 10, count=3) as (one, other, third):
         strict = first(one, max_records=4, strict=True).offsets
         whole = first(other, max_records=4).offsets
@@ -154,7 +154,7 @@ def how_much_is_acquired(client: ProtocolClient) -> Any:
 
 @scenario()
 def locks_are_renewed(client: ProtocolClient) -> Any:
-    """More time for a record, and what must not come with asking for it."""
+    """A lock is renewed; a request that renews may not ask for records."""
     with takers(client, 3) as (one,):
         first(one)
         taken = one.acknowledge((0, 1, RENEW), renew=True)
@@ -168,7 +168,7 @@ def locks_are_renewed(client: ProtocolClient) -> Any:
 
 @scenario()
 def lag(client: ProtocolClient) -> Any:
-    """How many records are not finished."""
+    """Lag counts the records that are not finished, also behind a gap."""
     with takers(client, 10) as (one,):
         first(one)
         one.acknowledge((0, 2, ACCEPT), (5, 6, ACCEPT))

@@ -1,4 +1,4 @@
-"""What brokers answer about topics, settings and offsets; run on ours and on Apache Kafka."""
+"""What is answered about topics: creating, metadata, deleting, partitions, settings."""
 
 from __future__ import annotations
 
@@ -72,6 +72,7 @@ def created(client: ProtocolClient, request: CreateTopicsRequest) -> tuple[str, 
 
 @scenario()
 def numbers_of_partitions_and_replicas(client: ProtocolClient) -> Any:
+    """-1 is the broker's default; 0, other negatives and too many replicas are refused."""
     return [
         created(client, create(new_name(), partitions, replicas))
         for partitions, replicas in (
@@ -82,6 +83,7 @@ def numbers_of_partitions_and_replicas(client: ProtocolClient) -> Any:
 
 @scenario()
 def names_of_topics(client: ProtocolClient) -> Any:
+    """Up to 249 ASCII letters, digits, `.`, `-` and `_`; neither empty nor one or two dots."""
     unique = uuid4().hex
     names = [
         "", ".", "..", "...", "a" * 249, "a" * 250, f"ok.{unique}", "no/slash", "no space",
@@ -94,6 +96,7 @@ def names_of_topics(client: ProtocolClient) -> Any:
 
 @scenario()
 def names_that_collide(client: ProtocolClient) -> Any:
+    """Names that differ only in a dot and an underscore collide; dashes and capitals do not."""
     base = uuid4().hex
     return [
         created(client, create(name))[0]
@@ -103,17 +106,19 @@ def names_that_collide(client: ProtocolClient) -> Any:
 
 @scenario()
 def only_validated(client: ProtocolClient) -> Any:
+    """A creation that is only validated gives the same errors and creates nothing."""
     name = new_name()
     first = created(client, create(name, 4, validate_only=True))
-    told = client.call(metadata(name)).topics[0].error_code
+    unknown = client.call(metadata(name)).topics[0].error_code
     bad = created(client, create(name, 4, 3, validate_only=True))
     topic = client.topic()
     there = created(client, create(topic, validate_only=True))
-    return first, error_name(told), bad, there
+    return first, error_name(unknown), bad, there
 
 
 @scenario()
 def a_topic_twice_in_one_request(client: ProtocolClient) -> Any:
+    """Refused once for both."""
     name = new_name()
     wanted = [CreatableTopic(name=name, num_partitions=1, replication_factor=1) for _ in range(2)]
     answer = client.call(CreateTopicsRequest(topics=wanted, timeout_ms=1000))
@@ -122,6 +127,7 @@ def a_topic_twice_in_one_request(client: ProtocolClient) -> Any:
 
 @scenario()
 def settings_at_creation(client: ProtocolClient) -> Any:
+    """Which values of topic settings are taken, and which are refused."""
     cases: list[tuple[str, str | None]] = [
         ("retention.ms", "1000"), ("retention.ms", "x"), ("retention.ms", "-2"),
         ("no.such.setting", "1"), ("cleanup.policy", "delete,compact"),
@@ -152,6 +158,7 @@ def settings_at_creation(client: ProtocolClient) -> Any:
 
 @scenario()
 def assignments_at_creation(client: ProtocolClient) -> Any:
+    """Replica assignments name all partitions from 0, known brokers, and exclude counts."""
     cases: list[tuple[int, int, dict[int, list[int]]]] = [
         (-1, -1, {0: [1], 1: [1]}), (2, -1, {0: [1], 1: [1]}), (-1, 1, {0: [1]}),
         (-1, -1, {0: [2]}), (-1, -1, {1: [1]}), (-1, -1, {0: [1, 1]}), (-1, -1, {0: []}),
@@ -174,18 +181,19 @@ def assignments_at_creation(client: ProtocolClient) -> Any:
 
 @scenario()
 def what_create_topics_returns(client: ProtocolClient) -> Any:
+    """Id, settings and where they come from; leaders and replicas follow in the metadata."""
     name = new_name()
     result = client.call(create(name, 3, retention_ms="5000")).topics[0]
     client.wait_served(name, 3)
-    told = client.call(metadata(name)).topics[0]
+    described = client.call(metadata(name)).topics[0]
     source = {item.name: (item.value, item.config_source) for item in result.configs}
     return (
-        result.topic_id == told.topic_id,
+        result.topic_id == described.topic_id,
         source["retention.ms"],
         source["max.message.bytes"],
-        [part.partition_index for part in sorted(told.partitions, key=lambda p: p.partition_index)],
+        sorted(part.partition_index for part in described.partitions),
         {(part.leader_id, tuple(part.replica_nodes), tuple(part.isr_nodes))
-         for part in told.partitions},
+         for part in described.partitions},
     )  # fmt: skip
 
 
@@ -194,6 +202,7 @@ def what_create_topics_returns(client: ProtocolClient) -> Any:
 
 @scenario()
 def metadata_of_what_is_not_there(client: ProtocolClient) -> Any:
+    """Unknown names, malformed names and unknown ids are different errors."""
     return [
         error_name(client.call(metadata(name)).topics[0].error_code)
         for name in (new_name(), "", "no/slash", "a" * 250, ".", uuid4())
@@ -202,58 +211,63 @@ def metadata_of_what_is_not_there(client: ProtocolClient) -> Any:
 
 @scenario()
 def metadata_by_name_and_id(client: ProtocolClient) -> Any:
+    """A topic is found by its id, with or without a name."""
     topic = client.topic()
     both = MetadataRequest(
         topics=[MetadataRequestTopic(name=topic, topic_id=client.ids[topic])],
         allow_auto_topic_creation=False,
     )
     by_id = client.call(metadata(client.ids[topic])).topics[0]
-    told = client.call(both).topics[0]
+    by_both = client.call(both).topics[0]
     # As Java's admin client asks: an id, and a name that is empty.
     nameless = []
     for id_ in (client.ids[topic], uuid4()):
         wanted = [MetadataRequestTopic(name="", topic_id=id_)]
         request = MetadataRequest(topics=wanted, allow_auto_topic_creation=True)
-        found = client.call(request).topics[0]
-        nameless.append((error_name(found.error_code), found.name == topic, found.topic_id == id_))
+        described = client.call(request).topics[0]
+        nameless.append(
+            (error_name(described.error_code), described.name == topic, described.topic_id == id_)
+        )
     return (
         nameless,
-        error_name(told.error_code),
+        error_name(by_both.error_code),
         (error_name(by_id.error_code), by_id.name == topic, by_id.topic_id == client.ids[topic]),
     )
 
 
 @scenario()
 def no_topics_and_all_topics(client: ProtocolClient) -> Any:
+    """An empty list means all topics in version 0 and none since; null means all."""
     topic = client.topic()
     everything = MetadataRequest(topics=None)
     nothing = MetadataRequest(topics=[])
-    return [
-        [topic in {told.name for told in client.call(request, version).topics}, len(brokers)]
-        for request, version in (
-            (everything, 1), (nothing, 0), (nothing, 1), (everything, 12), (nothing, 12),
-        )
-        for brokers in [client.call(request, version).brokers]
-    ]  # fmt: skip
+    results = []
+    for request, version in (
+        (everything, 1), (nothing, 0), (nothing, 1), (everything, 12), (nothing, 12),
+    ):  # fmt: skip
+        answer = client.call(request, version)
+        results.append((topic in {item.name for item in answer.topics}, len(answer.brokers)))
+    return results
 
 
 @scenario()
 def topics_created_by_metadata_requests(client: ProtocolClient) -> Any:
+    """Metadata creates a topic where it is allowed to, unless the name is malformed."""
     base = uuid4().hex
     answers = []
     for name in (f"a.{base}", "no/slash", "", "a" * 250):
         not_yet = ("UNKNOWN_TOPIC_OR_PARTITION", "LEADER_NOT_AVAILABLE")
         while True:
-            told = client.call(metadata(name, create_missing=True)).topics[0]
-            if error_name(told.error_code) not in not_yet:
+            answer = client.call(metadata(name, create_missing=True)).topics[0]
+            if error_name(answer.error_code) not in not_yet:
                 break
-        answers.append((error_name(told.error_code), len(told.partitions)))
+        answers.append((error_name(answer.error_code), len(answer.partitions)))
     return answers
 
 
 @scenario()
 def requests_that_create_no_topics(client: ProtocolClient) -> Any:
-    """Neither a producer nor a consumer makes a topic, and Metadata only where it is allowed."""
+    """Neither produce, fetch nor list offsets create a topic, nor Metadata by id."""
     name, id_ = new_name(), uuid4()
     return [
         client.produced(produce(name, batch()))[0],
@@ -267,22 +281,24 @@ def requests_that_create_no_topics(client: ProtocolClient) -> Any:
 
 @scenario()
 def the_cluster(client: ProtocolClient) -> Any:
+    """Its id, its one broker and its controller, the same by DescribeCluster and Metadata."""
     answer = client.call(DescribeClusterRequest(endpoint_type=1))
     controllers = client.call(DescribeClusterRequest(endpoint_type=2))
-    told = client.call(metadata())
+    by_metadata = client.call(metadata())
     return (
         error_name(answer.error_code),
-        answer.cluster_id == told.cluster_id,
+        answer.cluster_id == by_metadata.cluster_id,
         [broker.broker_id for broker in answer.brokers],
         [f"{broker.host}:{broker.port}" for broker in answer.brokers] == [client.bootstrap],
         answer.controller_id,
-        told.controller_id,
+        by_metadata.controller_id,
         controllers.error_code != 0,
     )
 
 
 @scenario()
 def pages_of_partitions(client: ProtocolClient) -> Any:
+    """DescribeTopicPartitions goes on where the last page ended, across topics."""
     prefix = f"zz{uuid4().hex}"
     names = [f"{prefix}-{number}" for number in range(3)]
     for name, partitions in zip(names, (2, 3, 1), strict=True):
@@ -297,12 +313,12 @@ def pages_of_partitions(client: ProtocolClient) -> Any:
                 cursor=cursor,
             )
         )
-        told = [
+        page = [
             (names.index(t.name) if t.name in names else -1, error_name(t.error_code),
              [p.partition_index for p in t.partitions])
             for t in answer.topics
         ]  # fmt: skip
-        pages.append(told)
+        pages.append(page)
         if answer.next_cursor is None:
             return pages
         cursor = RequestCursor(
@@ -321,6 +337,7 @@ def deleted(client: ProtocolClient, request: DeleteTopicsRequest) -> list[str]:
 
 @scenario()
 def deleting_topics(client: ProtocolClient) -> Any:
+    """By name or by id, not by both or neither; a deleted topic is unknown."""
     by_name, by_id = client.topic(), client.topic()
     both = DeleteTopicState(name=by_name, topic_id=client.ids[by_name])
     neither = DeleteTopicState(name=None)
@@ -337,12 +354,14 @@ def deleting_topics(client: ProtocolClient) -> Any:
 
 @scenario()
 def a_topic_deleted_twice_in_one_request(client: ProtocolClient) -> Any:
+    """Refused, and the topic is still there."""
     topic = client.topic()
     return deleted(client, delete(topic, topic)), deleted(client, delete(topic))
 
 
 @scenario()
 def more_partitions(client: ProtocolClient) -> Any:
+    """The count only grows; assignments must fit the new partitions."""
     topic = client.topic(2)
     answers = []
     for name, count, assignments in (
@@ -365,11 +384,12 @@ def more_partitions(client: ProtocolClient) -> Any:
 
 @scenario()
 def more_partitions_only_validated(client: ProtocolClient) -> Any:
+    """The count stays as it is."""
     topic = client.topic()
     wanted = [CreatePartitionsTopic(name=topic, count=5, assignments=None)]
     answer = client.call(CreatePartitionsRequest(topics=wanted, timeout_ms=99, validate_only=True))
-    told = client.call(metadata(topic)).topics[0]
-    return error_name(answer.results[0].error_code), len(told.partitions)
+    described = client.call(metadata(topic)).topics[0]
+    return error_name(answer.results[0].error_code), len(described.partitions)
 
 
 # ---- settings --------------------------------------------------------------------------------
@@ -379,10 +399,10 @@ def altered(client: ProtocolClient, *args: Any, **kwargs: Any) -> str:
     return error_name(client.call(alter(*args, **kwargs)).responses[0].error_code)
 
 
-Told = list[tuple[str, str, int]]
+Settings = list[tuple[str, str, int]]
 
 
-def settings(client: ProtocolClient, topic: str, *names: str) -> Told:
+def settings(client: ProtocolClient, topic: str, *names: str) -> Settings:
     resource = DescribeConfigsResource(
         resource_type=2, resource_name=topic, configuration_keys=list(names)
     )
@@ -391,18 +411,19 @@ def settings(client: ProtocolClient, topic: str, *names: str) -> Told:
     return sorted((item.name, item.value, item.config_source) for item in result.configs)
 
 
-def settings_become(client: ProtocolClient, topic: str, **expected: str) -> Told:
-    """What is told of these settings, once it is this: Kafka tells it a moment after the change."""
+def settings_become(client: ProtocolClient, topic: str, **expected: str) -> Settings:
+    """These settings once they are as expected: Kafka shows a change a moment after it."""
     wanted = {name.replace("_", "."): value for name, value in expected.items()}
     deadline = monotonic() + READY_TIMEOUT_S
     while True:
-        told = settings(client, topic, *wanted)
-        if {name: value for name, value, _ in told} == wanted or monotonic() > deadline:
-            return told
+        described = settings(client, topic, *wanted)
+        if {name: value for name, value, _ in described} == wanted or monotonic() > deadline:
+            return described
 
 
 @scenario()
 def settings_set_and_unset(client: ProtocolClient) -> Any:
+    """Settings are set, reset, appended to and subtracted from, and shown with their source."""
     topic = client.topic(retention_ms="1000", cleanup_policy="delete")
     now = {"retention_ms": "1000", "max_message_bytes": "1048588", "cleanup_policy": "delete"}
     states: list[Any] = [settings_become(client, topic, **now)]
@@ -425,6 +446,7 @@ def settings_set_and_unset(client: ProtocolClient) -> Any:
 
 @scenario()
 def settings_that_are_refused(client: ProtocolClient) -> Any:
+    """Wrong values, unknown settings, one setting twice: nothing is changed."""
     topic = client.topic()
     return [
         altered(client, topic, (SET, "retention.ms", "x")),
@@ -442,6 +464,7 @@ def settings_that_are_refused(client: ProtocolClient) -> Any:
 
 @scenario()
 def settings_only_validated(client: ProtocolClient) -> Any:
+    """Errors are the same, and nothing is changed."""
     topic = client.topic()
     return [
         altered(client, topic, (SET, "retention.ms", "1"), validate_only=True),
@@ -453,6 +476,7 @@ def settings_only_validated(client: ProtocolClient) -> Any:
 
 @scenario()
 def the_same_resource_twice(client: ProtocolClient) -> Any:
+    """Both changes are refused."""
     topic = client.topic()
     resources = [
         AlterConfigsResource(
@@ -470,6 +494,7 @@ def the_same_resource_twice(client: ProtocolClient) -> Any:
 
 @scenario()
 def settings_replaced_as_a_whole(client: ProtocolClient) -> Any:
+    """AlterConfigs resets what it does not name, and does nothing if it fails."""
     topic = client.topic(retention_ms="1000")
     answers = []
     for configs, size in (
@@ -484,13 +509,14 @@ def settings_replaced_as_a_whole(client: ProtocolClient) -> Any:
             configs=[WholeConfig(name=name, value=value) for name, value in configs.items()],
         )
         answer = client.call(AlterConfigsRequest(resources=[resource]))
-        told = settings_become(client, topic, retention_ms="604800000", max_message_bytes=size)
-        answers.append((error_name(answer.responses[0].error_code), told))
+        described = settings_become(client, topic, retention_ms="604800000", max_message_bytes=size)
+        answers.append((error_name(answer.responses[0].error_code), described))
     return answers
 
 
 @scenario()
 def settings_of_unknown_resources(client: ProtocolClient) -> Any:
+    """Unknown and malformed topics, unknown brokers and types of resources are refused."""
     topic = client.topic()
     answers = []
     for kind, name in ((2, "nowhere"), (2, ""), (2, "no/slash"), (4, "99"), (4, "x"), (3, topic)):
@@ -504,6 +530,7 @@ def settings_of_unknown_resources(client: ProtocolClient) -> Any:
 
 @scenario()
 def which_settings_are_described(client: ProtocolClient) -> Any:
+    """All of them for null or an empty list; otherwise those that are named and known."""
     topic = client.topic()
     counts = []
     for keys in (None, [], ["retention.ms"], ["no.such.setting"], ["retention.ms", "x"]):
@@ -517,17 +544,18 @@ def which_settings_are_described(client: ProtocolClient) -> Any:
 
 @scenario()
 def synonyms_and_documentation(client: ProtocolClient) -> Any:
+    """They are given when asked for."""
     topic = client.topic(retention_ms="5")
     resource = DescribeConfigsResource(
         resource_type=2, resource_name=topic, configuration_keys=["retention.ms"]
     )
-    found = []
+    descriptions = []
     for flag in (True, False):
         request = DescribeConfigsRequest(
             resources=[resource], include_synonyms=flag, include_documentation=flag
         )
         item = client.call(request).results[0].configs[0]
         synonym = [(s.name, s.value, s.source) for s in item.synonyms][:1]
-        found.append((item.value, item.config_source, item.config_type, item.read_only,
+        descriptions.append((item.value, item.config_source, item.config_type, item.read_only,
                       item.is_sensitive, bool(item.documentation), synonym))  # fmt: skip
-    return found
+    return descriptions

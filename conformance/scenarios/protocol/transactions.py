@@ -1,4 +1,4 @@
-"""Questions about transactions, to be answered the same by both brokers.
+"""What transactional producers are answered.
 
 Kafka carries out an end in the background and says CONCURRENT_TRANSACTIONS meanwhile; there it is
 asked again, as every client does. Penstock answers when it is done.
@@ -13,7 +13,7 @@ from typing import Any, Final
 from uuid import uuid4
 
 from conformance.scenario import scenario
-from penstock.broker.transactions.state import NO_IDS, Ids
+from penstock.broker.transactions.state import Ids
 from penstock.records import record
 from penstock.records.record import BatchOptions
 from penstock.wire.errors import ErrorCode
@@ -102,18 +102,21 @@ def wait_for_state(producer: RawProducer, state: str) -> None:
 
 @scenario()
 def bad_timeouts(client: ProtocolClient) -> Any:
+    """Neither 0, nor negative, nor more than 15 minutes."""
     producer = started(client)
     return [init(producer, timeout_ms=t)[0] for t in (0, -1, 900_000, 900_001)]
 
 
 @scenario()
 def epochs_of_one_id(client: ProtocolClient) -> Any:
+    """Each producer that starts with a transactional id gets the next epoch."""
     producer = fresh(client)
     return [init(producer) for _ in range(3)]
 
 
 @scenario()
 def a_producer_names_its_last_epoch(client: ProtocolClient) -> Any:
+    """It may ask for the next epoch, and repeat that; an older epoch is fenced."""
     producer = started(client)
     first = producer.ids
     answers = [init(producer, expected=first), init(producer, expected=first)]
@@ -127,11 +130,13 @@ def a_producer_names_its_last_epoch(client: ProtocolClient) -> Any:
 
 @scenario()
 def a_new_id_with_an_old_producer_id(client: ProtocolClient) -> Any:
+    """An unknown transactional id starts with epoch 0, whatever it names."""
     return init(fresh(client), expected=Ids(1_000_000, 5))
 
 
 @scenario()
 def a_producer_id_without_its_epoch(client: ProtocolClient) -> Any:
+    """Refused, and an epoch without its id."""
     producer = fresh(client)
     return [init(producer, expected=Ids(*ids)) for ids in ((5, -1), (-1, 5))]
 
@@ -161,6 +166,7 @@ def codes_of_everything(client: ProtocolClient, producer: RawProducer, topic: st
 
 @scenario()
 def an_unknown_transactional_id(client: ProtocolClient) -> Any:
+    """Every request fails, in all versions, because the producer id does not belong to it."""
     topic = client.topic()
     producer = fresh(client)
     producer.ids = Ids(1_000_000, 0)
@@ -169,6 +175,7 @@ def an_unknown_transactional_id(client: ProtocolClient) -> Any:
 
 @scenario()
 def a_foreign_producer_id(client: ProtocolClient) -> Any:
+    """Every request fails if the producer id belongs to another transactional id."""
     topic, producer = client.topic(), started(client)
     producer.ids = Ids(producer.ids.producer_id + 1_000_000, 0)
     return codes_of_everything(client, producer, topic)
@@ -176,6 +183,7 @@ def a_foreign_producer_id(client: ProtocolClient) -> Any:
 
 @scenario()
 def a_zombie(client: ProtocolClient) -> Any:
+    """A producer whose epoch is over is fenced by every request."""
     topic, zombie = client.topic(), started(client)
     started(client, name=zombie.name)
     return codes_of_everything(client, zombie, topic)
@@ -183,6 +191,7 @@ def a_zombie(client: ProtocolClient) -> Any:
 
 @scenario()
 def an_epoch_from_the_future(client: ProtocolClient) -> Any:
+    """An epoch that was never given is fenced like an old one."""
     topic, producer = client.topic(), started(client)
     producer.ids = Ids(producer.ids.producer_id, producer.ids.epoch + 1)
     return codes_of_everything(client, producer, topic)
@@ -190,6 +199,7 @@ def an_epoch_from_the_future(client: ProtocolClient) -> Any:
 
 @scenario()
 def an_empty_transactional_id(client: ProtocolClient) -> Any:
+    """Refused."""
     topic, producer = client.topic(), started(client)
     producer.name = ""
     return [
@@ -213,6 +223,7 @@ def an_open_transaction_is_aborted_by_the_successor(client: ProtocolClient) -> A
 
 @scenario()
 def writes_to_partitions_that_were_not_added(client: ProtocolClient) -> Any:
+    """Fatal up to Produce version 10; since 11 the error asks for an abort."""
     topic = client.topic()
     answers = []
     for version in (9, 10, 11):
@@ -224,6 +235,7 @@ def writes_to_partitions_that_were_not_added(client: ProtocolClient) -> Any:
 
 @scenario()
 def offsets_of_groups_that_were_not_added(client: ProtocolClient) -> Any:
+    """Fatal up to TxnOffsetCommit version 3; since 4 the error asks for an abort."""
     topic = client.topic()
     answers = []
     for version in (2, 3, 4):
@@ -235,6 +247,7 @@ def offsets_of_groups_that_were_not_added(client: ProtocolClient) -> Any:
 
 @scenario()
 def unknown_partitions(client: ProtocolClient) -> Any:
+    """If one partition cannot be added, none is."""
     topic, producer = client.topic(), started(client, "older")
     request = AddPartitionsToTxnRequest(
         v3_and_below_transactional_id=producer.name,
@@ -263,12 +276,14 @@ def transactional(ids: Ids) -> bytes:
 
 @scenario()
 def transactional_records_without_an_id(client: ProtocolClient) -> Any:
+    """Refused."""
     topic, producer = client.topic(), started(client)
     return error_name(one(client.call(produce(topic, transactional(producer.ids)), 12)).error_code)
 
 
 @scenario()
 def plain_records_with_an_id(client: ProtocolClient) -> Any:
+    """Taken."""
     topic, producer = client.topic(), started(client)
     request = produce(topic, batch(b"plain"), transactional_id=producer.name)
     return error_name(one(client.call(request, 12)).error_code)
@@ -276,6 +291,7 @@ def plain_records_with_an_id(client: ProtocolClient) -> Any:
 
 @scenario()
 def plain_records_in_an_open_transaction(client: ProtocolClient) -> Any:
+    """Refused."""
     topic, producer = client.topic(), started(client)
     sent = send(producer, topic)
     plain = batch(b"plain", producer=(*producer.ids, 1))
@@ -288,12 +304,14 @@ def plain_records_in_an_open_transaction(client: ProtocolClient) -> Any:
 
 @scenario()
 def the_older_form_without_a_transaction(client: ProtocolClient) -> Any:
+    """Neither commit nor abort is possible."""
     producer = started(client, "older")
     return ended(producer, commit=True), ended(producer, commit=False)
 
 
 @scenario()
 def the_newer_form_without_a_transaction(client: ProtocolClient) -> Any:
+    """Abort gives a new epoch, commit is refused."""
     producer = started(client)
     answers = [ended(producer, commit=commit) for commit in (True, False, False, True)]
     topic = client.topic()
@@ -304,6 +322,7 @@ def the_newer_form_without_a_transaction(client: ProtocolClient) -> Any:
 
 @scenario()
 def ends_in_the_older_form_are_repeated(client: ProtocolClient) -> Any:
+    """The same end succeeds again, the other one is refused."""
     topic, producer = client.topic(), started(client, "older")
     answers = []
     for commit in (True, False):
@@ -314,6 +333,7 @@ def ends_in_the_older_form_are_repeated(client: ProtocolClient) -> Any:
 
 @scenario()
 def ends_in_the_newer_form_are_repeated(client: ProtocolClient) -> Any:
+    """The same end succeeds again, with the same new epoch; the other one is refused."""
     topic, producer = client.topic(), started(client)
     answers: list[Any] = []
     for commit in (True, False):
@@ -331,6 +351,7 @@ def ends_in_the_newer_form_are_repeated(client: ProtocolClient) -> Any:
 
 @scenario()
 def a_transaction_that_timed_out(client: ProtocolClient) -> Any:
+    """It is aborted and its producer fenced, until it asks for a new epoch."""
     topic, producer = client.topic(), fresh(client)
     init(producer, timeout_ms=50)
     sent = send(producer, topic)
@@ -345,18 +366,19 @@ def a_transaction_that_timed_out(client: ProtocolClient) -> Any:
 
 @scenario()
 def descriptions(client: ProtocolClient) -> Any:
+    """State, timeout, start and partitions, from empty to ongoing to committed."""
     topic, producer = client.topic(2), started(client)
 
     def described() -> Any:
         state = producer.describe()
         topics = [(item.topic == topic, sorted(item.partitions)) for item in state.topics]
-        own = (state.producer_id, state.producer_epoch) == producer.ids
+        is_own = (state.producer_id, state.producer_epoch) == producer.ids
         return (
             error_name(state.error_code),
             state.transaction_state,
             state.transaction_timeout_ms,
             state.transaction_start_time_ms > 0,
-            own,
+            is_own,
             topics,
         )
 
@@ -377,6 +399,7 @@ def descriptions(client: ProtocolClient) -> Any:
 
 @scenario()
 def listings(client: ProtocolClient) -> Any:
+    """Transactions are filtered by state, producer id, duration and pattern."""
     topic, idle, busy = client.topic(), started(client), started(client)
     send(busy, topic)
     names = {idle.name: "idle", busy.name: "busy"}
@@ -406,6 +429,7 @@ def listings(client: ProtocolClient) -> Any:
 
 @scenario()
 def a_producer_without_an_id(client: ProtocolClient) -> Any:
+    """Its transaction timeout is not looked at."""
     request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=-5)
     answer = client.call(request, INIT_VERSION)
-    return error_name(answer.error_code), answer.producer_epoch, NO_IDS
+    return error_name(answer.error_code), answer.producer_epoch
