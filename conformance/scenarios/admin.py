@@ -55,18 +55,18 @@ def topics_are_made_and_deleted(cluster: Cluster) -> Any:
 def topics_that_cannot_be(cluster: Cluster) -> Any:
     """A wrong name, number of partitions or replicas, setting or value is refused."""
 
-    def made(name: str, **more: Any) -> str | None:
+    def create_error(name: str, **more: Any) -> str | None:
         topic = NewTopic(name, **{"num_partitions": 1, **more})
         return outcome(cluster.admin.create_topics([topic])[name])
 
     checked = NewTopic(cluster.name(), 1)
     dry = outcome(cluster.admin.create_topics([checked], validate_only=True)[checked.topic])
     return {
-        "name": made("no/such name"),
-        "partitions": made(cluster.name(), num_partitions=0),
-        "replicas": made(cluster.name(), replication_factor=7),
-        "setting": made(cluster.name(), config={"no.such.setting": "1"}),
-        "value": made(cluster.name(), config={"retention.ms": "often"}),
+        "name": create_error("no/such name"),
+        "partitions": create_error(cluster.name(), num_partitions=0),
+        "replicas": create_error(cluster.name(), replication_factor=7),
+        "setting": create_error(cluster.name(), config={"no.such.setting": "1"}),
+        "value": create_error(cluster.name(), config={"retention.ms": "often"}),
         "only checked": (dry, checked.topic in cluster.admin.list_topics(timeout=60).topics),
     }
 
@@ -89,8 +89,8 @@ def partitions_are_added(cluster: Cluster) -> Any:
 
 
 def partitions(cluster: Cluster, topic: str) -> list[int]:
-    found = cluster.admin.list_topics(topic, timeout=REQUEST_TIMEOUT_S).topics[topic]
-    return sorted(found.partitions)
+    metadata = cluster.admin.list_topics(topic, timeout=REQUEST_TIMEOUT_S).topics[topic]
+    return sorted(metadata.partitions)
 
 
 @scenario(
@@ -107,19 +107,19 @@ def partitions(cluster: Cluster, topic: str) -> list[int]:
 def settings_are_changed(cluster: Cluster) -> Any:
     """Settings are set, appended to and put back, one by one, and say where they come from."""
     topic = cluster.topic(config={"retention.ms": "60000"})
-    found: dict[str, Any] = {
+    observed: dict[str, Any] = {
         "made with": setting(cluster, topic, "retention.ms"),
         "default": setting(cluster, topic, "cleanup.policy"),
     }
     alter(cluster, topic, "retention.ms", "120000")
-    found["changed"] = wait_for(cluster, topic, "retention.ms", "120000")
+    observed["changed"] = wait_for(cluster, topic, "retention.ms", "120000")
     alter(cluster, topic, "cleanup.policy", "compact", AlterConfigOpType.APPEND)
-    found["appended"] = wait_for(cluster, topic, "cleanup.policy", "delete,compact")
+    observed["appended"] = wait_for(cluster, topic, "cleanup.policy", "delete,compact")
     alter(cluster, topic, "retention.ms", None, AlterConfigOpType.DELETE)
-    found["back"] = wait_for(cluster, topic, "retention.ms", "604800000")
-    found["unknown"] = alter(cluster, topic, "no.such.setting", "1")
-    found["no topic"] = alter(cluster, cluster.name(), "retention.ms", "1000")
-    return found
+    observed["back"] = wait_for(cluster, topic, "retention.ms", "604800000")
+    observed["unknown"] = alter(cluster, topic, "no.such.setting", "1")
+    observed["no topic"] = alter(cluster, cluster.name(), "retention.ms", "1000")
+    return observed
 
 
 def setting(cluster: Cluster, topic: str, name: str) -> tuple[str | None, str]:
@@ -163,16 +163,16 @@ def groups_are_described_and_deleted(cluster: Cluster) -> Any:
     members = [
         sorted(part.partition for part in m.assignment.topic_partitions) for m in busy.members
     ]
-    found: dict[str, Any] = {
+    observed: dict[str, Any] = {
         "busy": (busy.state.name, busy.type.name, busy.partition_assignor, members),
         "delete busy": delete_group(cluster, group),
     }
     member.consumer.commit(offsets=[TopicPartition(topic, 0, 0)], asynchronous=False)
     member.consumer.close()
-    found["empty"] = description(cluster, group).state.name
-    found["deleted"] = delete_group(cluster, group)
-    found["again"] = delete_group(cluster, group)
-    return found
+    observed["empty"] = description(cluster, group).state.name
+    observed["deleted"] = delete_group(cluster, group)
+    observed["again"] = delete_group(cluster, group)
+    return observed
 
 
 def delete_group(cluster: Cluster, group: str) -> str | None:
@@ -190,9 +190,9 @@ def groups_are_listed(cluster: Cluster) -> Any:
     drive([member], lambda: description(cluster, groups[1]).state == ConsumerGroupState.STABLE)
 
     def listed(**wanted: Any) -> list[tuple[str, str]]:
-        found = cluster.admin.list_consumer_groups(**wanted).result(REQUEST_TIMEOUT_S)
-        assert not found.errors, found.errors
-        return sorted((g.type.name, g.state.name) for g in found.valid if g.group_id in groups)
+        listing = cluster.admin.list_consumer_groups(**wanted).result(REQUEST_TIMEOUT_S)
+        assert not listing.errors, listing.errors
+        return sorted((g.type.name, g.state.name) for g in listing.valid if g.group_id in groups)
 
     return {
         "all": listed(),

@@ -57,11 +57,11 @@ def python_member(cluster: Cluster, topic: str, group: str, count: int) -> list[
         fetch_max_wait_ms=50,
     )
     try:
-        found = [message for _, message in zip(range(count), consumer, strict=False)]
+        messages = [message for _, message in zip(range(count), consumer, strict=False)]
         consumer.commit()
     finally:
         consumer.close(autocommit=False)
-    return [message.value.decode() for message in found]
+    return [message.value.decode() for message in messages]
 
 
 @scenario(expected={"committed": ["a"], "uncommitted": ["a", "b"], "offset": 5})
@@ -113,11 +113,11 @@ def aiokafka_in_a_group(cluster: Cluster) -> Any:
         )
         await consumer.start()
         try:
-            found = [(await consumer.getone()).value.decode() for _ in range(4)]
+            texts = [(await consumer.getone()).value.decode() for _ in range(4)]
             await consumer.commit()
         finally:
             await consumer.stop()
-        return found
+        return texts
 
     read = asyncio.run(asyncio.wait_for(work(), TIMEOUT_S))
     return {"read": read, "committed": committed(cluster, group, topic)}
@@ -159,7 +159,7 @@ def aiokafka_transactions(cluster: Cluster) -> Any:
 )
 def java_in_a_group(cluster: Cluster) -> Any:
     """A member by the Java client reads and commits, by either protocol."""
-    found = {}
+    observed = {}
     for protocol in ("classic", "consumer"):
         topic = cluster.topic(2)
         group = group_of(cluster)
@@ -169,12 +169,12 @@ def java_in_a_group(cluster: Cluster) -> Any:
         answer = cluster.java.call(
             "consume_as_member", config, topics=[topic], count=4, commit=True
         )
-        found[protocol] = {
+        observed[protocol] = {
             "read": sorted(java_value(record) for record in answer["records"]),
             "partitions": answer["partitions"],
             "committed": committed(cluster, group, topic),
         }
-    return found
+    return observed
 
 
 def java_value(record: dict[str, Any]) -> str:

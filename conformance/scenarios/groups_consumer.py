@@ -41,14 +41,14 @@ def members_come_and_go(cluster: Cluster) -> Any:
     drive([first], lambda: len(first.partitions) == 4)
     second = Member(cluster, group, [topic], **NEW)
     drive([first, second], lambda: len(second.partitions) == 2 and len(first.partitions) == 2)
-    found = {
+    observed = {
         "sizes": sorted((len(first.partitions), len(second.partitions))),
         "all": sorted(first.partitions + second.partitions),
         "moved": sum(map(len, first.revoked)),
     }
     second.consumer.close()
     drive([first], lambda: len(first.partitions) == 4)
-    return {**found, "alone": first.partitions}
+    return {**observed, "alone": first.partitions}
 
 
 @scenario(expected={"shares": [[0, 1], [2, 3]]})
@@ -166,15 +166,15 @@ def what_is_said_of_a_group(cluster: Cluster) -> Any:
     member = Member(cluster, group, [topic], **NEW)
     drive([member], lambda: len(member.partitions) == 2)
     drive([member], lambda: description(cluster, group).state == ConsumerGroupState.STABLE)
-    found = description(cluster, group)
-    assert found.type == ConsumerGroupType.CONSUMER
+    described = description(cluster, group)
+    assert described.type == ConsumerGroupType.CONSUMER
     return {
-        "state": found.state.name,
-        "type": found.type.name,
-        "assignor": found.partition_assignor,
+        "state": described.state.name,
+        "type": described.type.name,
+        "assignor": described.partition_assignor,
         "parts": [
             sorted(part.partition for part in member.assignment.topic_partitions)
-            for member in found.members
+            for member in described.members
         ],
     }
 

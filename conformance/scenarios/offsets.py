@@ -17,8 +17,8 @@ from conformance.scenario import REQUEST_TIMEOUT_S, Cluster, scenario
 def committed(cluster: Cluster, group: str, topic: str, partition: int = 0) -> int:
     """The committed offset of a group; -1 if it has none."""
     consumer = cluster.consumer(group)
-    (found,) = consumer.committed([TopicPartition(topic, partition)], timeout=REQUEST_TIMEOUT_S)
-    return -1 if found.offset == OFFSET_INVALID else found.offset
+    (position,) = consumer.committed([TopicPartition(topic, partition)], timeout=REQUEST_TIMEOUT_S)
+    return -1 if position.offset == OFFSET_INVALID else position.offset
 
 
 def commit(cluster: Cluster, group: str, *places: TopicPartition) -> str | None:
@@ -65,7 +65,7 @@ def without_a_committed_offset(cluster: Cluster) -> Any:
     """A group without an offset starts where its reset policy says, or refuses to."""
     topic = cluster.topic()
     fill(cluster, topic, 3)
-    found: dict[str, Any] = {}
+    observed: dict[str, Any] = {}
     latest = Member(cluster, cluster.name("group"), [topic], auto_offset_reset="latest")
     drive([latest], lambda: latest.partitions == [0] and position(latest, topic) == 3)
     fill(cluster, topic, 1, first=3)
@@ -73,9 +73,9 @@ def without_a_committed_offset(cluster: Cluster) -> Any:
     none = Member(cluster, cluster.name("group"), [topic], auto_offset_reset="error")
     drive([latest, earliest, none], lambda: len(earliest.records) == 4 and latest.records)
     drive([none], lambda: none.errors)
-    found["earliest"], found["latest"] = earliest.values, latest.values
-    found["none"] = none.errors[0]
-    return found
+    observed["earliest"], observed["latest"] = earliest.values, latest.values
+    observed["none"] = none.errors[0]
+    return observed
 
 
 def position(member: Member, topic: str) -> int:
@@ -140,8 +140,8 @@ def offsets_by_an_admin(cluster: Cluster) -> Any:
 def listing(cluster: Cluster, group: str) -> dict[int, int]:
     """All offsets of a group with one topic, by partition."""
     wanted = [ConsumerGroupTopicPartitions(group)]
-    found = cluster.admin.list_consumer_group_offsets(wanted)[group].result(REQUEST_TIMEOUT_S)
-    return {part.partition: part.offset for part in found.topic_partitions}
+    offsets = cluster.admin.list_consumer_group_offsets(wanted)[group].result(REQUEST_TIMEOUT_S)
+    return {part.partition: part.offset for part in offsets.topic_partitions}
 
 
 def alter(cluster: Cluster, group: str, *places: TopicPartition) -> str | None:

@@ -46,12 +46,12 @@ def keys_values_and_headers(cluster: Cluster) -> Any:
     send(producer, topic, [None, b""], key=b"k")
     headers = [("a", b"1"), ("a", b"2"), ("none", None), ("empty", b""), ("é", b"\xff")]
     send(producer, topic, ["v"], key=b"k", headers=headers)
-    found = []
+    records = []
     for message in read_to_end(cluster, topic):
         key = message.key()
         shown = key.decode() if isinstance(key, bytes) else key
-        found.append((offset_of(message), shown, value_of(message), message.headers() or []))
-    return found
+        records.append((offset_of(message), shown, value_of(message), message.headers() or []))
+    return records
 
 
 @scenario(expected=dict.fromkeys(("none", "gzip", "snappy", "lz4", "zstd"), True))
@@ -63,8 +63,8 @@ def every_codec(cluster: Cluster) -> Any:
         start = len(whole) * 300
         wanted = [f"{codec} {number} " + "x" * 50 for number in range(300)]
         send(cluster.producer(compression_type=codec, linger_ms=20), topic, wanted)
-        found = read_to_end(cluster, topic, start=start)
-        whole[codec] = values(found) == wanted and [offset_of(m) for m in found] == list(
+        messages = read_to_end(cluster, topic, start=start)
+        whole[codec] = values(messages) == wanted and [offset_of(m) for m in messages] == list(
             range(start, start + 300)
         )
     return whole
@@ -73,7 +73,7 @@ def every_codec(cluster: Cluster) -> Any:
 @scenario(expected=[["0", "1"], ["0", "1"], ["0", "1"]])
 def every_acknowledgement(cluster: Cluster) -> Any:
     """Records sent with acks 0, 1 and all are there for readers."""
-    found = []
+    observed = []
     for acks in ("0", "1", "all"):
         topic = cluster.topic()
         send(cluster.producer(acks=acks), topic, ["0", "1"])
@@ -81,8 +81,8 @@ def every_acknowledgement(cluster: Cluster) -> Any:
         # With acks=0 nobody says when they have arrived.
         while len(messages) < 2:
             messages = values(read_to_end(cluster, topic))
-        found.append(messages)
-    return found
+        observed.append(messages)
+    return observed
 
 
 @scenario(expected={"create": [LONG_AGO_MS, LONG_AGO_MS + 1], "append": [True, True], "kind": True})
@@ -190,12 +190,12 @@ def offsets_by_time(cluster: Cluster) -> Any:
     for time_ms in (0, 0, 2, 1):
         send(producer, topic, ["x"], timestamp=LONG_AGO_MS + time_ms)
     consumer = cluster.consumer()
-    found = []
+    offsets = []
     for time_ms in (0, 1, 2, 3):
         at = [TopicPartition(topic, 0, LONG_AGO_MS + time_ms)]
         (answer,) = consumer.offsets_for_times(at, timeout=REQUEST_TIMEOUT_S)
-        found.append((time_ms, answer.offset))
-    return found
+        offsets.append((time_ms, answer.offset))
+    return offsets
 
 
 @scenario(expected={"low": 4, "left": ["4", "5"], "all": (6, 6), "then": ["6"]})

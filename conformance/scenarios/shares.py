@@ -54,9 +54,9 @@ def accepted_records_are_gone(cluster: Cluster) -> Any:
     fill(cluster, topic, 3)
     group = queue(cluster, topic)
     first = member(cluster, group, topic)
-    found = take(first, 3)
+    messages = take(first, 3)
     first.close()
-    return {"first": counts(found), "again": what_comes(member(cluster, group, topic))}
+    return {"first": counts(messages), "again": what_comes(member(cluster, group, topic))}
 
 
 @scenario(expected={"first": [("0", 1), ("1", 1)], "again": [("1", 2)], "then": []})
@@ -86,10 +86,10 @@ def the_delivery_limit(cluster: Cluster) -> Any:
     topic = cluster.topic()
     fill(cluster, topic, 1)
     consumer = member(cluster, queue(cluster, topic), topic)
-    found: list[int | None] = []
+    deliveries: list[int | None] = []
     for _ in range(5):
-        found += [m.delivery_count() for m in take(consumer, 1, lambda _: RELEASE)]
-    return {"deliveries": found, "then": what_comes(consumer)}
+        deliveries += [m.delivery_count() for m in take(consumer, 1, lambda _: RELEASE)]
+    return {"deliveries": deliveries, "then": what_comes(consumer)}
 
 
 @scenario(expected={"held": [("0", 1), ("1", 1)], "then": [("0", 2), ("1", 2)]})
@@ -124,7 +124,7 @@ def more_members_than_partitions(cluster: Cluster) -> Any:
     topic = cluster.topic()
     group = queue(cluster, topic)
     members = [member(cluster, group, topic, max_poll_records=10) for _ in range(2)]
-    found: list[list[str | None]] = [[], []]
+    taken: list[list[str | None]] = [[], []]
     sent = 0
 
     def done() -> bool:
@@ -135,16 +135,16 @@ def more_members_than_partitions(cluster: Cluster) -> Any:
         for number, consumer in enumerate(members):
             for message in received(consumer):
                 consumer.acknowledge(message, ACCEPT)
-                found[number].append(value_of(message))
-        return sum(map(len, found)) >= 200
+                taken[number].append(value_of(message))
+        return sum(map(len, taken)) >= 200
 
     until(done)
     for consumer in members:
         consumer.commit_sync(TIMEOUT_S)
-    everything = found[0] + found[1]
+    everything = taken[0] + taken[1]
     return {
         "all": sorted(set(everything), key=lambda value: int(value or -1)),
-        "both": all(found),
+        "both": all(taken),
         "twice": len(everything) - len(set(everything)),
     }
 
@@ -193,13 +193,13 @@ def polling_accepts(cluster: Cluster) -> Any:
     fill(cluster, topic, 2)
     group = queue(cluster, topic)
     first = member(cluster, group, topic, share_acknowledgement_mode="implicit")
-    found: list[Message] = []
-    while len(found) < 2:
-        found += received(first)
+    messages: list[Message] = []
+    while len(messages) < 2:
+        messages += received(first)
     received(first)
     first.commit_sync(TIMEOUT_S)
     first.close()
-    return {"first": values(found), "again": what_comes(member(cluster, group, topic))}
+    return {"first": values(messages), "again": what_comes(member(cluster, group, topic))}
 
 
 @scenario(

@@ -91,11 +91,11 @@ def an_open_transaction_holds_readers_back(cluster: Cluster) -> Any:
     producer.begin_transaction()
     send(producer, topic, ["open"])
     send(cluster.producer(), topic, ["after"])
-    found: dict[str, Any] = {"open": seen(cluster, topic), "ends": ends(cluster, topic)}
+    observed: dict[str, Any] = {"open": seen(cluster, topic), "ends": ends(cluster, topic)}
     producer.commit_transaction(REQUEST_TIMEOUT_S)
-    found["closed"] = seen(cluster, topic)["committed"]
-    found["ends then"] = ends(cluster, topic)
-    return found
+    observed["closed"] = seen(cluster, topic)["committed"]
+    observed["ends then"] = ends(cluster, topic)
+    return observed
 
 
 def ends(cluster: Cluster, topic: str) -> tuple[int, int]:
@@ -145,7 +145,7 @@ def offsets_in_a_transaction(cluster: Cluster) -> Any:
     fill(cluster, source, 3)
     reader = cluster.consumer(group)
     producer = transactional(cluster)
-    found = {}
+    observed = {}
     for ends_with in ("aborted", "committed"):
         producer.begin_transaction()
         send(producer, topic, ["x"])
@@ -154,12 +154,12 @@ def offsets_in_a_transaction(cluster: Cluster) -> Any:
         )
         if ends_with == "aborted":
             producer.abort_transaction(REQUEST_TIMEOUT_S)
-            found["aborted"] = committed(cluster, group, source)
+            observed["aborted"] = committed(cluster, group, source)
         else:
-            found["pending"] = unstable(cluster, group, source)
+            observed["pending"] = unstable(cluster, group, source)
             producer.commit_transaction(REQUEST_TIMEOUT_S)
-            found["committed"] = committed(cluster, group, source)
-    return found
+            observed["committed"] = committed(cluster, group, source)
+    return observed
 
 
 def unstable(cluster: Cluster, group: str, topic: str) -> int:
