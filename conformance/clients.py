@@ -97,20 +97,20 @@ def read_to_end(
     """All records of partitions from an offset up to the end, by assignment."""
     consumer = cluster.consumer(**config)
     consumer.assign([TopicPartition(topic, number, start) for number in partitions])
-    found: list[Message] = []
+    messages: list[Message] = []
     ended: set[int] = set()
     deadline = monotonic() + TIMEOUT_S
     while len(ended) < len(partitions):
-        assert monotonic() < deadline, f"the end did not come; {len(found)} records did"
+        assert monotonic() < deadline, f"the end did not come; {len(messages)} records did"
         for message in consumer.consume(1000, POLL_S):
             error = message.error()
             if error is None:
-                found.append(message)
+                messages.append(message)
             elif error.code() == KafkaError._PARTITION_EOF:
                 ended.add(partition_of(message))
             elif not error.retriable():
                 raise KafkaException(error)
-    return found
+    return messages
 
 
 def values(messages: Iterable[Message]) -> list[str | None]:
@@ -196,24 +196,24 @@ def take(
     decide: Callable[[Message], AcknowledgeType] = lambda _: AcknowledgeType.ACCEPT,
 ) -> list[Message]:
     """Poll until so many records have come; acknowledge each as decided, and see that it counts."""
-    found: list[Message] = []
+    messages: list[Message] = []
     deadline = monotonic() + TIMEOUT_S
-    while len(found) < count:
+    while len(messages) < count:
         for message in received(consumer):
             consumer.acknowledge(message, decide(message))
-            found.append(message)
-        assert monotonic() < deadline, f"only {values(found)} came, of {count}"
+            messages.append(message)
+        assert monotonic() < deadline, f"only {values(messages)} came, of {count}"
     for error in consumer.commit_sync(TIMEOUT_S).values():
         assert error is None, error
-    return found
+    return messages
 
 
 def hold(consumer: ShareConsumer) -> list[Message]:
     """Poll until records come, and leave them unacknowledged."""
     deadline = monotonic() + TIMEOUT_S
-    while not (found := received(consumer)):
+    while not (messages := received(consumer)):
         assert monotonic() < deadline, "nothing came"
-    return found
+    return messages
 
 
 def received(consumer: ShareConsumer) -> list[Message]:
@@ -223,13 +223,13 @@ def received(consumer: ShareConsumer) -> list[Message]:
 
 def what_comes(consumer: ShareConsumer, seconds: float = SILENCE_S) -> list[str | None]:
     """What comes within a while; it is accepted."""
-    found: list[Message] = []
+    messages: list[Message] = []
     until_then = monotonic() + seconds
     while monotonic() < until_then:
         for message in received(consumer):
             consumer.acknowledge(message, AcknowledgeType.ACCEPT)
-            found.append(message)
-    return values(found)
+            messages.append(message)
+    return values(messages)
 
 
 # ---- errors and conditions -------------------------------------------------------------------
@@ -253,6 +253,6 @@ def outcome(future: Any) -> str | None:
 def until(condition: Callable[[], Any]) -> Any:
     """What a condition gives, once it gives something; it must take its time by itself."""
     deadline = monotonic() + TIMEOUT_S
-    while not (found := condition()):
+    while not (value := condition()):
         assert monotonic() < deadline, "it did not happen in time"
-    return found
+    return value

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from importlib import import_module
 from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
 import conformance.scenarios  # noqa: F401 - brings the scenarios
 from conformance import failover
 from conformance.differences import DIFFERENCES
-from conformance.scenario import SCENARIOS
+from conformance.scenario import SCENARIOS, Scenario
 
 PAGE: Final = Path(__file__).resolve().parent.parent / "docs" / "conformance.md"
 
@@ -23,12 +24,24 @@ _INTRODUCTION: Final = """\
 
 Made from the scenarios by `python -m conformance.report`.
 
-Each scenario is written once, against the API of a Kafka client, and runs unchanged on the embedded
-broker and on Apache Kafka 4.3.1 (KRaft, one node, started from its jars). Both must observe what
-the scenario says. `make conformance` runs them; they are part of `make test`, and none can be
-skipped: without Apache Kafka's jars they fail.
+Each scenario is written once and runs unchanged on the embedded broker and on Apache Kafka 4.3.1
+(KRaft, one node, started from its jars). `make conformance` runs them; they are part of
+`make test`, and none can be skipped: without Apache Kafka's jars they fail.
 """
 _DETAIL: Final = "[protocol.md](protocol.md) names differences of detail."
+_CLIENTS: Final = """\
+## Through clients
+
+Written against the APIs of Kafka clients. Each says what must be observed, and both brokers must
+show it.
+"""
+_PROTOCOL: Final = """\
+## Request by request
+
+Single requests of the Kafka protocol, right and wrong ones, in old and new versions. Whatever
+Apache Kafka answers is the expectation: error codes, offsets and all other values that do not
+differ from run to run must be the same.
+"""
 
 
 def page() -> str:
@@ -39,13 +52,34 @@ def page() -> str:
 def _parts() -> Iterator[list[str]]:
     yield _INTRODUCTION.splitlines()
     yield ["", "## What differs, and why", "", *_differences()]
-    everything = sorted(SCENARIOS.values(), key=lambda found: found.area)
-    for area, found in groupby(everything, key=lambda item: item.area):
-        module = import_module(f"conformance.scenarios.{area}")
-        title = (module.__doc__ or area).strip().splitlines()[0].rstrip(".")
-        yield ["", f"## `{area}`", "", f"{title}.", "", "| scenario | promise |", "|---|---|"]
-        yield [f"| {item.name.replace('_', ' ')} | {item.says} |" for item in found]
+    yield ["", *_CLIENTS.splitlines()]
+    for area, scenarios in _areas(is_protocol=False):
+        yield [*_heading(area), "| scenario | promise |", "|---|---|"]
+        yield [f"| {_title(scenario)} | {scenario.promise} |" for scenario in scenarios]
+    yield ["", *_PROTOCOL.splitlines()]
+    for area, scenarios in _areas(is_protocol=True):
+        yield [*_heading(area), *(_item(scenario) for scenario in scenarios)]
     yield ["", "## When a node fails", "", *_failover()]
+
+
+def _areas(*, is_protocol: bool) -> Iterator[tuple[str, Iterator[Scenario]]]:
+    chosen = [scenario for scenario in SCENARIOS.values() if scenario.is_protocol == is_protocol]
+    yield from groupby(sorted(chosen, key=attrgetter("area")), key=attrgetter("area"))
+
+
+def _heading(area: str) -> list[str]:
+    module = import_module(f"conformance.scenarios.{area}")
+    title = (module.__doc__ or area).strip().splitlines()[0].rstrip(".")
+    return ["", f"### `{area}`", "", f"{title}.", ""]
+
+
+def _title(scenario: Scenario) -> str:
+    return scenario.name.replace("_", " ")
+
+
+def _item(scenario: Scenario) -> str:
+    promise = f": {scenario.promise}" if scenario.promise else ""
+    return f"- **{_title(scenario)}**{promise}"
 
 
 def _differences() -> list[str]:
@@ -53,8 +87,9 @@ def _differences() -> list[str]:
         return ["Nothing in these scenarios.", "", _DETAIL]
     rows = ["| scenario | Apache Kafka | Penstock | reason |", "|---|---|---|---|"]
     for name, difference in sorted(DIFFERENCES.items()):
-        kafka, ours = SCENARIOS[name].expected, difference.penstock
-        rows.append(f"| `{name}` | `{kafka}` | `{ours}` | {difference.reason} |")
+        scenario = SCENARIOS[name]
+        kafka = f"`{scenario.expected}`" if scenario.has_expectation else "something else"
+        rows.append(f"| `{name}` | {kafka} | `{difference.penstock}` | {difference.reason} |")
     return [*rows, "", _DETAIL]
 
 

@@ -1,9 +1,15 @@
-"""What a scenario is: a function of a cluster, what it must observe, and where it is kept.
+"""What a scenario is: a function of what it works with, and what it must observe.
 
-A scenario uses client APIs only and knows nothing of the broker behind the address. It returns
-what it observed as plain data (lists, strings, numbers), without names, ids and times that differ
-from run to run. The same function runs on Apache Kafka and on the embedded broker; both must give
-what stands in its decorator, unless `differences.py` says otherwise and why.
+The same function runs on Apache Kafka and on the embedded broker and knows nothing of the broker
+behind the address. It returns what it observed as plain data (lists, strings, numbers), without
+names, ids and times that differ from run to run. There are two kinds, told apart by what the
+function asks for:
+
+- A scenario of a `Cluster` uses the APIs of clients.
+- A scenario of a `ProtocolClient` sends single requests, right and wrong ones.
+
+Where the decorator has an expectation, both brokers must meet it. Where it has none, whatever
+Apache Kafka answers is the expectation. `differences.py` lists what differs on purpose, and why.
 
 Scenarios share their brokers. Each makes topics and groups of its own, under names that nobody
 else has, and leaves them behind.
@@ -16,7 +22,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from time import monotonic
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar, get_type_hints
 from uuid import uuid4
 
 from confluent_kafka import Consumer, Producer, ShareConsumer
@@ -25,12 +31,12 @@ from confluent_kafka.admin import (
     AlterConfigOpType,
     ConfigEntry,
     ConfigResource,
-    NewTopic,
     ResourceType,
 )
 
 from penstock.testing.java_client import JavaClient
 from penstock.testing.kafka_tools import KafkaTools
+from tests.broker.protocol_client import ProtocolClient
 
 REQUEST_TIMEOUT_S: Final = 60.0
 
@@ -43,6 +49,7 @@ class Cluster:
         self.tools = tools
         self._stack = ExitStack()
         self._admin: AdminClient | None = None
+        self._protocol: ProtocolClient | None = None
         self._java: JavaClient | None = None
 
     def __enter__(self) -> Self:
@@ -69,27 +76,10 @@ class Cluster:
 
     def topic(self, partitions: int = 1, config: dict[str, str] | None = None) -> str:
         """A new topic."""
-        name = self.name()
-        self.create(name, partitions, config)
-        return name
-
-    def create(self, name: str, partitions: int = 1, config: dict[str, str] | None = None) -> None:
-        new = NewTopic(name, num_partitions=partitions, config=config or {})
-        self.admin.create_topics([new])[name].result(REQUEST_TIMEOUT_S)
-        self._heard(lambda: self._leaders(name) == partitions, f"topic {name}")
-
-    def _leaders(self, topic: str) -> int:
-        found = self.admin.list_topics(timeout=REQUEST_TIMEOUT_S).topics.get(topic)
-        return 0 if found is None else sum(part.leader >= 0 for part in found.partitions.values())
-
-    def _heard(self, condition: Callable[[], bool], what: str) -> None:
-        """Wait for it: Apache Kafka answers before its brokers have heard of a change."""
-        deadline = monotonic() + REQUEST_TIMEOUT_S
-        while not condition():
-            assert monotonic() < deadline, f"{what} is not known in time"
+        return self.protocol.topic(partitions, **(config or {}))
 
     def group_config(self, group: str, settings: dict[str, str]) -> None:
-        """Set configs of a group."""
+        """Set configs of a group, and wait until Kafka's broker knows of them."""
         entries = [
             ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
             for name, value in settings.items()
@@ -97,13 +87,14 @@ class Cluster:
         resource = ConfigResource(ResourceType.GROUP, group, incremental_configs=entries)
         for future in self.admin.incremental_alter_configs([resource]).values():
             future.result(REQUEST_TIMEOUT_S)
-        asked = ConfigResource(ResourceType.GROUP, group)
-
-        def in_force() -> bool:
-            told = self.admin.describe_configs([asked])[asked].result(REQUEST_TIMEOUT_S)
-            return all(told[name].value == value for name, value in settings.items())
-
-        self._heard(in_force, f"the setting of group {group}")
+        described = ConfigResource(ResourceType.GROUP, group)
+        deadline = monotonic() + REQUEST_TIMEOUT_S
+        while True:
+            future = self.admin.describe_configs([described])[described]
+            configs = future.result(REQUEST_TIMEOUT_S)
+            if all(configs[name].value == value for name, value in settings.items()):
+                return
+            assert monotonic() < deadline, f"the settings of group {group} are not known in time"
 
     # ---- clients -----------------------------------------------------------------------------
 
@@ -112,6 +103,14 @@ class Cluster:
         if self._admin is None:
             self._admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
         return self._admin
+
+    @property
+    def protocol(self) -> ProtocolClient:
+        """A connection for single requests, to the first node."""
+        if self._protocol is None:
+            self._protocol = ProtocolClient(self.bootstrap.partition(",")[0])
+            self._stack.callback(self._protocol.close)
+        return self._protocol
 
     @property
     def java(self) -> JavaClient:
@@ -150,34 +149,53 @@ class Cluster:
         return {"bootstrap.servers": self.bootstrap, "log_level": 0, **named}
 
 
+# The expectation of a scenario that has none of its own.
+AS_APACHE_KAFKA: Final = object()
+Function = TypeVar("Function", Callable[[Cluster], Any], Callable[[ProtocolClient], Any])
+
+
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One scenario: `says` is the promise in a sentence, `expected` what must be observed."""
+    """One scenario: `promise` is a sentence, or empty where the name says it all."""
 
     area: str
     name: str
-    says: str
-    run: Callable[[Cluster], Any]
+    promise: str
+    function: Callable[[Any], Any]
+    is_protocol: bool
     expected: Any
 
     @property
     def id(self) -> str:
         return f"{self.area}.{self.name}"
 
+    @property
+    def has_expectation(self) -> bool:
+        return self.expected is not AS_APACHE_KAFKA
+
+    def run(self, cluster: Cluster) -> Any:
+        """What is observed on a cluster."""
+        return self.function(cluster.protocol if self.is_protocol else cluster)
+
 
 SCENARIOS: Final[dict[str, Scenario]] = {}
 
 
-def scenario(expected: Any) -> Callable[[Callable[[Cluster], Any]], Callable[[Cluster], Any]]:
-    """Keep a function as a scenario; its docstring says what is promised."""
+def scenario(*, expected: Any = AS_APACHE_KAFKA) -> Callable[[Function], Function]:
+    """Keep a function as a scenario; its docstring is the promise."""
 
-    def keep(run: Callable[[Cluster], Any]) -> Callable[[Cluster], Any]:
-        area = run.__module__.rpartition(".")[2]
-        says = " ".join((run.__doc__ or "").split())
-        found = Scenario(area, run.__name__, says, run, expected)
-        assert says, f"{found.id} does not say what it promises"
-        assert found.id not in SCENARIOS, f"{found.id} is there twice"
-        SCENARIOS[found.id] = found
-        return run
+    def keep(function: Function) -> Function:
+        _register(function, expected)
+        return function
 
     return keep
+
+
+def _register(function: Callable[[Any], Any], expected: Any) -> None:
+    area = function.__module__.removeprefix("conformance.scenarios.")
+    promise = " ".join((function.__doc__ or "").split())
+    (takes,) = (kind for name, kind in get_type_hints(function).items() if name != "return")
+    item = Scenario(area, function.__name__, promise, function, takes is ProtocolClient, expected)
+    assert item.promise or item.is_protocol, f"{item.id} does not say what it promises"
+    assert item.id not in SCENARIOS, f"{item.id} is there twice"
+    SCENARIOS[item.id] = item

@@ -1,4 +1,7 @@
-"""The scenarios, one module for each area; importing this brings them all."""
+"""The scenarios, a module for each area; importing this brings them all.
+
+Those here use clients; those in `protocol` send single requests.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from conformance.scenarios import (
     groups_consumer,
     offsets,
     produce,
+    protocol,
     shares,
     transactions,
 )
@@ -20,6 +24,7 @@ __all__ = [
     "groups_consumer",
     "offsets",
     "produce",
+    "protocol",
     "shares",
     "transactions",
 ]

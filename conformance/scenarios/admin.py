@@ -21,12 +21,16 @@ from conformance.scenarios.groups_consumer import description
 from conformance.scenarios.offsets import commit
 
 
-@scenario({"partitions": [0, 1, 2], "replicas": 1, "again": "TOPIC_ALREADY_EXISTS", "gone": True})
+@scenario(
+    expected={"partitions": [0, 1, 2], "replicas": 1, "again": "TOPIC_ALREADY_EXISTS", "gone": True}
+)
 def topics_are_made_and_deleted(cluster: Cluster) -> Any:
     """A topic is there when it has been made, once, and gone when it has been deleted."""
-    topic = cluster.topic(3)
-    found = cluster.admin.describe_topics(TopicCollection([topic]))[topic]
-    described = found.result(REQUEST_TIMEOUT_S)
+    topic = cluster.name()
+    cluster.admin.create_topics([NewTopic(topic, 3)])[topic].result(REQUEST_TIMEOUT_S)
+    cluster.protocol.wait_served(topic, 3)
+    future = cluster.admin.describe_topics(TopicCollection([topic]))[topic]
+    described = future.result(REQUEST_TIMEOUT_S)
     again = outcome(cluster.admin.create_topics([NewTopic(topic, 1)])[topic])
     cluster.admin.delete_topics([topic])[topic].result(REQUEST_TIMEOUT_S)
     until(lambda: topic not in cluster.admin.list_topics(timeout=REQUEST_TIMEOUT_S).topics)
@@ -39,7 +43,7 @@ def topics_are_made_and_deleted(cluster: Cluster) -> Any:
 
 
 @scenario(
-    {
+    expected={
         "name": "TOPIC_EXCEPTION",
         "partitions": "INVALID_PARTITIONS",
         "replicas": "INVALID_REPLICATION_FACTOR",
@@ -51,23 +55,23 @@ def topics_are_made_and_deleted(cluster: Cluster) -> Any:
 def topics_that_cannot_be(cluster: Cluster) -> Any:
     """A wrong name, number of partitions or replicas, setting or value is refused."""
 
-    def made(name: str, **more: Any) -> str | None:
+    def create_error(name: str, **more: Any) -> str | None:
         topic = NewTopic(name, **{"num_partitions": 1, **more})
         return outcome(cluster.admin.create_topics([topic])[name])
 
     checked = NewTopic(cluster.name(), 1)
     dry = outcome(cluster.admin.create_topics([checked], validate_only=True)[checked.topic])
     return {
-        "name": made("no/such name"),
-        "partitions": made(cluster.name(), num_partitions=0),
-        "replicas": made(cluster.name(), replication_factor=7),
-        "setting": made(cluster.name(), config={"no.such.setting": "1"}),
-        "value": made(cluster.name(), config={"retention.ms": "often"}),
+        "name": create_error("no/such name"),
+        "partitions": create_error(cluster.name(), num_partitions=0),
+        "replicas": create_error(cluster.name(), replication_factor=7),
+        "setting": create_error(cluster.name(), config={"no.such.setting": "1"}),
+        "value": create_error(cluster.name(), config={"retention.ms": "often"}),
         "only checked": (dry, checked.topic in cluster.admin.list_topics(timeout=60).topics),
     }
 
 
-@scenario({"grown": 3, "shrunk": "INVALID_PARTITIONS", "unknown": "UNKNOWN_TOPIC_OR_PART"})
+@scenario(expected={"grown": 3, "shrunk": "INVALID_PARTITIONS", "unknown": "UNKNOWN_TOPIC_OR_PART"})
 def partitions_are_added(cluster: Cluster) -> Any:
     """A topic can grow and not shrink."""
     topic = cluster.topic()
@@ -85,12 +89,12 @@ def partitions_are_added(cluster: Cluster) -> Any:
 
 
 def partitions(cluster: Cluster, topic: str) -> list[int]:
-    found = cluster.admin.list_topics(topic, timeout=REQUEST_TIMEOUT_S).topics[topic]
-    return sorted(found.partitions)
+    metadata = cluster.admin.list_topics(topic, timeout=REQUEST_TIMEOUT_S).topics[topic]
+    return sorted(metadata.partitions)
 
 
 @scenario(
-    {
+    expected={
         "made with": ("60000", "DYNAMIC_TOPIC_CONFIG"),
         "default": ("delete", "DEFAULT_CONFIG"),
         "changed": "120000",
@@ -103,19 +107,19 @@ def partitions(cluster: Cluster, topic: str) -> list[int]:
 def settings_are_changed(cluster: Cluster) -> Any:
     """Settings are set, appended to and put back, one by one, and say where they come from."""
     topic = cluster.topic(config={"retention.ms": "60000"})
-    found: dict[str, Any] = {
+    observed: dict[str, Any] = {
         "made with": setting(cluster, topic, "retention.ms"),
         "default": setting(cluster, topic, "cleanup.policy"),
     }
     alter(cluster, topic, "retention.ms", "120000")
-    found["changed"] = wait_for(cluster, topic, "retention.ms", "120000")
+    observed["changed"] = wait_for(cluster, topic, "retention.ms", "120000")
     alter(cluster, topic, "cleanup.policy", "compact", AlterConfigOpType.APPEND)
-    found["appended"] = wait_for(cluster, topic, "cleanup.policy", "delete,compact")
+    observed["appended"] = wait_for(cluster, topic, "cleanup.policy", "delete,compact")
     alter(cluster, topic, "retention.ms", None, AlterConfigOpType.DELETE)
-    found["back"] = wait_for(cluster, topic, "retention.ms", "604800000")
-    found["unknown"] = alter(cluster, topic, "no.such.setting", "1")
-    found["no topic"] = alter(cluster, cluster.name(), "retention.ms", "1000")
-    return found
+    observed["back"] = wait_for(cluster, topic, "retention.ms", "604800000")
+    observed["unknown"] = alter(cluster, topic, "no.such.setting", "1")
+    observed["no topic"] = alter(cluster, cluster.name(), "retention.ms", "1000")
+    return observed
 
 
 def setting(cluster: Cluster, topic: str, name: str) -> tuple[str | None, str]:
@@ -141,7 +145,7 @@ def alter(
 
 
 @scenario(
-    {
+    expected={
         "busy": ("STABLE", "CLASSIC", "range", [[0, 1]]),
         "delete busy": "NON_EMPTY_GROUP",
         "empty": "EMPTY",
@@ -159,23 +163,23 @@ def groups_are_described_and_deleted(cluster: Cluster) -> Any:
     members = [
         sorted(part.partition for part in m.assignment.topic_partitions) for m in busy.members
     ]
-    found: dict[str, Any] = {
+    observed: dict[str, Any] = {
         "busy": (busy.state.name, busy.type.name, busy.partition_assignor, members),
         "delete busy": delete_group(cluster, group),
     }
     member.consumer.commit(offsets=[TopicPartition(topic, 0, 0)], asynchronous=False)
     member.consumer.close()
-    found["empty"] = description(cluster, group).state.name
-    found["deleted"] = delete_group(cluster, group)
-    found["again"] = delete_group(cluster, group)
-    return found
+    observed["empty"] = description(cluster, group).state.name
+    observed["deleted"] = delete_group(cluster, group)
+    observed["again"] = delete_group(cluster, group)
+    return observed
 
 
 def delete_group(cluster: Cluster, group: str) -> str | None:
     return outcome(cluster.admin.delete_consumer_groups([group])[group])
 
 
-@scenario({"all": [("CLASSIC", "EMPTY"), ("CLASSIC", "STABLE")], "stable": 1, "new": 0})
+@scenario(expected={"all": [("CLASSIC", "EMPTY"), ("CLASSIC", "STABLE")], "stable": 1, "new": 0})
 def groups_are_listed(cluster: Cluster) -> Any:
     """Groups are listed with state and type, and may be asked for by either."""
     topic = cluster.topic()
@@ -186,9 +190,9 @@ def groups_are_listed(cluster: Cluster) -> Any:
     drive([member], lambda: description(cluster, groups[1]).state == ConsumerGroupState.STABLE)
 
     def listed(**wanted: Any) -> list[tuple[str, str]]:
-        found = cluster.admin.list_consumer_groups(**wanted).result(REQUEST_TIMEOUT_S)
-        assert not found.errors, found.errors
-        return sorted((g.type.name, g.state.name) for g in found.valid if g.group_id in groups)
+        listing = cluster.admin.list_consumer_groups(**wanted).result(REQUEST_TIMEOUT_S)
+        assert not listing.errors, listing.errors
+        return sorted((g.type.name, g.state.name) for g in listing.valid if g.group_id in groups)
 
     return {
         "all": listed(),
@@ -197,7 +201,7 @@ def groups_are_listed(cluster: Cluster) -> Any:
     }
 
 
-@scenario({"state": "DEAD"})
+@scenario(expected={"state": "DEAD"})
 def a_group_that_is_not_there(cluster: Cluster) -> Any:
     """Describing an unknown group says that it is dead."""
     return {"state": described_or_error(cluster, cluster.name("group"))}
@@ -209,7 +213,7 @@ def described_or_error(cluster: Cluster, group: str) -> str:
     return str(future.result().state.name) if failed is None else failed
 
 
-@scenario({"nodes": 1, "id": True, "old records": ["2"]})
+@scenario(expected={"nodes": 1, "id": True, "old records": ["2"]})
 def the_cluster_itself(cluster: Cluster) -> Any:
     """The cluster has an id and its nodes; records are deleted up to an offset."""
     described = cluster.admin.describe_cluster().result(REQUEST_TIMEOUT_S)

@@ -31,7 +31,7 @@ TIMEOUT_MS = int(TIMEOUT_S * 1000)
 # ---- kafka-python ------------------------------------------------------------------------------
 
 
-@scenario({"read": ["0", "1", "2", "3"], "committed": 4, "goes on": ["4"]})
+@scenario(expected={"read": ["0", "1", "2", "3"], "committed": 4, "goes on": ["4"]})
 def kafka_python_in_a_group(cluster: Cluster) -> Any:
     """A member by kafka-python reads, commits and goes on where it was."""
     topic, group = cluster.topic(), cluster.name("group")
@@ -57,14 +57,14 @@ def python_member(cluster: Cluster, topic: str, group: str, count: int) -> list[
         fetch_max_wait_ms=50,
     )
     try:
-        found = [message for _, message in zip(range(count), consumer, strict=False)]
+        messages = [message for _, message in zip(range(count), consumer, strict=False)]
         consumer.commit()
     finally:
         consumer.close(autocommit=False)
-    return [message.value.decode() for message in found]
+    return [message.value.decode() for message in messages]
 
 
-@scenario({"committed": ["a"], "uncommitted": ["a", "b"], "offset": 5})
+@scenario(expected={"committed": ["a"], "uncommitted": ["a", "b"], "offset": 5})
 def kafka_python_transactions(cluster: Cluster) -> Any:
     """kafka-python commits and aborts transactions, offsets of a group included."""
     source, topic, group = cluster.topic(), cluster.topic(), cluster.name("group")
@@ -96,7 +96,7 @@ def python_offset(offset: int) -> Any:
 # ---- aiokafka ----------------------------------------------------------------------------------
 
 
-@scenario({"read": ["0", "1", "2", "3"], "committed": 4})
+@scenario(expected={"read": ["0", "1", "2", "3"], "committed": 4})
 def aiokafka_in_a_group(cluster: Cluster) -> Any:
     """A member by aiokafka reads and commits."""
     topic, group = cluster.topic(), cluster.name("group")
@@ -113,17 +113,17 @@ def aiokafka_in_a_group(cluster: Cluster) -> Any:
         )
         await consumer.start()
         try:
-            found = [(await consumer.getone()).value.decode() for _ in range(4)]
+            texts = [(await consumer.getone()).value.decode() for _ in range(4)]
             await consumer.commit()
         finally:
             await consumer.stop()
-        return found
+        return texts
 
     read = asyncio.run(asyncio.wait_for(work(), TIMEOUT_S))
     return {"read": read, "committed": committed(cluster, group, topic)}
 
 
-@scenario({"committed": ["a"], "uncommitted": ["a", "b"], "offset": 5})
+@scenario(expected={"committed": ["a"], "uncommitted": ["a", "b"], "offset": 5})
 def aiokafka_transactions(cluster: Cluster) -> Any:
     """aiokafka commits and aborts transactions, offsets of a group included."""
     source, topic, group = cluster.topic(), cluster.topic(), cluster.name("group")
@@ -152,14 +152,14 @@ def aiokafka_transactions(cluster: Cluster) -> Any:
 
 
 @scenario(
-    {
+    expected={
         "classic": {"read": ["0", "1", "2", "3"], "partitions": [0, 1], "committed": 2},
         "consumer": {"read": ["0", "1", "2", "3"], "partitions": [0, 1], "committed": 2},
     }
 )
 def java_in_a_group(cluster: Cluster) -> Any:
     """A member by the Java client reads and commits, by either protocol."""
-    found = {}
+    observed = {}
     for protocol in ("classic", "consumer"):
         topic = cluster.topic(2)
         group = group_of(cluster)
@@ -169,12 +169,12 @@ def java_in_a_group(cluster: Cluster) -> Any:
         answer = cluster.java.call(
             "consume_as_member", config, topics=[topic], count=4, commit=True
         )
-        found[protocol] = {
+        observed[protocol] = {
             "read": sorted(java_value(record) for record in answer["records"]),
             "partitions": answer["partitions"],
             "committed": committed(cluster, group, topic),
         }
-    return found
+    return observed
 
 
 def java_value(record: dict[str, Any]) -> str:
@@ -183,7 +183,7 @@ def java_value(record: dict[str, Any]) -> str:
     return b64decode(record["value"]).decode()
 
 
-@scenario({"committed": ["a", "b"], "uncommitted": ["a", "c", "b"], "java": ["a", "b"]})
+@scenario(expected={"committed": ["a", "b"], "uncommitted": ["a", "c", "b"], "java": ["a", "b"]})
 def java_transactions(cluster: Cluster) -> Any:
     """The Java client, with the newest form of transactions, commits and aborts."""
     topic = cluster.topic()
@@ -195,7 +195,7 @@ def java_transactions(cluster: Cluster) -> Any:
     return {**seen(cluster, topic), "java": [(r.value or b"").decode() for r in read]}
 
 
-@scenario({"shares": [2, 2], "all": [0, 1, 2, 3]})
+@scenario(expected={"shares": [2, 2], "all": [0, 1, 2, 3]})
 def members_of_different_makers(cluster: Cluster) -> Any:
     """Members by librdkafka and by kafka-python form one group and share its partitions."""
     topic, group = cluster.topic(4), cluster.name("group")
@@ -223,7 +223,7 @@ def members_of_different_makers(cluster: Cluster) -> Any:
     }
 
 
-@scenario({"java": ["0", "1"], "librdkafka": ["0", "1"]})
+@scenario(expected={"java": ["0", "1"], "librdkafka": ["0", "1"]})
 def written_by_java(cluster: Cluster) -> Any:
     """What the Java client writes, it and others read."""
     topic = cluster.topic()

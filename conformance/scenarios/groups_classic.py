@@ -25,7 +25,7 @@ def numbers(*members: Member) -> list[int]:
     return sorted(int(value or -1) for member in members for value in member.values)
 
 
-@scenario({"partitions": [0, 1, 2, 3], "read": list(range(20)), "errors": []})
+@scenario(expected={"partitions": [0, 1, 2, 3], "read": list(range(20)), "errors": []})
 def one_member_has_all(cluster: Cluster) -> Any:
     """The only member of a group gets every partition and reads every record."""
     topic = filled(cluster, 4, 5)
@@ -34,7 +34,7 @@ def one_member_has_all(cluster: Cluster) -> Any:
     return {"partitions": member.partitions, "read": numbers(member), "errors": member.errors}
 
 
-@scenario({"shares": [[0, 1], [2, 3]], "alone": [0, 1, 2, 3]})
+@scenario(expected={"shares": [[0, 1], [2, 3]], "alone": [0, 1, 2, 3]})
 def members_come_and_go(cluster: Cluster) -> Any:
     """Two members share the partitions in ranges; when one leaves the other gets all."""
     topic = cluster.topic(4)
@@ -49,7 +49,7 @@ def members_come_and_go(cluster: Cluster) -> Any:
     return {"shares": shares, "alone": first.partitions}
 
 
-@scenario({"shares": [[0, 2], [1, 3]]})
+@scenario(expected={"shares": [[0, 2], [1, 3]]})
 def round_robin(cluster: Cluster) -> Any:
     """The members' own assignor decides: round robin deals the partitions out in turn."""
     topic = cluster.topic(4)
@@ -60,7 +60,7 @@ def round_robin(cluster: Cluster) -> Any:
     return {"shares": spread(members)}
 
 
-@scenario({"sizes": [2, 2], "taken away": 2, "kept": True, "assigned at once": 4})
+@scenario(expected={"sizes": [2, 2], "taken away": 2, "kept": True, "assigned at once": 4})
 def cooperative_members_keep_what_they_can(cluster: Cluster) -> Any:
     """With the cooperative assignor only the partitions that move are taken from their owner."""
     topic = cluster.topic(4)
@@ -80,7 +80,7 @@ def cooperative_members_keep_what_they_can(cluster: Cluster) -> Any:
     }
 
 
-@scenario({"same": True, "disturbed": False, "goes on": ["2", "3"]})
+@scenario(expected={"same": True, "disturbed": False, "goes on": ["2", "3"]})
 def a_static_member_returns(cluster: Cluster) -> Any:
     """A static member that comes back in time has its partitions again; nobody else notices."""
     topic = cluster.topic(2)
@@ -107,7 +107,7 @@ def a_static_member_returns(cluster: Cluster) -> Any:
     }
 
 
-@scenario({"fenced": True, "other": [0, 1]})
+@scenario(expected={"fenced": True, "other": [0, 1]})
 def a_static_member_twice(cluster: Cluster) -> Any:
     """Of two members that claim the same static id, the older one is fenced."""
     topic = cluster.topic(2)
@@ -123,7 +123,7 @@ def a_static_member_twice(cluster: Cluster) -> Any:
     }
 
 
-@scenario({"first": list(range(10)), "second": list(range(10))})
+@scenario(expected={"first": list(range(10)), "second": list(range(10))})
 def groups_do_not_disturb_each_other(cluster: Cluster) -> Any:
     """Every group gets every record, however the members of each share them."""
     topic = filled(cluster, 2, 5)
@@ -134,7 +134,7 @@ def groups_do_not_disturb_each_other(cluster: Cluster) -> Any:
     return {"first": numbers(one), "second": sorted(set(numbers(*pair)))}
 
 
-@scenario({"taken over": [4, 5, 6, 7, 8, 9]})
+@scenario(expected={"taken over": [4, 5, 6, 7, 8, 9]})
 def a_killed_member_is_replaced(cluster: Cluster) -> Any:
     """When a member dies, another goes on at the last committed offset."""
     topic = filled(cluster, 1, 10)
@@ -146,16 +146,16 @@ def a_killed_member_is_replaced(cluster: Cluster) -> Any:
     return {"taken over": numbers(second)}
 
 
-@scenario({"now": 1, "later": 2, "other": 0})
+@scenario(expected={"now": 1, "later": 2, "other": 0})
 def subscription_by_pattern(cluster: Cluster) -> Any:
     """A pattern takes in the topics that match it, those that are made later too."""
     prefix = cluster.name("many")
-    cluster.create(f"{prefix}-a")
-    cluster.create(f"other-{prefix}")
+    cluster.protocol.create_topic(f"{prefix}-a")
+    cluster.protocol.create_topic(f"other-{prefix}")
     member = Member(cluster, cluster.name("group"), [f"^{prefix}-.*"], **SHORT)
     drive([member], lambda: len(member.partitions) == 1)
     now = len(member.partitions)
-    cluster.create(f"{prefix}-b")
+    cluster.protocol.create_topic(f"{prefix}-b")
     drive([member], lambda: len(member.partitions) == 2)
     names = [part.topic for part in member.consumer.assignment()]
     return {
@@ -165,7 +165,7 @@ def subscription_by_pattern(cluster: Cluster) -> Any:
     }
 
 
-@scenario({"refused": True, "undisturbed": [0]})
+@scenario(expected={"refused": True, "undisturbed": [0]})
 def protocols_that_do_not_agree(cluster: Cluster) -> Any:
     """A member whose assignors the group does not share is refused."""
     topic = cluster.topic()
@@ -181,7 +181,7 @@ def protocols_that_do_not_agree(cluster: Cluster) -> Any:
     }
 
 
-@scenario("INVALID_SESSION_TIMEOUT")
+@scenario(expected="INVALID_SESSION_TIMEOUT")
 def a_session_that_is_too_short(cluster: Cluster) -> Any:
     """A session time-out below what the broker allows is refused."""
     member = Member(

@@ -23,7 +23,7 @@ def group_of(cluster: Cluster) -> str:
     return group
 
 
-@scenario({"partitions": [0, 1, 2, 3], "read": list(range(20)), "errors": []})
+@scenario(expected={"partitions": [0, 1, 2, 3], "read": list(range(20)), "errors": []})
 def one_member_has_all(cluster: Cluster) -> Any:
     """The only member of a group gets every partition and reads every record."""
     topic = filled(cluster, 4, 5)
@@ -32,7 +32,7 @@ def one_member_has_all(cluster: Cluster) -> Any:
     return {"partitions": member.partitions, "read": numbers(member), "errors": member.errors}
 
 
-@scenario({"sizes": [2, 2], "all": [0, 1, 2, 3], "moved": 2, "alone": [0, 1, 2, 3]})
+@scenario(expected={"sizes": [2, 2], "all": [0, 1, 2, 3], "moved": 2, "alone": [0, 1, 2, 3]})
 def members_come_and_go(cluster: Cluster) -> Any:
     """Two members share the partitions, only what moves is taken away, and one inherits all."""
     topic = cluster.topic(4)
@@ -41,17 +41,17 @@ def members_come_and_go(cluster: Cluster) -> Any:
     drive([first], lambda: len(first.partitions) == 4)
     second = Member(cluster, group, [topic], **NEW)
     drive([first, second], lambda: len(second.partitions) == 2 and len(first.partitions) == 2)
-    found = {
+    observed = {
         "sizes": sorted((len(first.partitions), len(second.partitions))),
         "all": sorted(first.partitions + second.partitions),
         "moved": sum(map(len, first.revoked)),
     }
     second.consumer.close()
     drive([first], lambda: len(first.partitions) == 4)
-    return {**found, "alone": first.partitions}
+    return {**observed, "alone": first.partitions}
 
 
-@scenario({"shares": [[0, 1], [2, 3]]})
+@scenario(expected={"shares": [[0, 1], [2, 3]]})
 def the_range_assignor(cluster: Cluster) -> Any:
     """A group that asks for ranges gets neighbouring partitions for each member."""
     topic = cluster.topic(4)
@@ -62,7 +62,7 @@ def the_range_assignor(cluster: Cluster) -> Any:
     return {"shares": spread(members)}
 
 
-@scenario({"error": "_FATAL", "because of the assignor": True})
+@scenario(expected={"error": "_FATAL", "because of the assignor": True})
 def an_assignor_that_nobody_knows(cluster: Cluster) -> Any:
     """An assignor that the broker does not have is refused."""
     how = {**NEW, "group_remote_assignor": "no-such-assignor"}
@@ -74,7 +74,7 @@ def an_assignor_that_nobody_knows(cluster: Cluster) -> Any:
     }
 
 
-@scenario({"before": ["0", "1", "2", "3"], "after": ["2", "3"]})
+@scenario(expected={"before": ["0", "1", "2", "3"], "after": ["2", "3"]})
 def committed_offsets_are_kept(cluster: Cluster) -> Any:
     """The next member goes on at the offset that the one before has committed."""
     topic = cluster.topic()
@@ -89,7 +89,7 @@ def committed_offsets_are_kept(cluster: Cluster) -> Any:
     return {"before": first.values, "after": second.values}
 
 
-@scenario({"same": True, "disturbed": False})
+@scenario(expected={"same": True, "disturbed": False})
 def a_static_member_returns(cluster: Cluster) -> Any:
     """A static member that comes back in time has its partitions again; nobody else notices."""
     topic = cluster.topic(4)
@@ -113,19 +113,19 @@ def a_static_member_returns(cluster: Cluster) -> Any:
     }
 
 
-@scenario({"topics": 2, "other": 0})
+@scenario(expected={"topics": 2, "other": 0})
 def subscription_by_pattern(cluster: Cluster) -> Any:
     """A pattern is matched by the broker against all topics."""
     prefix = cluster.name("many")
     for name in (f"{prefix}-a", f"{prefix}-b", f"other-{prefix}"):
-        cluster.create(name)
+        cluster.protocol.create_topic(name)
     member = Member(cluster, group_of(cluster), [f"^{prefix}-.*"], **NEW)
     drive([member], lambda: len(member.partitions) == 2)
     names = [part.topic for part in member.consumer.assignment()]
     return {"topics": len(names), "other": sum(name.startswith("other") for name in names)}
 
 
-@scenario({"sizes": [3, 3], "topics": [3, 3]})
+@scenario(expected={"sizes": [3, 3], "topics": [3, 3]})
 def several_topics(cluster: Cluster) -> Any:
     """The partitions of all subscribed topics are spread over all members."""
     topics = [cluster.topic(3), cluster.topic(3)]
@@ -139,7 +139,7 @@ def several_topics(cluster: Cluster) -> Any:
     }
 
 
-@scenario({"before": "CLASSIC", "after": "CONSUMER", "goes on": ["2", "3"]})
+@scenario(expected={"before": "CLASSIC", "after": "CONSUMER", "goes on": ["2", "3"]})
 def a_group_changes_its_protocol(cluster: Cluster) -> Any:
     """An empty classic group becomes one of the new protocol and keeps its offsets."""
     topic = cluster.topic()
@@ -156,7 +156,9 @@ def a_group_changes_its_protocol(cluster: Cluster) -> Any:
     return {"before": before.name, "after": after.name, "goes on": new.values}
 
 
-@scenario({"state": "STABLE", "type": "CONSUMER", "assignor": "uniform", "parts": [[0, 1]]})
+@scenario(
+    expected={"state": "STABLE", "type": "CONSUMER", "assignor": "uniform", "parts": [[0, 1]]}
+)
 def what_is_said_of_a_group(cluster: Cluster) -> Any:
     """Describing a group tells its state, its assignor and what each member has."""
     topic = cluster.topic(2)
@@ -164,15 +166,15 @@ def what_is_said_of_a_group(cluster: Cluster) -> Any:
     member = Member(cluster, group, [topic], **NEW)
     drive([member], lambda: len(member.partitions) == 2)
     drive([member], lambda: description(cluster, group).state == ConsumerGroupState.STABLE)
-    found = description(cluster, group)
-    assert found.type == ConsumerGroupType.CONSUMER
+    described = description(cluster, group)
+    assert described.type == ConsumerGroupType.CONSUMER
     return {
-        "state": found.state.name,
-        "type": found.type.name,
-        "assignor": found.partition_assignor,
+        "state": described.state.name,
+        "type": described.type.name,
+        "assignor": described.partition_assignor,
         "parts": [
             sorted(part.partition for part in member.assignment.topic_partitions)
-            for member in found.members
+            for member in described.members
         ],
     }
 

@@ -7,7 +7,6 @@ from typing import Any
 from confluent_kafka import (
     OFFSET_INVALID,
     ConsumerGroupTopicPartitions,
-    KafkaError,
     TopicPartition,
 )
 
@@ -18,8 +17,8 @@ from conformance.scenario import REQUEST_TIMEOUT_S, Cluster, scenario
 def committed(cluster: Cluster, group: str, topic: str, partition: int = 0) -> int:
     """The committed offset of a group; -1 if it has none."""
     consumer = cluster.consumer(group)
-    (found,) = consumer.committed([TopicPartition(topic, partition)], timeout=REQUEST_TIMEOUT_S)
-    return -1 if found.offset == OFFSET_INVALID else found.offset
+    (position,) = consumer.committed([TopicPartition(topic, partition)], timeout=REQUEST_TIMEOUT_S)
+    return -1 if position.offset == OFFSET_INVALID else position.offset
 
 
 def commit(cluster: Cluster, group: str, *places: TopicPartition) -> str | None:
@@ -28,7 +27,7 @@ def commit(cluster: Cluster, group: str, *places: TopicPartition) -> str | None:
     return error_of(lambda: consumer.commit(offsets=list(places), asynchronous=False))
 
 
-@scenario({"before": -1, "after": (3, "a note"), "none": -1, "again": 1})
+@scenario(expected={"before": -1, "after": (3, "a note"), "none": -1, "again": 1})
 def commit_and_fetch(cluster: Cluster) -> Any:
     """A committed offset comes back with its metadata, and may go back again."""
     topic, group = cluster.topic(2), cluster.name("group")
@@ -47,7 +46,9 @@ def commit_and_fetch(cluster: Cluster) -> Any:
     }
 
 
-@scenario({"unknown topic": "UNKNOWN_TOPIC_OR_PART", "metadata": "OFFSET_METADATA_TOO_LARGE"})
+@scenario(
+    expected={"unknown topic": "UNKNOWN_TOPIC_OR_PART", "metadata": "OFFSET_METADATA_TOO_LARGE"}
+)
 def commits_that_are_refused(cluster: Cluster) -> Any:
     """Offsets of unknown topics, and notes that are too long, are refused."""
     topic, group = cluster.topic(), cluster.name("group")
@@ -57,12 +58,14 @@ def commits_that_are_refused(cluster: Cluster) -> Any:
     }
 
 
-@scenario({"earliest": ["0", "1", "2", "3"], "latest": ["3"], "none": "_AUTO_OFFSET_RESET"})
+@scenario(
+    expected={"earliest": ["0", "1", "2", "3"], "latest": ["3"], "none": "_AUTO_OFFSET_RESET"}
+)
 def without_a_committed_offset(cluster: Cluster) -> Any:
     """A group without an offset starts where its reset policy says, or refuses to."""
     topic = cluster.topic()
     fill(cluster, topic, 3)
-    found: dict[str, Any] = {}
+    observed: dict[str, Any] = {}
     latest = Member(cluster, cluster.name("group"), [topic], auto_offset_reset="latest")
     drive([latest], lambda: latest.partitions == [0] and position(latest, topic) == 3)
     fill(cluster, topic, 1, first=3)
@@ -70,9 +73,9 @@ def without_a_committed_offset(cluster: Cluster) -> Any:
     none = Member(cluster, cluster.name("group"), [topic], auto_offset_reset="error")
     drive([latest, earliest, none], lambda: len(earliest.records) == 4 and latest.records)
     drive([none], lambda: none.errors)
-    found["earliest"], found["latest"] = earliest.values, latest.values
-    found["none"] = none.errors[0]
-    return found
+    observed["earliest"], observed["latest"] = earliest.values, latest.values
+    observed["none"] = none.errors[0]
+    return observed
 
 
 def position(member: Member, topic: str) -> int:
@@ -81,7 +84,7 @@ def position(member: Member, topic: str) -> int:
     return high if low >= 0 else -1
 
 
-@scenario({"earliest": ["4", "5"], "error": "_AUTO_OFFSET_RESET"})
+@scenario(expected={"earliest": ["4", "5"], "error": "_AUTO_OFFSET_RESET"})
 def an_offset_below_the_log(cluster: Cluster) -> Any:
     """A committed offset whose records are gone leads to the reset policy, never to silence."""
     topic = cluster.topic()
@@ -97,7 +100,7 @@ def an_offset_below_the_log(cluster: Cluster) -> Any:
     return {"earliest": reset.values, "error": strict.errors[0]}
 
 
-@scenario({"latest": ["9"]})
+@scenario(expected={"latest": ["9"]})
 def an_offset_above_the_log(cluster: Cluster) -> Any:
     """An offset beyond the end is out of range too."""
     topic = cluster.topic()
@@ -118,7 +121,7 @@ def an_offset_above_the_log(cluster: Cluster) -> Any:
     return {"latest": ["9"] if int(member.values[0] or 0) >= 9 else member.values}
 
 
-@scenario({"listed": {0: 2, 1: 3}, "altered": 1, "busy": "UNKNOWN_MEMBER_ID"})
+@scenario(expected={"listed": {0: 2, 1: 3}, "altered": 1, "busy": "UNKNOWN_MEMBER_ID"})
 def offsets_by_an_admin(cluster: Cluster) -> Any:
     """An admin lists and alters the offsets of an empty group; a busy one is left alone."""
     topic, group = cluster.topic(2), cluster.name("group")
@@ -137,8 +140,8 @@ def offsets_by_an_admin(cluster: Cluster) -> Any:
 def listing(cluster: Cluster, group: str) -> dict[int, int]:
     """All offsets of a group with one topic, by partition."""
     wanted = [ConsumerGroupTopicPartitions(group)]
-    found = cluster.admin.list_consumer_group_offsets(wanted)[group].result(REQUEST_TIMEOUT_S)
-    return {part.partition: part.offset for part in found.topic_partitions}
+    offsets = cluster.admin.list_consumer_group_offsets(wanted)[group].result(REQUEST_TIMEOUT_S)
+    return {part.partition: part.offset for part in offsets.topic_partitions}
 
 
 def alter(cluster: Cluster, group: str, *places: TopicPartition) -> str | None:
@@ -152,7 +155,13 @@ def alter(cluster: Cluster, group: str, *places: TopicPartition) -> str | None:
     return errors[0].name() if errors else None
 
 
-@scenario({"deleted": {"0": None}, "left": {1: 3}, "subscribed": "GroupSubscribedToTopicException"})
+@scenario(
+    expected={
+        "deleted": {"0": None},
+        "left": {1: 3},
+        "subscribed": "GroupSubscribedToTopicException",
+    }
+)
 def deleted_offsets(cluster: Cluster) -> Any:
     """Offsets of a partition can be deleted, unless a member is subscribed to its topic."""
     topic, group = cluster.topic(2), cluster.name("group")
@@ -179,24 +188,14 @@ def delete_offsets(cluster: Cluster, group: str, topic: str, partition: int) -> 
     return None if error is None else str(error)
 
 
-@scenario({"gone": -1, "new topic": ["new"]})
+@scenario(expected={"gone": -1, "new topic": ["new"]})
 def offsets_of_a_deleted_topic(cluster: Cluster) -> Any:
     """A topic that is made anew under an old name does not inherit its committed offsets."""
     topic, group = cluster.topic(), cluster.name("group")
     fill(cluster, topic, 3)
     commit(cluster, group, TopicPartition(topic, 0, 3))
     cluster.admin.delete_topics([topic])[topic].result(REQUEST_TIMEOUT_S)
-
-    def made() -> bool:
-        try:
-            cluster.create(topic)
-        except Exception as failure:  # while the old one is still being deleted
-            if failure.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
-                raise
-            return False
-        return True
-
-    until(made)
+    cluster.protocol.recreate_topic(topic)
     until(lambda: committed(cluster, group, topic) == -1)
     producer = cluster.producer()
     producer.produce(topic, "new", partition=0)
@@ -206,7 +205,7 @@ def offsets_of_a_deleted_topic(cluster: Cluster) -> Any:
     return {"gone": committed(cluster, group, topic), "new topic": values(member.records)}
 
 
-@scenario({"stale": True, "kept": 1})
+@scenario(expected={"stale": True, "kept": 1})
 def a_commit_after_leaving(cluster: Cluster) -> Any:
     """Whoever is not a member of a busy group cannot commit for it."""
     topic, group = cluster.topic(), cluster.name("group")

@@ -29,7 +29,7 @@ LONG_AGO_MS = 1_600_000_000_000
 
 
 @scenario(
-    [
+    expected=[
         (0, None, "no key", []),
         (1, "", "empty key", []),
         (2, "k", None, []),
@@ -46,15 +46,15 @@ def keys_values_and_headers(cluster: Cluster) -> Any:
     send(producer, topic, [None, b""], key=b"k")
     headers = [("a", b"1"), ("a", b"2"), ("none", None), ("empty", b""), ("é", b"\xff")]
     send(producer, topic, ["v"], key=b"k", headers=headers)
-    found = []
+    records = []
     for message in read_to_end(cluster, topic):
         key = message.key()
         shown = key.decode() if isinstance(key, bytes) else key
-        found.append((offset_of(message), shown, value_of(message), message.headers() or []))
-    return found
+        records.append((offset_of(message), shown, value_of(message), message.headers() or []))
+    return records
 
 
-@scenario(dict.fromkeys(("none", "gzip", "snappy", "lz4", "zstd"), True))
+@scenario(expected=dict.fromkeys(("none", "gzip", "snappy", "lz4", "zstd"), True))
 def every_codec(cluster: Cluster) -> Any:
     """Whatever the codec, the same records come back in the same order."""
     topic = cluster.topic()
@@ -63,17 +63,17 @@ def every_codec(cluster: Cluster) -> Any:
         start = len(whole) * 300
         wanted = [f"{codec} {number} " + "x" * 50 for number in range(300)]
         send(cluster.producer(compression_type=codec, linger_ms=20), topic, wanted)
-        found = read_to_end(cluster, topic, start=start)
-        whole[codec] = values(found) == wanted and [offset_of(m) for m in found] == list(
+        messages = read_to_end(cluster, topic, start=start)
+        whole[codec] = values(messages) == wanted and [offset_of(m) for m in messages] == list(
             range(start, start + 300)
         )
     return whole
 
 
-@scenario([["0", "1"], ["0", "1"], ["0", "1"]])
+@scenario(expected=[["0", "1"], ["0", "1"], ["0", "1"]])
 def every_acknowledgement(cluster: Cluster) -> Any:
     """Records sent with acks 0, 1 and all are there for readers."""
-    found = []
+    observed = []
     for acks in ("0", "1", "all"):
         topic = cluster.topic()
         send(cluster.producer(acks=acks), topic, ["0", "1"])
@@ -81,11 +81,11 @@ def every_acknowledgement(cluster: Cluster) -> Any:
         # With acks=0 nobody says when they have arrived.
         while len(messages) < 2:
             messages = values(read_to_end(cluster, topic))
-        found.append(messages)
-    return found
+        observed.append(messages)
+    return observed
 
 
-@scenario({"create": [LONG_AGO_MS, LONG_AGO_MS + 1], "append": [True, True], "kind": True})
+@scenario(expected={"create": [LONG_AGO_MS, LONG_AGO_MS + 1], "append": [True, True], "kind": True})
 def timestamps(cluster: Cluster) -> Any:
     """A record keeps its producer's time, or gets the log's, as the topic says."""
     created = cluster.topic()
@@ -101,7 +101,7 @@ def timestamps(cluster: Cluster) -> Any:
     }
 
 
-@scenario({"future": "INVALID_TIMESTAMP", "past": "INVALID_TIMESTAMP", "near": None})
+@scenario(expected={"future": "INVALID_TIMESTAMP", "past": "INVALID_TIMESTAMP", "near": None})
 def timestamps_out_of_bounds(cluster: Cluster) -> Any:
     """A topic refuses times further away than it says."""
     settings = {
@@ -122,7 +122,7 @@ def timestamps_out_of_bounds(cluster: Cluster) -> Any:
     }
 
 
-@scenario({"large": "MSG_SIZE_TOO_LARGE", "small": None, "keyless": "INVALID_RECORD"})
+@scenario(expected={"large": "MSG_SIZE_TOO_LARGE", "small": None, "keyless": "INVALID_RECORD"})
 def records_that_are_refused(cluster: Cluster) -> Any:
     """A record above the topic's size, or without a key where one is needed, is refused."""
     small = cluster.topic(config={"max.message.bytes": "2000"})
@@ -136,7 +136,7 @@ def records_that_are_refused(cluster: Cluster) -> Any:
 
 
 @scenario(
-    {
+    expected={
         "topic": "UNKNOWN_TOPIC_OR_PART",
         "partition": "_UNKNOWN_PARTITION",
         "read": "UNKNOWN_TOPIC_OR_PART",
@@ -168,7 +168,7 @@ def error_of_produce(producer: Any, topic: str, partition: int) -> str | None:
         return str(failure.args[0].name())
 
 
-@scenario({"bounds": (0, 10), "from 7": ["7", "8", "9"], "last": ["9"], "end": []})
+@scenario(expected={"bounds": (0, 10), "from 7": ["7", "8", "9"], "last": ["9"], "end": []})
 def reading_from_anywhere(cluster: Cluster) -> Any:
     """A reader may start at the beginning, at the end and anywhere between."""
     topic = cluster.topic()
@@ -182,7 +182,7 @@ def reading_from_anywhere(cluster: Cluster) -> Any:
     }
 
 
-@scenario([(0, 0), (1, 2), (2, 2), (3, -1)])
+@scenario(expected=[(0, 0), (1, 2), (2, 2), (3, -1)])
 def offsets_by_time(cluster: Cluster) -> Any:
     """A time leads to the first record that is not older; one after the last leads nowhere."""
     topic = cluster.topic()
@@ -190,15 +190,15 @@ def offsets_by_time(cluster: Cluster) -> Any:
     for time_ms in (0, 0, 2, 1):
         send(producer, topic, ["x"], timestamp=LONG_AGO_MS + time_ms)
     consumer = cluster.consumer()
-    found = []
+    offsets = []
     for time_ms in (0, 1, 2, 3):
         at = [TopicPartition(topic, 0, LONG_AGO_MS + time_ms)]
         (answer,) = consumer.offsets_for_times(at, timeout=REQUEST_TIMEOUT_S)
-        found.append((time_ms, answer.offset))
-    return found
+        offsets.append((time_ms, answer.offset))
+    return offsets
 
 
-@scenario({"low": 4, "left": ["4", "5"], "all": (6, 6), "then": ["6"]})
+@scenario(expected={"low": 4, "left": ["4", "5"], "all": (6, 6), "then": ["6"]})
 def deleted_records(cluster: Cluster) -> Any:
     """What is before an offset can be deleted; offsets go on where they were."""
     topic = cluster.topic()
@@ -218,7 +218,7 @@ def deleted_records(cluster: Cluster) -> Any:
     }
 
 
-@scenario([str(number) for number in range(500)])
+@scenario(expected=[str(number) for number in range(500)])
 def an_idempotent_producer(cluster: Cluster) -> Any:
     """An idempotent producer with many requests in flight writes each record once, in order."""
     topic = cluster.topic()
@@ -229,7 +229,7 @@ def an_idempotent_producer(cluster: Cluster) -> Any:
     return values(read_to_end(cluster, topic))
 
 
-@scenario({"made": True, "read": ["x"], "refused": True})
+@scenario(expected={"made": True, "read": ["x"], "refused": True})
 def topics_made_by_writing(cluster: Cluster) -> Any:
     """A producer's first record makes its topic; a reader that may not, does not."""
     topic = cluster.name()

@@ -47,19 +47,19 @@ def counts(messages: list[Message]) -> list[tuple[str | None, int | None]]:
     return sorted(((value_of(m), m.delivery_count()) for m in messages), key=str)
 
 
-@scenario({"first": [("0", 1), ("1", 1), ("2", 1)], "again": []})
+@scenario(expected={"first": [("0", 1), ("1", 1), ("2", 1)], "again": []})
 def accepted_records_are_gone(cluster: Cluster) -> Any:
     """What a member accepts is delivered to nobody else."""
     topic = cluster.topic()
     fill(cluster, topic, 3)
     group = queue(cluster, topic)
     first = member(cluster, group, topic)
-    found = take(first, 3)
+    messages = take(first, 3)
     first.close()
-    return {"first": counts(found), "again": what_comes(member(cluster, group, topic))}
+    return {"first": counts(messages), "again": what_comes(member(cluster, group, topic))}
 
 
-@scenario({"first": [("0", 1), ("1", 1)], "again": [("1", 2)], "then": []})
+@scenario(expected={"first": [("0", 1), ("1", 1)], "again": [("1", 2)], "then": []})
 def released_records_come_again(cluster: Cluster) -> Any:
     """A released record is delivered again, and says that it is the second time."""
     topic = cluster.topic()
@@ -70,7 +70,7 @@ def released_records_come_again(cluster: Cluster) -> Any:
     return {"first": counts(first), "again": counts(again), "then": what_comes(consumer)}
 
 
-@scenario({"first": [("0", 1), ("1", 1), ("2", 1)], "then": []})
+@scenario(expected={"first": [("0", 1), ("1", 1), ("2", 1)], "then": []})
 def rejected_records_do_not(cluster: Cluster) -> Any:
     """A rejected record is not delivered again."""
     topic = cluster.topic()
@@ -80,19 +80,19 @@ def rejected_records_do_not(cluster: Cluster) -> Any:
     return {"first": counts(first), "then": what_comes(consumer)}
 
 
-@scenario({"deliveries": [1, 2, 3, 4, 5], "then": []})
+@scenario(expected={"deliveries": [1, 2, 3, 4, 5], "then": []})
 def the_delivery_limit(cluster: Cluster) -> Any:
     """After five deliveries a record is not delivered any more."""
     topic = cluster.topic()
     fill(cluster, topic, 1)
     consumer = member(cluster, queue(cluster, topic), topic)
-    found: list[int | None] = []
+    deliveries: list[int | None] = []
     for _ in range(5):
-        found += [m.delivery_count() for m in take(consumer, 1, lambda _: RELEASE)]
-    return {"deliveries": found, "then": what_comes(consumer)}
+        deliveries += [m.delivery_count() for m in take(consumer, 1, lambda _: RELEASE)]
+    return {"deliveries": deliveries, "then": what_comes(consumer)}
 
 
-@scenario({"held": [("0", 1), ("1", 1)], "then": [("0", 2), ("1", 2)]})
+@scenario(expected={"held": [("0", 1), ("1", 1)], "then": [("0", 2), ("1", 2)]})
 def a_lock_runs_out(cluster: Cluster) -> Any:
     """What a member keeps to itself for too long is delivered to another."""
     topic = cluster.topic()
@@ -106,7 +106,7 @@ def a_lock_runs_out(cluster: Cluster) -> Any:
     return {"held": counts(held), "then": counts(take(other, 2))}
 
 
-@scenario({"held": [("0", 1)], "then": [("0", 2)]})
+@scenario(expected={"held": [("0", 1)], "then": [("0", 2)]})
 def a_member_that_leaves_gives_back(cluster: Cluster) -> Any:
     """What a member has not acknowledged when it leaves is delivered to another at once."""
     topic = cluster.topic()
@@ -118,13 +118,13 @@ def a_member_that_leaves_gives_back(cluster: Cluster) -> Any:
     return {"held": counts(held), "then": counts(take(member(cluster, group, topic), 1))}
 
 
-@scenario({"all": [str(number) for number in range(200)], "both": True, "twice": 0})
+@scenario(expected={"all": [str(number) for number in range(200)], "both": True, "twice": 0})
 def more_members_than_partitions(cluster: Cluster) -> Any:
     """The members of a share group work on one partition side by side, each on its own records."""
     topic = cluster.topic()
     group = queue(cluster, topic)
     members = [member(cluster, group, topic, max_poll_records=10) for _ in range(2)]
-    found: list[list[str | None]] = [[], []]
+    taken: list[list[str | None]] = [[], []]
     sent = 0
 
     def done() -> bool:
@@ -135,21 +135,21 @@ def more_members_than_partitions(cluster: Cluster) -> Any:
         for number, consumer in enumerate(members):
             for message in received(consumer):
                 consumer.acknowledge(message, ACCEPT)
-                found[number].append(value_of(message))
-        return sum(map(len, found)) >= 200
+                taken[number].append(value_of(message))
+        return sum(map(len, taken)) >= 200
 
     until(done)
     for consumer in members:
         consumer.commit_sync(TIMEOUT_S)
-    everything = found[0] + found[1]
+    everything = taken[0] + taken[1]
     return {
         "all": sorted(set(everything), key=lambda value: int(value or -1)),
-        "both": all(found),
+        "both": all(taken),
         "twice": len(everything) - len(set(everything)),
     }
 
 
-@scenario({"slow": "0", "others": ["1", "2", "3"]})
+@scenario(expected={"slow": "0", "others": ["1", "2", "3"]})
 def a_slow_record_holds_nobody_up(cluster: Cluster) -> Any:
     """While one record is being worked on, those behind it go to others."""
     topic = cluster.topic()
@@ -161,7 +161,7 @@ def a_slow_record_holds_nobody_up(cluster: Cluster) -> Any:
     return {"slow": value_of(held), "others": values(take(member(cluster, group, topic), 3))}
 
 
-@scenario({"queue": ["0", "1", "2"], "log": ["0", "1", "2"]})
+@scenario(expected={"queue": ["0", "1", "2"], "log": ["0", "1", "2"]})
 def a_log_and_a_queue_at_once(cluster: Cluster) -> Any:
     """One group reads a topic as a log, another as a queue: the same records, no copy."""
     topic = cluster.topic()
@@ -172,7 +172,7 @@ def a_log_and_a_queue_at_once(cluster: Cluster) -> Any:
     return {"queue": values(take(consumer, 3)), "log": log.values}
 
 
-@scenario({"before": [], "after": ["late"]})
+@scenario(expected={"before": [], "after": ["late"]})
 def a_queue_starts_at_the_end(cluster: Cluster) -> Any:
     """Unless it is told otherwise a share group begins with what comes after it."""
     topic = cluster.topic()
@@ -186,23 +186,25 @@ def a_queue_starts_at_the_end(cluster: Cluster) -> Any:
     return {"before": before, "after": values(take(consumer, 1))}
 
 
-@scenario({"first": ["0", "1"], "again": []})
+@scenario(expected={"first": ["0", "1"], "again": []})
 def polling_accepts(cluster: Cluster) -> Any:
     """In implicit mode the next poll accepts what the one before has brought."""
     topic = cluster.topic()
     fill(cluster, topic, 2)
     group = queue(cluster, topic)
     first = member(cluster, group, topic, share_acknowledgement_mode="implicit")
-    found: list[Message] = []
-    while len(found) < 2:
-        found += received(first)
+    messages: list[Message] = []
+    while len(messages) < 2:
+        messages += received(first)
     received(first)
     first.commit_sync(TIMEOUT_S)
     first.close()
-    return {"first": values(found), "again": what_comes(member(cluster, group, topic))}
+    return {"first": values(messages), "again": what_comes(member(cluster, group, topic))}
 
 
-@scenario({"state": "STABLE", "members": 1, "known": True, "deleted": None, "empty": "EMPTY"})
+@scenario(
+    expected={"state": "STABLE", "members": 1, "known": True, "deleted": None, "empty": "EMPTY"}
+)
 def queues_as_admins_see_them(cluster: Cluster) -> Any:
     """A share group is described with its members and its partitions, and deleted when empty."""
     topic = cluster.topic()

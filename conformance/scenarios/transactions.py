@@ -50,7 +50,7 @@ def seen(cluster: Cluster, topic: str) -> dict[str, list[str | None]]:
 
 
 @scenario(
-    {
+    expected={
         "committed": ["a", "b", "e"],
         "uncommitted": ["a", "b", "c", "d", "e"],
         "offsets": [0, 1, 6],
@@ -76,7 +76,7 @@ def commit_and_abort(cluster: Cluster) -> Any:
 
 
 @scenario(
-    {
+    expected={
         "open": {"committed": ["before"], "uncommitted": ["before", "open", "after"]},
         "ends": (1, 3),
         "closed": ["before", "open", "after"],
@@ -91,11 +91,11 @@ def an_open_transaction_holds_readers_back(cluster: Cluster) -> Any:
     producer.begin_transaction()
     send(producer, topic, ["open"])
     send(cluster.producer(), topic, ["after"])
-    found: dict[str, Any] = {"open": seen(cluster, topic), "ends": ends(cluster, topic)}
+    observed: dict[str, Any] = {"open": seen(cluster, topic), "ends": ends(cluster, topic)}
     producer.commit_transaction(REQUEST_TIMEOUT_S)
-    found["closed"] = seen(cluster, topic)["committed"]
-    found["ends then"] = ends(cluster, topic)
-    return found
+    observed["closed"] = seen(cluster, topic)["committed"]
+    observed["ends then"] = ends(cluster, topic)
+    return observed
 
 
 def ends(cluster: Cluster, topic: str) -> tuple[int, int]:
@@ -105,7 +105,7 @@ def ends(cluster: Cluster, topic: str) -> tuple[int, int]:
     )
 
 
-@scenario({"fenced": True, "committed": ["second"], "uncommitted": ["first", "second"]})
+@scenario(expected={"fenced": True, "committed": ["second"], "uncommitted": ["first", "second"]})
 def a_newer_producer_fences_the_older(cluster: Cluster) -> Any:
     """Who starts with the same transactional id aborts what was open; the older can do no more."""
     topic, name = cluster.topic(), cluster.name("txn")
@@ -120,7 +120,7 @@ def a_newer_producer_fences_the_older(cluster: Cluster) -> Any:
     return {"fenced": failed in ("_FENCED", "PRODUCER_FENCED"), **seen(cluster, topic)}
 
 
-@scenario({"late": True, "committed": []})
+@scenario(expected={"late": True, "committed": []})
 def a_zombie_cannot_write(cluster: Cluster) -> Any:
     """A fenced producer that writes without knowing of it gets an error, and nothing is stored."""
     topic, name = cluster.topic(), cluster.name("txn")
@@ -138,14 +138,14 @@ def a_zombie_cannot_write(cluster: Cluster) -> Any:
     return {"late": ended is not None, "committed": seen(cluster, topic)["uncommitted"]}
 
 
-@scenario({"aborted": -1, "pending": -1, "committed": 2})
+@scenario(expected={"aborted": -1, "pending": -1, "committed": 2})
 def offsets_in_a_transaction(cluster: Cluster) -> Any:
     """Offsets sent to a transaction count when it commits, and not before or otherwise."""
     source, topic, group = cluster.topic(), cluster.topic(), cluster.name("group")
     fill(cluster, source, 3)
     reader = cluster.consumer(group)
     producer = transactional(cluster)
-    found = {}
+    observed = {}
     for ends_with in ("aborted", "committed"):
         producer.begin_transaction()
         send(producer, topic, ["x"])
@@ -154,12 +154,12 @@ def offsets_in_a_transaction(cluster: Cluster) -> Any:
         )
         if ends_with == "aborted":
             producer.abort_transaction(REQUEST_TIMEOUT_S)
-            found["aborted"] = committed(cluster, group, source)
+            observed["aborted"] = committed(cluster, group, source)
         else:
-            found["pending"] = unstable(cluster, group, source)
+            observed["pending"] = unstable(cluster, group, source)
             producer.commit_transaction(REQUEST_TIMEOUT_S)
-            found["committed"] = committed(cluster, group, source)
-    return found
+            observed["committed"] = committed(cluster, group, source)
+    return observed
 
 
 def unstable(cluster: Cluster, group: str, topic: str) -> int:
@@ -168,7 +168,7 @@ def unstable(cluster: Cluster, group: str, topic: str) -> int:
     return int(answer["offsets"].get(f"{topic}-0", -1))
 
 
-@scenario({"read": [str(number) for number in range(30)], "committed": 30})
+@scenario(expected={"read": [str(number) for number in range(30)], "committed": 30})
 def consume_transform_produce(cluster: Cluster) -> Any:
     """A pipeline whose transactions are cut off now and then delivers each record once."""
     source, topic, group = cluster.topic(), cluster.topic(), cluster.name("group")
@@ -216,7 +216,7 @@ def run_pipeline(
             return after
 
 
-@scenario({"late commit": True, "committed": ["after"], "uncommitted": ["slow", "after"]})
+@scenario(expected={"late commit": True, "committed": ["after"], "uncommitted": ["slow", "after"]})
 def a_transaction_that_takes_too_long(cluster: Cluster) -> Any:
     """After its time-out a transaction is aborted, and readers go on."""
     topic = cluster.topic()
@@ -231,7 +231,7 @@ def a_transaction_that_takes_too_long(cluster: Cluster) -> Any:
     }
 
 
-@scenario("INVALID_TRANSACTION_TIMEOUT")
+@scenario(expected="INVALID_TRANSACTION_TIMEOUT")
 def a_time_out_above_the_limit(cluster: Cluster) -> Any:
     """A producer that wants more time than the broker gives is refused."""
     producer = cluster.producer(
@@ -240,7 +240,7 @@ def a_time_out_above_the_limit(cluster: Cluster) -> Any:
     return error_of(lambda: producer.init_transactions(REQUEST_TIMEOUT_S))
 
 
-@scenario({"first": ["0", "2"], "second": ["1", "3"], "empty": None})
+@scenario(expected={"first": ["0", "2"], "second": ["1", "3"], "empty": None})
 def many_partitions_at_once(cluster: Cluster) -> Any:
     """A transaction spans partitions and topics; one without records may be committed too."""
     topics = [cluster.topic(2), cluster.topic()]
@@ -261,7 +261,7 @@ def many_partitions_at_once(cluster: Cluster) -> Any:
     }
 
 
-@scenario({"listed": "Ongoing", "described": ("Ongoing", 1), "then": "CompleteCommit"})
+@scenario(expected={"listed": "Ongoing", "described": ("Ongoing", 1), "then": "CompleteCommit"})
 def transactions_as_admins_see_them(cluster: Cluster) -> Any:
     """An open transaction is listed with its state and its partitions."""
     topic, name = cluster.topic(), cluster.name("txn")
@@ -284,7 +284,7 @@ def transactions_as_admins_see_them(cluster: Cluster) -> Any:
     }
 
 
-@scenario({"order": "_STATE", "after": None})
+@scenario(expected={"order": "_STATE", "after": None})
 def out_of_order(cluster: Cluster) -> Any:
     """Committing without having begun is an error that harms nothing."""
     producer = transactional(cluster)

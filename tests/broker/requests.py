@@ -6,13 +6,16 @@ partition apart. Batches are made by `batch`. Touches nothing.
 
 from __future__ import annotations
 
+import struct
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 from uuid import UUID, uuid4
 
+from crc32c import crc32c
+
 from penstock.records import record
-from penstock.records.batch import headers
+from penstock.records.batch import HEADER, HEADER_SIZE, headers, read_header
 from penstock.records.record import BatchOptions, Record
 from penstock.wire.messages.create_topics import (
     CreatableTopic,
@@ -95,6 +98,14 @@ def batch_of_size(size: int, **options: Any) -> bytes:
     while (have := len(batch(b"x" * guess, **options))) != size:
         guess += size - have
     return batch(b"x" * guess, **options)
+
+
+def resealed(raw: bytes, **changes: int) -> bytes:
+    """The batch with header fields changed and its checksum right for them."""
+    header = read_header(raw)._replace(**changes)
+    out = bytearray(HEADER.pack(*header) + raw[HEADER_SIZE:])
+    struct.pack_into(">I", out, 17, crc32c(memoryview(out)[21:]))
+    return bytes(out)
 
 
 def records_of(data: bytes | memoryview | None) -> list[Record]:

@@ -26,9 +26,9 @@ from tests.broker.requests import (
     new_producer,
     one,
     produce,
+    resealed,
     values_of,
 )
-from tests.broker.scenarios_produce import resealed
 
 Connect = Callable[[Broker], RawClient]
 

@@ -10,6 +10,7 @@ This may touch the Java process and the files it is asked to dump, which it only
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -130,6 +131,8 @@ class KafkaTools:
     def __init__(self, home: Path | None = None) -> None:
         self.home = kafka_home() if home is None else home
         self._process: JavaProcess | None = None
+        # Threads that come first at the same time must not start a process each.
+        self._starting = threading.Lock()
 
     def __enter__(self) -> Self:
         return self
@@ -152,10 +155,12 @@ class KafkaTools:
         self, request: Mapping[str, Any], timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> dict[str, Any]:
         """One request to the Java process, which is started if it is not running."""
-        if self._process is None:
-            self._process = JavaProcess(self.home)
+        with self._starting:
+            if self._process is None:
+                self._process = JavaProcess(self.home)
+            process = self._process
         try:
-            return self._process.call(request, timeout_s)
+            return process.call(request, timeout_s)
         except JavaClientError:
             raise
         except KafkaToolsError:

@@ -1,6 +1,6 @@
 """Heartbeats as requests: what is too large, and what a member is told of its group.
 
-What Kafka answers to bad heartbeats is in `tests.broker.scenarios_members`, asked of both brokers.
+What both brokers answer to bad heartbeats is in `conformance/scenarios/protocol`.
 """
 
 from __future__ import annotations

@@ -23,9 +23,9 @@ from penstock.testing.process import BrokerProcess
 from tests.broker.conftest import NEVER_MS
 from tests.broker.disks import HastyDisk
 from tests.broker.overload.guarded import GROUP, guard_of, guarded_topic, partition_of, span
+from tests.broker.quota_requests import alter, change
 from tests.broker.raw import RawClient
 from tests.broker.requests import create, new_name
-from tests.broker.scenarios_quotas import alter, change
 from tests.broker.waits import wait_until
 
 with warnings.catch_warnings():

@@ -25,10 +25,10 @@ from tests.broker.overload.guarded import (
     guarded_topic,
     wait_for_holds,
 )
+from tests.broker.quota_requests import CLIENT, EXACT, USER, alter, change, describe
 from tests.broker.raw import RawClient
 from tests.broker.requests import batch_of_size, create, fetch, metadata, new_name, one
 from tests.broker.requests import produce as produce_request
-from tests.broker.scenarios_quotas import CLIENT, EXACT, USER, alter, change, describe
 from tests.broker.waits import wait_until
 
 RATE = 100_000

@@ -17,8 +17,8 @@ from penstock.records.columns.decode import Decoded, decode
 from penstock.records.columns.encode import from_lists
 from penstock.records.columns.partition import partitions_of
 from penstock.testing.broker import Broker
+from tests.broker.protocol_client import BY_NAME_VERSION, ProtocolClient
 from tests.broker.requests import fetch, one
-from tests.broker.talk import BY_NAME_VERSION, Talk
 
 with warnings.catch_warnings():
     # It reads its schemas by a function that Python 3.11 calls deprecated.
@@ -43,13 +43,13 @@ ROWS: list[Row] = [
 
 
 @pytest.fixture(scope="module")
-def talk() -> Iterator[Talk]:
-    with Broker() as broker, closing(Talk(broker.bootstrap)) as made:
-        yield made
+def client() -> Iterator[ProtocolClient]:
+    with Broker() as broker, closing(ProtocolClient(broker.bootstrap)) as connected:
+        yield connected
 
 
 def read(
-    talk: Talk, topic: str, end: int, *, partition: int = 0, committed: bool = False
+    client: ProtocolClient, topic: str, end: int, *, partition: int = 0, committed: bool = False
 ) -> list[Row]:
     """The whole partition up to `end`; waits until it is there."""
     rows: list[Row] = []
@@ -59,7 +59,7 @@ def read(
         assert time.monotonic() < deadline, f"{at} of {end}"
         level = int(committed)
         asked = fetch(topic, {partition: at}, max_wait_ms=100, isolation_level=level)
-        found = one(talk.call(asked, BY_NAME_VERSION))
+        found = one(client.call(asked, BY_NAME_VERSION))
         aborted = [(a.producer_id, a.first_offset) for a in found.aborted_transactions or ()]
         decoded = decode(found.records or b"", first_offset=at, aborted=aborted, headers=True)
         rows += as_rows(decoded)
@@ -86,19 +86,19 @@ def produce(producer: Producer, topic: str, rows: list[Row], partition: int = -1
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_librdkafka_writes_and_we_decode(talk: Talk, codec: str) -> None:
-    topic = talk.topic()
+def test_librdkafka_writes_and_we_decode(client: ProtocolClient, codec: str) -> None:
+    topic = client.topic()
     producer = Producer(
-        {"bootstrap.servers": talk.bootstrap, "compression.type": codec, "linger.ms": 20}
+        {"bootstrap.servers": client.bootstrap, "compression.type": codec, "linger.ms": 20}
     )
     produce(producer, topic, ROWS, partition=0)
     assert producer.flush(TIMEOUT_S) == 0
-    assert read(talk, topic, len(ROWS)) == ROWS
+    assert read(client, topic, len(ROWS)) == ROWS
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_we_encode_and_others_read(talk: Talk, codec: str) -> None:
-    topic = talk.topic()
+def test_we_encode_and_others_read(client: ProtocolClient, codec: str) -> None:
+    topic = client.topic()
     packed = from_lists(
         [row[0] for row in ROWS],
         [row[1] for row in ROWS],
@@ -108,10 +108,10 @@ def test_we_encode_and_others_read(talk: Talk, codec: str) -> None:
         max_batch_bytes=9000,
     )
     assert len(packed) > 3
-    talk.fill(topic, *(batch.data for batch in packed))
-    assert read_by_librdkafka(talk.bootstrap, topic, len(ROWS)) == ROWS
+    client.fill(topic, *(batch.data for batch in packed))
+    assert read_by_librdkafka(client.bootstrap, topic, len(ROWS)) == ROWS
     if codec in {"none", "gzip"}:
-        assert read_by_kafka_python(talk.bootstrap, topic, len(ROWS)) == ROWS
+        assert read_by_kafka_python(client.bootstrap, topic, len(ROWS)) == ROWS
 
 
 def read_by_librdkafka(bootstrap: str, topic: str, count: int) -> list[Row]:
@@ -152,9 +152,9 @@ def read_by_kafka_python(bootstrap: str, topic: str, count: int) -> list[Row]:
     return found
 
 
-def test_transactions_of_librdkafka(talk: Talk) -> None:
-    topic = talk.topic()
-    producer = Producer({"bootstrap.servers": talk.bootstrap, "transactional.id": topic})
+def test_transactions_of_librdkafka(client: ProtocolClient) -> None:
+    topic = client.topic()
+    producer = Producer({"bootstrap.servers": client.bootstrap, "transactional.id": topic})
     producer.init_transactions(TIMEOUT_S)
     expected: list[Row] = []
     for number, commit in enumerate([True, False, False, True, False]):
@@ -168,19 +168,19 @@ def test_transactions_of_librdkafka(talk: Talk) -> None:
         else:
             producer.abort_transaction(TIMEOUT_S)
     # Twenty records and a marker each.
-    assert read(talk, topic, 105, committed=True) == expected
-    assert len(read(talk, topic, 105)) == 100
+    assert read(client, topic, 105, committed=True) == expected
+    assert len(read(client, topic, 105)) == 100
 
 
-def test_keys_go_where_librdkafka_puts_them(talk: Talk) -> None:
-    topic = talk.topic(partitions=5)
-    talk.wait_served(topic, 5)
+def test_keys_go_where_librdkafka_puts_them(client: ProtocolClient) -> None:
+    topic = client.topic(partitions=5)
+    client.wait_served(topic, 5)
     keys = [b"%d" % i * (i % 9 + 1) for i in range(200)]
-    producer = Producer({"bootstrap.servers": talk.bootstrap, "partitioner": "murmur2_random"})
+    producer = Producer({"bootstrap.servers": client.bootstrap, "partitioner": "murmur2_random"})
     produce(producer, topic, [(key, b"", [], NOW_MS) for key in keys])
     assert producer.flush(TIMEOUT_S) == 0
     placed = partitions_of(pa.array(keys, pa.binary()), 5).tolist()
     for partition in range(5):
         expected = [key for key, at in zip(keys, placed, strict=True) if at == partition]
-        found = read(talk, topic, len(expected), partition=partition)
+        found = read(client, topic, len(expected), partition=partition)
         assert [row[0] for row in found] == expected

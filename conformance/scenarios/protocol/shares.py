@@ -1,4 +1,4 @@
-"""Scenarios of queues: what is delivered, what answers are taken, what sessions allow."""
+"""What members of share groups are answered: deliveries, acknowledgements, sessions."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from contextlib import contextmanager
 from time import monotonic
 from typing import Any
 
+from conformance.scenario import scenario
 from penstock.wire.messages.find_coordinator import FindCoordinatorRequest
 from penstock.wire.messages.share_group_heartbeat import ShareGroupHeartbeatRequest
+from tests.broker.protocol_client import READY_TIMEOUT_S, ProtocolClient, error_name
 from tests.broker.requests import batch, new_name
 from tests.broker.shares.members import (
     ACCEPT,
@@ -22,16 +24,15 @@ from tests.broker.shares.members import (
     numbered,
     set_group,
 )
-from tests.broker.talk import READY_TIMEOUT_S, Talk, error_name, scenario
 
 
-def joined(talk: Talk, taker: Taker) -> None:
+def joined(client: ProtocolClient, taker: Taker) -> None:
     """Make the member one of its group: Kafka begins a queue only for a group that is there."""
     deadline = monotonic() + READY_TIMEOUT_S
     while True:
         # Kafka makes its coordinator when it is first asked for.
-        talk.call(FindCoordinatorRequest(key_type=0, coordinator_keys=[taker.group]), 4)
-        answer = talk.call(
+        client.call(FindCoordinatorRequest(key_type=0, coordinator_keys=[taker.group]), 4)
+        answer = client.call(
             ShareGroupHeartbeatRequest(
                 group_id=taker.group,
                 member_id=taker.member,
@@ -53,24 +54,24 @@ def first(taker: Taker, **options: Any) -> Got:
 
 
 @contextmanager
-def takers(talk: Talk, *sizes: int, count: int = 1) -> Iterator[list[Taker]]:
+def takers(client: ProtocolClient, *sizes: int, count: int = 1) -> Iterator[list[Taker]]:
     """Members of a new group, and batches of these sizes for them."""
-    topic, group = talk.topic(), new_name("g")
-    talk.fill(topic, *(batch(*numbered(size)) for size in sizes))
-    set_group(talk, group, share_auto_offset_reset="earliest")
-    members = [Taker(talk, group, topic) for _ in range(count)]
+    topic, group = client.topic(), new_name("g")
+    client.fill(topic, *(batch(*numbered(size)) for size in sizes))
+    set_group(client, group, share_auto_offset_reset="earliest")
+    members = [Taker(client, group, topic) for _ in range(count)]
     try:
-        joined(talk, members[0])
+        joined(client, members[0])
         yield members
     finally:
         for member in members:
             member.client.close()
 
 
-@scenario
-def share_answers(talk: Talk) -> Any:
-    """Each record fares as it was answered for."""
-    with takers(talk, 6, 2) as (one,):
+@scenario()
+def acknowledgements(client: ProtocolClient) -> Any:
+    """Accepted, rejected and skipped records are done; released ones are delivered again."""
+    with takers(client, 6, 2) as (one,):
         seen = [first(one).acquired]
         kinds = [ACCEPT, RELEASE, REJECT, 0, RELEASE, ACCEPT]
         seen.append(one.acknowledge((0, 5, kinds)))  # type: ignore[arg-type]
@@ -79,9 +80,9 @@ def share_answers(talk: Talk) -> Any:
         return seen, again.acknowledge_error, again.acquired
 
 
-@scenario
-def share_wrong_answers(talk: Talk) -> Any:
-    """Answers that are none, or for what is not held."""
+@scenario()
+def acknowledgements_that_are_refused(client: ProtocolClient) -> Any:
+    """Ranges out of order, unknown types, records that the member does not hold."""
     wrong: list[list[Answer]] = [
         [(5, 5, ACCEPT)],
         [(0, 5, ACCEPT)],
@@ -93,7 +94,7 @@ def share_wrong_answers(talk: Talk) -> Any:
         [(0, 0, -1)],
         [(0, 0, RENEW)],
     ]
-    with takers(talk, 5, count=2) as (one, other):
+    with takers(client, 5, count=2) as (one, other):
         first(one)
         other.fetch()
         answers = [one.acknowledge(*answer) for answer in wrong]
@@ -103,10 +104,10 @@ def share_wrong_answers(talk: Talk) -> Any:
         return answers, fetched, foreign, taken
 
 
-@scenario
-def share_sessions(talk: Talk) -> Any:
-    """A session has its epochs."""
-    with takers(talk, 3) as (one,):
+@scenario()
+def epochs_of_sessions(client: ProtocolClient) -> Any:
+    """A session begins with epoch 0, goes up by one and ends with -1; other epochs are refused."""
+    with takers(client, 3) as (one,):
         before = [
             one.fetch(epoch=1).error,
             one.acknowledge((0, 0, ACCEPT), epoch=1),
@@ -124,12 +125,12 @@ def share_sessions(talk: Talk) -> Any:
         return before, after
 
 
-@scenario
-def share_goodbye_and_loss(talk: Talk) -> Any:
-    """What a session had when it ended goes to others."""
+@scenario()
+def sessions_that_end(client: ProtocolClient) -> Any:
+    """What a session held when it ended goes to other members."""
     results = []
     for how in ("goodbye", "goodbye with answers", "lost"):
-        with takers(talk, 4, count=2) as (one, other):
+        with takers(client, 4, count=2) as (one, other):
             first(one)
             if how == "goodbye":
                 one.fetch(epoch=-1)
@@ -141,20 +142,20 @@ def share_goodbye_and_loss(talk: Talk) -> Any:
     return results
 
 
-@scenario
-def share_how_much(talk: Talk) -> Any:
-    """Whole batches, or as many records as asked for."""
-    with takers(talk, 10, 10, 10, count=3) as (one, other, third):
+@scenario()
+def how_much_is_acquired(client: ProtocolClient) -> Any:
+    """As many records as asked for in strict mode, whole batches otherwise."""
+    with takers(client, 10, 10, 10, count=3) as (one, other, third):
         strict = first(one, max_records=4, strict=True).offsets
         whole = first(other, max_records=4).offsets
         rest = first(third, max_records=100).offsets
         return strict, whole, rest
 
 
-@scenario
-def share_renewals(talk: Talk) -> Any:
-    """More time for a record, and what must not come with asking for it."""
-    with takers(talk, 3) as (one,):
+@scenario()
+def locks_are_renewed(client: ProtocolClient) -> Any:
+    """A lock is renewed; a request that renews may not ask for records."""
+    with takers(client, 3) as (one,):
         first(one)
         taken = one.acknowledge((0, 1, RENEW), renew=True)
         fetched = one.fetch([(0, 2, RENEW)], renew=True).acknowledge_error
@@ -165,13 +166,13 @@ def share_renewals(talk: Talk) -> Any:
         return taken, fetched, both
 
 
-@scenario
-def share_lag(talk: Talk) -> Any:
-    """How many records are not finished."""
-    with takers(talk, 10) as (one,):
+@scenario()
+def lag(client: ProtocolClient) -> Any:
+    """Lag counts the records that are not finished, also behind a gap."""
+    with takers(client, 10) as (one,):
         first(one)
         one.acknowledge((0, 2, ACCEPT), (5, 6, ACCEPT))
-        lags = [lag_of(talk, one.group)]
+        lags = [lag_of(client, one.group)]
         one.acknowledge((3, 4, ACCEPT))
-        lags.append(lag_of(talk, one.group))
+        lags.append(lag_of(client, one.group))
         return lags

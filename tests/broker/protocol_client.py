@@ -1,8 +1,8 @@
-"""One broker under questions: what the scenarios of `scenarios_*` are given.
+"""A client of the raw protocol for one broker of any kind: what protocol scenarios are given.
 
-A `Talk` is about a broker of either kind. It makes topics and waits until they are served, knows
-their ids and epochs, and turns answers into plain values that can be compared. Topic names are
-made from the scenario's, so that one broker serves all of them.
+`ProtocolClient` sends requests exactly as they are written and returns what is answered. It makes
+topics and waits until they are served, and knows their ids and epochs. Names of topics are new
+each time, so that one broker serves all scenarios. Touches its connections and nothing else.
 """
 
 from __future__ import annotations
@@ -29,61 +29,69 @@ from tests.broker.requests import (
 READY_TIMEOUT_S: Final = 60.0
 BY_NAME_VERSION: Final = 12
 
-Scenario = Callable[["Talk"], Any]
-SCENARIOS: Final[dict[str, Scenario]] = {}
-
-
-def scenario(function: Scenario) -> Scenario:
-    """Register a scenario; what it returns must be the same on every broker."""
-    assert function.__name__ not in SCENARIOS
-    SCENARIOS[function.__name__] = function
-    return function
-
 
 def error_name(code: int) -> str:
     return ErrorCode(code).name
 
 
-class Talk:
-    """A conversation with one broker."""
+class ProtocolClient:
+    """One connection to a broker, and the topics that were made through it."""
 
     def __init__(self, bootstrap: str) -> None:
         self.bootstrap = bootstrap
-        self.client = RawClient(bootstrap)
+        self.connection = RawClient(bootstrap)
         self.ids: dict[str, UUID] = {}
 
     def close(self) -> None:
-        self.client.close()
+        self.connection.close()
 
     def call(self, request: Message, version: int | None = None) -> Any:
-        return self.client.call(request, version)
+        return self.connection.call(request, version)
 
     # ---- topics ----------------------------------------------------------------------------
 
-    def topic(self, partitions: int = 1, *, name: str | None = None, **configs: str) -> str:
-        """A topic that is there and served."""
-        name = name or new_name()
-        result = self.call(create(name, partitions, configs=configs)).topics[0]
+    def topic(self, partitions: int = 1, **configs: str) -> str:
+        """A new topic that is served; settings are keywords with `_` for `.`."""
+        name = new_name()
+        self.create_topic(name, partitions, **configs)
+        return name
+
+    def create_topic(self, name: str, partitions: int = 1, **configs: str) -> None:
+        """Create a topic with as many replicas as the broker likes, and wait until it is served."""
+        self._created(name, self.call(create(name, partitions, -1, configs=configs)), partitions)
+
+    def recreate_topic(self, name: str, partitions: int = 1) -> None:
+        """Create a topic whose namesake was just deleted: Kafka may need a moment to remove it."""
+        deadline = monotonic() + READY_TIMEOUT_S
+        while True:
+            answer = self.call(create(name, partitions, -1))
+            is_taken = answer.topics[0].error_code == ErrorCode.TOPIC_ALREADY_EXISTS
+            if not is_taken or monotonic() > deadline:
+                return self._created(name, answer, partitions)
+
+    def _created(self, name: str, answer: Any, partitions: int) -> None:
+        result = answer.topics[0]
         assert not result.error_code, (error_name(result.error_code), result.error_message)
         self.ids[name] = result.topic_id
         self.wait_served(name, partitions)
-        return name
 
     def wait_served(self, name: str, partitions: int = 1) -> None:
-        """A topic that was just made may not have its leader yet."""
+        """Kafka answers before its broker knows a new topic, and before the leaders serve it."""
         deadline = monotonic() + READY_TIMEOUT_S
-        wanted = dict.fromkeys(range(partitions), 0)
-        while monotonic() < deadline:
-            answer = self.call(fetch(name, wanted), BY_NAME_VERSION)
-            told = self.call(metadata(name)).topics[0]
-            if (
-                all(not part.error_code for part in answer.responses[0].partitions)
-                and not told.error_code
-                and len(told.partitions) == partitions
-                and all(part.leader_id >= 0 for part in told.partitions)
-            ):
-                return
-        raise TimeoutError(f"topic {name} is not served")
+        while not self._is_served(name, partitions):
+            assert monotonic() < deadline, f"topic {name} is not served"
+
+    def _is_served(self, name: str, partitions: int) -> bool:
+        """Whether all partitions have leaders, and those that this broker leads can be read."""
+        answer = self.call(metadata(name))
+        (topic,) = answer.topics
+        leaders = {part.partition_index: part.leader_id for part in topic.partitions}
+        if topic.error_code or len(leaders) != partitions or min(leaders.values()) < 0:
+            return False
+        (node,) = (b.node_id for b in answer.brokers if f"{b.host}:{b.port}" == self.bootstrap)
+        led_here = {number: 0 for number, leader in leaders.items() if leader == node}
+        fetched = self.call(fetch(name, led_here), BY_NAME_VERSION).responses
+        return not any(part.error_code for topic in fetched for part in topic.partitions)
 
     def leader_epoch(self, name: str) -> int:
         return int(self.call(metadata(name)).topics[0].partitions[0].leader_epoch)
@@ -118,14 +126,16 @@ class Talk:
 
     def outcome_of(self, send: Callable[[RawClient], Any]) -> Any:
         """What comes of something done on a connection of its own; `closed` if it is cut."""
-        with RawClient(self.bootstrap) as client:
+        with RawClient(self.bootstrap) as connection:
             try:
-                return send(client)
+                return send(connection)
             except (ConnectionEndedError, BrokenPipeError):
                 return "closed"
 
 
-def listed(talk: Talk, topic: str, at: int, version: int | None = None, **kw: int) -> Any:
+def listed(
+    client: ProtocolClient, topic: str, at: int, version: int | None = None, **kw: int
+) -> Any:
     """What is answered to a look-up by time: the error's name, the offset, its timestamp."""
-    part = one(talk.call(list_offsets(topic, at, **kw), version))
+    part = one(client.call(list_offsets(topic, at, **kw), version))
     return error_name(part.error_code), part.offset, part.timestamp

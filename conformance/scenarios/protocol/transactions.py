@@ -1,4 +1,4 @@
-"""Questions about transactions, to be answered the same by both brokers.
+"""What transactional producers are answered.
 
 Kafka carries out an end in the background and says CONCURRENT_TRANSACTIONS meanwhile; there it is
 asked again, as every client does. Penstock answers when it is done.
@@ -12,7 +12,8 @@ from time import monotonic
 from typing import Any, Final
 from uuid import uuid4
 
-from penstock.broker.transactions.state import NO_IDS, Ids
+from conformance.scenario import scenario
+from penstock.broker.transactions.state import Ids
 from penstock.records import record
 from penstock.records.record import BatchOptions
 from penstock.wire.errors import ErrorCode
@@ -24,8 +25,8 @@ from penstock.wire.messages.describe_transactions import DescribeTransactionsReq
 from penstock.wire.messages.find_coordinator import FindCoordinatorRequest
 from penstock.wire.messages.init_producer_id import InitProducerIdRequest
 from penstock.wire.messages.list_transactions import ListTransactionsRequest
+from tests.broker.protocol_client import READY_TIMEOUT_S, ProtocolClient, error_name
 from tests.broker.requests import batch, one, produce
-from tests.broker.talk import READY_TIMEOUT_S, Talk, error_name, scenario
 from tests.broker.transactions.raw_producer import RawProducer
 
 INIT_VERSION: Final = 5
@@ -62,18 +63,18 @@ def init(producer: RawProducer, version: int = INIT_VERSION, **asked: Any) -> An
     return settled(ask), answers[-1].producer_epoch
 
 
-def fresh(talk: Talk, form: str = "newer", name: str | None = None) -> RawProducer:
+def fresh(client: ProtocolClient, form: str = "newer", name: str | None = None) -> RawProducer:
     """A producer that has asked for nothing yet, of an id that is coordinated."""
     name = name or new_id()
     # Kafka makes the topics of groups and transactions when they are first asked for.
     for kind, key in enumerate(("g", name)):
         request = FindCoordinatorRequest(key_type=kind, coordinator_keys=[key])
-        assert settled(lambda r=request: talk.call(r, 4).coordinators[0].error_code) == "NONE"  # type: ignore[misc]
-    return RawProducer(talk.client, name, form)
+        assert settled(lambda r=request: client.call(r, 4).coordinators[0].error_code) == "NONE"  # type: ignore[misc]
+    return RawProducer(client.connection, name, form)
 
 
-def started(talk: Talk, form: str = "newer", name: str | None = None) -> RawProducer:
-    producer = fresh(talk, form, name)
+def started(client: ProtocolClient, form: str = "newer", name: str | None = None) -> RawProducer:
+    producer = fresh(client, form, name)
     assert init(producer)[0] == "NONE"
     return producer
 
@@ -99,21 +100,24 @@ def wait_for_state(producer: RawProducer, state: str) -> None:
 # ---- beginning ---------------------------------------------------------------------------
 
 
-@scenario
-def txn_bad_timeouts(talk: Talk) -> Any:
-    producer = started(talk)
+@scenario()
+def bad_timeouts(client: ProtocolClient) -> Any:
+    """Neither 0, nor negative, nor more than 15 minutes."""
+    producer = started(client)
     return [init(producer, timeout_ms=t)[0] for t in (0, -1, 900_000, 900_001)]
 
 
-@scenario
-def txn_epochs_of_one_id(talk: Talk) -> Any:
-    producer = fresh(talk)
+@scenario()
+def epochs_of_one_id(client: ProtocolClient) -> Any:
+    """Each producer that starts with a transactional id gets the next epoch."""
+    producer = fresh(client)
     return [init(producer) for _ in range(3)]
 
 
-@scenario
-def txn_a_producer_says_who_it_was(talk: Talk) -> Any:
-    producer = started(talk)
+@scenario()
+def a_producer_names_its_last_epoch(client: ProtocolClient) -> Any:
+    """It may ask for the next epoch, and repeat that; an older epoch is fenced."""
+    producer = started(client)
     first = producer.ids
     answers = [init(producer, expected=first), init(producer, expected=first)]
     second = producer.ids
@@ -124,21 +128,23 @@ def txn_a_producer_says_who_it_was(talk: Talk) -> Any:
     return answers
 
 
-@scenario
-def txn_an_unknown_id_with_ids(talk: Talk) -> Any:
-    return init(fresh(talk), expected=Ids(1_000_000, 5))
+@scenario()
+def a_new_id_with_an_old_producer_id(client: ProtocolClient) -> Any:
+    """An unknown transactional id starts with epoch 0, whatever it names."""
+    return init(fresh(client), expected=Ids(1_000_000, 5))
 
 
-@scenario
-def txn_half_of_the_ids(talk: Talk) -> Any:
-    producer = fresh(talk)
+@scenario()
+def a_producer_id_without_its_epoch(client: ProtocolClient) -> Any:
+    """Refused, and an epoch without its id."""
+    producer = fresh(client)
     return [init(producer, expected=Ids(*ids)) for ids in ((5, -1), (-1, 5))]
 
 
 # ---- strangers and zombies ---------------------------------------------------------------
 
 
-def codes_of_everything(talk: Talk, producer: RawProducer, topic: str) -> Any:
+def codes_of_everything(client: ProtocolClient, producer: RawProducer, topic: str) -> Any:
     """What a producer is answered to each request, in older and newer versions."""
     codes: list[Any] = []
     asks: list[tuple[str, int, Callable[[], int]]] = []
@@ -158,38 +164,43 @@ def codes_of_everything(talk: Talk, producer: RawProducer, topic: str) -> Any:
     return codes
 
 
-@scenario
-def txn_an_unknown_transactional_id(talk: Talk) -> Any:
-    topic = talk.topic()
-    producer = fresh(talk)
+@scenario()
+def an_unknown_transactional_id(client: ProtocolClient) -> Any:
+    """Every request fails, in all versions, because the producer id does not belong to it."""
+    topic = client.topic()
+    producer = fresh(client)
     producer.ids = Ids(1_000_000, 0)
-    return codes_of_everything(talk, producer, topic)
+    return codes_of_everything(client, producer, topic)
 
 
-@scenario
-def txn_a_foreign_producer_id(talk: Talk) -> Any:
-    topic, producer = talk.topic(), started(talk)
+@scenario()
+def a_foreign_producer_id(client: ProtocolClient) -> Any:
+    """Every request fails if the producer id belongs to another transactional id."""
+    topic, producer = client.topic(), started(client)
     producer.ids = Ids(producer.ids.producer_id + 1_000_000, 0)
-    return codes_of_everything(talk, producer, topic)
+    return codes_of_everything(client, producer, topic)
 
 
-@scenario
-def txn_a_zombie(talk: Talk) -> Any:
-    topic, zombie = talk.topic(), started(talk)
-    started(talk, name=zombie.name)
-    return codes_of_everything(talk, zombie, topic)
+@scenario()
+def a_zombie(client: ProtocolClient) -> Any:
+    """A producer whose epoch is over is fenced by every request."""
+    topic, zombie = client.topic(), started(client)
+    started(client, name=zombie.name)
+    return codes_of_everything(client, zombie, topic)
 
 
-@scenario
-def txn_an_epoch_from_the_future(talk: Talk) -> Any:
-    topic, producer = talk.topic(), started(talk)
+@scenario()
+def an_epoch_from_the_future(client: ProtocolClient) -> Any:
+    """An epoch that was never given is fenced like an old one."""
+    topic, producer = client.topic(), started(client)
     producer.ids = Ids(producer.ids.producer_id, producer.ids.epoch + 1)
-    return codes_of_everything(talk, producer, topic)
+    return codes_of_everything(client, producer, topic)
 
 
-@scenario
-def txn_an_empty_id(talk: Talk) -> Any:
-    topic, producer = talk.topic(), started(talk)
+@scenario()
+def an_empty_transactional_id(client: ProtocolClient) -> Any:
+    """Refused."""
+    topic, producer = client.topic(), started(client)
     producer.name = ""
     return [
         settled(lambda: producer.add(topic, 0)),
@@ -198,11 +209,11 @@ def txn_an_empty_id(talk: Talk) -> Any:
     ]
 
 
-@scenario
-def txn_what_the_predecessor_left_open_is_aborted(talk: Talk) -> Any:
-    topic, first = talk.topic(), started(talk)
+@scenario()
+def an_open_transaction_is_aborted_by_the_successor(client: ProtocolClient) -> Any:
+    topic, first = client.topic(), started(client)
     sent = send(first, topic)
-    second = started(talk, name=first.name)
+    second = started(client, name=first.name)
     state = second.describe().transaction_state
     return sent, state, second.ids.epoch > first.ids.epoch + 1, end(first), send(first, topic)
 
@@ -210,31 +221,34 @@ def txn_what_the_predecessor_left_open_is_aborted(talk: Talk) -> Any:
 # ---- writing -----------------------------------------------------------------------------
 
 
-@scenario
-def txn_a_write_that_was_not_announced(talk: Talk) -> Any:
-    topic = talk.topic()
+@scenario()
+def writes_to_partitions_that_were_not_added(client: ProtocolClient) -> Any:
+    """Fatal up to Produce version 10; since 11 the error asks for an abort."""
+    topic = client.topic()
     answers = []
     for version in (9, 10, 11):
-        producer = started(talk, "older")
+        producer = started(client, "older")
         producer.produce_version = version
         answers.append(send(producer, topic, say_so=False))
     return answers
 
 
-@scenario
-def txn_offsets_that_were_not_announced(talk: Talk) -> Any:
-    topic = talk.topic()
+@scenario()
+def offsets_of_groups_that_were_not_added(client: ProtocolClient) -> Any:
+    """Fatal up to TxnOffsetCommit version 3; since 4 the error asks for an abort."""
+    topic = client.topic()
     answers = []
     for version in (2, 3, 4):
-        producer = started(talk, "older")
+        producer = started(client, "older")
         producer.offsets_version = version
         answers.append(settled(partial(producer.send_offset, "g", topic, 1, say_so=False)))
     return answers
 
 
-@scenario
-def txn_partitions_that_are_not_there(talk: Talk) -> Any:
-    topic, producer = talk.topic(), started(talk, "older")
+@scenario()
+def unknown_partitions(client: ProtocolClient) -> Any:
+    """If one partition cannot be added, none is."""
+    topic, producer = client.topic(), started(client, "older")
     request = AddPartitionsToTxnRequest(
         v3_and_below_transactional_id=producer.name,
         v3_and_below_producer_id=producer.ids.producer_id,
@@ -244,7 +258,7 @@ def txn_partitions_that_are_not_there(talk: Talk) -> Any:
             AddPartitionsToTxnTopic(name="not-there", partitions=[0]),
         ],
     )
-    results = talk.call(request, 3).results_by_topic_v3_and_below
+    results = client.call(request, 3).results_by_topic_v3_and_below
     codes = {
         (item.name == topic, part.partition_index): error_name(part.partition_error_code)
         for item in results
@@ -260,50 +274,56 @@ def transactional(ids: Ids) -> bytes:
     return record.simple_batch([b"x"], timestamp_ms=1_700_000_000_000, options=options)
 
 
-@scenario
-def txn_transactional_records_without_an_id(talk: Talk) -> Any:
-    topic, producer = talk.topic(), started(talk)
-    return error_name(one(talk.call(produce(topic, transactional(producer.ids)), 12)).error_code)
+@scenario()
+def transactional_records_without_an_id(client: ProtocolClient) -> Any:
+    """Refused."""
+    topic, producer = client.topic(), started(client)
+    return error_name(one(client.call(produce(topic, transactional(producer.ids)), 12)).error_code)
 
 
-@scenario
-def txn_plain_records_with_an_id(talk: Talk) -> Any:
-    topic, producer = talk.topic(), started(talk)
+@scenario()
+def plain_records_with_an_id(client: ProtocolClient) -> Any:
+    """Taken."""
+    topic, producer = client.topic(), started(client)
     request = produce(topic, batch(b"plain"), transactional_id=producer.name)
-    return error_name(one(talk.call(request, 12)).error_code)
+    return error_name(one(client.call(request, 12)).error_code)
 
 
-@scenario
-def txn_plain_records_in_an_open_transaction(talk: Talk) -> Any:
-    topic, producer = talk.topic(), started(talk)
+@scenario()
+def plain_records_in_an_open_transaction(client: ProtocolClient) -> Any:
+    """Refused."""
+    topic, producer = client.topic(), started(client)
     sent = send(producer, topic)
     plain = batch(b"plain", producer=(*producer.ids, 1))
-    answer = one(talk.call(produce(topic, plain), 12))
+    answer = one(client.call(produce(topic, plain), 12))
     return sent, error_name(answer.error_code)
 
 
 # ---- ending ------------------------------------------------------------------------------
 
 
-@scenario
-def txn_the_older_form_ends_nothing(talk: Talk) -> Any:
-    producer = started(talk, "older")
+@scenario()
+def the_older_form_without_a_transaction(client: ProtocolClient) -> Any:
+    """Neither commit nor abort is possible."""
+    producer = started(client, "older")
     return ended(producer, commit=True), ended(producer, commit=False)
 
 
-@scenario
-def txn_the_newer_form_ends_nothing(talk: Talk) -> Any:
-    producer = started(talk)
+@scenario()
+def the_newer_form_without_a_transaction(client: ProtocolClient) -> Any:
+    """Abort gives a new epoch, commit is refused."""
+    producer = started(client)
     answers = [ended(producer, commit=commit) for commit in (True, False, False, True)]
-    topic = talk.topic()
+    topic = client.topic()
     answers.append((send(producer, topic), 0))
     answers += [ended(producer, commit=commit) for commit in (True, True, False)]
     return answers
 
 
-@scenario
-def txn_ends_in_the_older_form_are_repeated(talk: Talk) -> Any:
-    topic, producer = talk.topic(), started(talk, "older")
+@scenario()
+def ends_in_the_older_form_are_repeated(client: ProtocolClient) -> Any:
+    """The same end succeeds again, the other one is refused."""
+    topic, producer = client.topic(), started(client, "older")
     answers = []
     for commit in (True, False):
         answers += [send(producer, topic), ended(producer, commit=commit)]
@@ -311,9 +331,10 @@ def txn_ends_in_the_older_form_are_repeated(talk: Talk) -> Any:
     return answers
 
 
-@scenario
-def txn_ends_in_the_newer_form_are_repeated(talk: Talk) -> Any:
-    topic, producer = talk.topic(), started(talk)
+@scenario()
+def ends_in_the_newer_form_are_repeated(client: ProtocolClient) -> Any:
+    """The same end succeeds again, with the same new epoch; the other one is refused."""
+    topic, producer = client.topic(), started(client)
     answers: list[Any] = []
     for commit in (True, False):
         answers.append(send(producer, topic))
@@ -328,34 +349,36 @@ def txn_ends_in_the_newer_form_are_repeated(talk: Talk) -> Any:
     return answers
 
 
-@scenario
-def txn_one_that_took_too_long(talk: Talk) -> Any:
-    topic, producer = talk.topic(), fresh(talk)
+@scenario()
+def a_transaction_that_timed_out(client: ProtocolClient) -> Any:
+    """It is aborted and its producer fenced, until it asks for a new epoch."""
+    topic, producer = client.topic(), fresh(client)
     init(producer, timeout_ms=50)
     sent = send(producer, topic)
     wait_for_state(producer, "CompleteAbort")
     late = producer.ids
-    codes = codes_of_everything(talk, producer, topic)
+    codes = codes_of_everything(client, producer, topic)
     return sent, codes, init(producer, expected=late)[0], init(producer)[0]
 
 
 # ---- questions ---------------------------------------------------------------------------
 
 
-@scenario
-def txn_descriptions(talk: Talk) -> Any:
-    topic, producer = talk.topic(2), started(talk)
+@scenario()
+def descriptions(client: ProtocolClient) -> Any:
+    """State, timeout, start and partitions, from empty to ongoing to committed."""
+    topic, producer = client.topic(2), started(client)
 
     def described() -> Any:
         state = producer.describe()
         topics = [(item.topic == topic, sorted(item.partitions)) for item in state.topics]
-        own = (state.producer_id, state.producer_epoch) == producer.ids
+        is_own = (state.producer_id, state.producer_epoch) == producer.ids
         return (
             error_name(state.error_code),
             state.transaction_state,
             state.transaction_timeout_ms,
             state.transaction_start_time_ms > 0,
-            own,
+            is_own,
             topics,
         )
 
@@ -369,19 +392,20 @@ def txn_descriptions(talk: Talk) -> Any:
     request = DescribeTransactionsRequest(transactional_ids=["", new_id()])
     strange = [
         (error_name(item.error_code), item.transaction_state, item.producer_id)
-        for item in talk.call(request).transaction_states
+        for item in client.call(request).transaction_states
     ]
     return answers, strange
 
 
-@scenario
-def txn_listings(talk: Talk) -> Any:
-    topic, idle, busy = talk.topic(), started(talk), started(talk)
+@scenario()
+def listings(client: ProtocolClient) -> Any:
+    """Transactions are filtered by state, producer id, duration and pattern."""
+    topic, idle, busy = client.topic(), started(client), started(client)
     send(busy, topic)
     names = {idle.name: "idle", busy.name: "busy"}
 
     def listed(version: int = 2, **filters: Any) -> Any:
-        answer = talk.call(ListTransactionsRequest(**filters), version)
+        answer = client.call(ListTransactionsRequest(**filters), version)
         ours = {
             (names[item.transactional_id], item.transaction_state)
             for item in answer.transaction_states
@@ -403,8 +427,9 @@ def txn_listings(talk: Talk) -> Any:
     ]
 
 
-@scenario
-def txn_init_with_a_null_or_known_name(talk: Talk) -> Any:
+@scenario()
+def a_producer_without_an_id(client: ProtocolClient) -> Any:
+    """Its transaction timeout is not looked at."""
     request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=-5)
-    answer = talk.call(request, INIT_VERSION)
-    return error_name(answer.error_code), answer.producer_epoch, NO_IDS
+    answer = client.call(request, INIT_VERSION)
+    return error_name(answer.error_code), answer.producer_epoch

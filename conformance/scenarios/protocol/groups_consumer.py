@@ -1,4 +1,4 @@
-"""What brokers answer to members that they assign partitions to; run on ours and on Apache Kafka.
+"""What members of groups are answered whose partitions the broker assigns (KIP-848, KIP-932).
 
 Heartbeats of consumer groups (KIP-848) and share groups (KIP-932): joining, epochs, giving up and
 getting partitions, leaving, static members, and everything that must be refused.
@@ -13,6 +13,7 @@ from time import monotonic
 from typing import Any, Final
 from uuid import UUID
 
+from conformance.scenario import scenario
 from penstock.wire import Message
 from penstock.wire.errors import ErrorCode
 from penstock.wire.messages.consumer_group_describe import ConsumerGroupDescribeRequest
@@ -24,8 +25,8 @@ from penstock.wire.messages.find_coordinator import FindCoordinatorRequest
 from penstock.wire.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
 from penstock.wire.messages.share_group_describe import ShareGroupDescribeRequest
 from penstock.wire.messages.share_group_heartbeat import ShareGroupHeartbeatRequest
-from tests.broker.requests import create, delete, new_name
-from tests.broker.talk import READY_TIMEOUT_S, Talk, error_name, scenario
+from tests.broker.protocol_client import READY_TIMEOUT_S, ProtocolClient, error_name
+from tests.broker.requests import delete, new_name
 
 NOT_YET: Final = {
     ErrorCode.COORDINATOR_NOT_AVAILABLE,
@@ -34,23 +35,28 @@ NOT_YET: Final = {
 }
 
 
-def ask(talk: Talk, request: Message, version: int | None = None) -> Any:
+def ask(client: ProtocolClient, request: Message, version: int | None = None) -> Any:
     """An answer of the coordinator; Kafka may have to make it first."""
     deadline = monotonic() + READY_TIMEOUT_S
     while True:
-        answer = talk.call(request, version)
+        answer = client.call(request, version)
         if getattr(answer, "error_code", 0) not in NOT_YET or monotonic() > deadline:
             return answer
-        talk.call(FindCoordinatorRequest(key_type=0, coordinator_keys=["any"]), 4)
+        client.call(FindCoordinatorRequest(key_type=0, coordinator_keys=["any"]), 4)
 
 
 class Member:
     """One member of a group, as far as its side of the conversation goes."""
 
     def __init__(
-        self, talk: Talk, group: str, id_: str, topics: list[str] | None = None, **more: Any
+        self,
+        client: ProtocolClient,
+        group: str,
+        id_: str,
+        topics: list[str] | None = None,
+        **more: Any,
     ) -> None:
-        self.talk, self.group, self.id, self.topics, self.more = talk, group, id_, topics, more
+        self.client, self.group, self.id, self.topics, self.more = client, group, id_, topics, more
         self.epoch = self.previous = 0
         self.owned: list[tuple[UUID, list[int]]] = []
 
@@ -65,7 +71,7 @@ class Member:
             request.topic_partitions = self.partitions()
         for name, value in fields.items():
             setattr(request, name, value)
-        answer = ask(self.talk, request, version)
+        answer = ask(self.client, request, version)
         if not answer.error_code:
             if self.epoch != answer.member_epoch:
                 self.previous = self.epoch
@@ -88,28 +94,30 @@ class Member:
         ]
 
     def acknowledge(self) -> Any:
-        """Say that it reads what it was told to."""
+        """Confirm the partitions that were assigned."""
         return self.beat(topic_partitions=self.partitions())
 
 
-def share_beat(talk: Talk, group: str, id_: str, epoch: int, topics: list[str] | None) -> Any:
+def share_beat(
+    client: ProtocolClient, group: str, id_: str, epoch: int, topics: list[str] | None
+) -> Any:
     request = ShareGroupHeartbeatRequest(
         group_id=group, member_id=id_, member_epoch=epoch, subscribed_topic_names=topics
     )
-    return ask(talk, request)
+    return ask(client, request)
 
 
-def known_topic(talk: Talk, partitions: int = 1) -> str:
-    """A new topic that the coordinator knows of: Kafka's hears of it a moment after it is made."""
-    topic = talk.topic(partitions)
-    probe = Member(talk, new_name("g"), "probe", [topic])
+def known_topic(client: ProtocolClient, partitions: int = 1) -> str:
+    """A new topic that the coordinator knows: Kafka's hears of it a moment later."""
+    topic = client.topic(partitions)
+    probe = Member(client, new_name("g"), "probe", [topic])
     settle({probe: partitions})
     probe.beat(member_epoch=-1)
     return topic
 
 
 def settle(counts: dict[Member, int]) -> list[str]:
-    """Everybody beats and does what it is told, until all have as many partitions as expected."""
+    """All members send heartbeats and confirm assignments until each has so many partitions."""
     deadline = monotonic() + READY_TIMEOUT_S
     errors = {"NONE"}
     while any(member.count != count for member, count in counts.items()):
@@ -122,10 +130,11 @@ def settle(counts: dict[Member, int]) -> list[str]:
     return sorted(errors)
 
 
-@scenario
-def members_join_share_and_leave(talk: Talk) -> Any:
-    topic, group = known_topic(talk, 4), new_name("g")
-    one, two, three = (Member(talk, group, id_, [topic]) for id_ in ("one", "two", "three"))
+@scenario()
+def members_join_share_and_leave(client: ProtocolClient) -> Any:
+    """Members divide the partitions among themselves; what one leaves, another gets."""
+    topic, group = known_topic(client, 4), new_name("g")
+    one, two, three = (Member(client, group, id_, [topic]) for id_ in ("one", "two", "three"))
     steps: list[Any] = [one.beat(), one.beat(), two.beat()]
     steps += [settle({one: 2, two: 2}), three.beat()[0]]
     steps += [two.beat(member_epoch=-1)[:2], settle({one: 2, three: 2})]
@@ -134,36 +143,39 @@ def members_join_share_and_leave(talk: Talk) -> Any:
     return [*steps, owned, two.beat()[0]]
 
 
-@scenario
-def a_partition_is_given_up_first(talk: Talk) -> Any:
-    topic, group = known_topic(talk, 2), new_name("g")
-    one, two = (Member(talk, group, id_, [topic]) for id_ in ("one", "two"))
+@scenario()
+def a_partition_is_revoked_first(client: ProtocolClient) -> Any:
+    """A partition goes to its new owner when the old one has said that it gave it up."""
+    topic, group = known_topic(client, 2), new_name("g")
+    one, two = (Member(client, group, id_, [topic]) for id_ in ("one", "two"))
     one.beat()
     two.beat()
     deadline = monotonic() + READY_TIMEOUT_S
     while one.count == 2 and monotonic() < deadline:
         one.beat()
     epoch = one.epoch
-    # It was told to, but has not said that it has.
+    # Its partition is revoked, but it has not confirmed that.
     steps = [one.beat(), two.beat(), two.beat(), one.epoch == epoch]
     one.acknowledge()
     two.beat()
     return [*steps, one.epoch > epoch, two.count]
 
 
-@scenario
-def members_say_everything_anew(talk: Talk) -> Any:
-    topic, group = known_topic(talk, 3), new_name("g")
-    one = Member(talk, group, "one", [topic])
+@scenario()
+def members_send_full_heartbeats(client: ProtocolClient) -> Any:
+    """A member may repeat everything it said before, and may join again with its id."""
+    topic, group = known_topic(client, 3), new_name("g")
+    one = Member(client, group, "one", [topic])
     steps = [one.beat(), one.beat(full=True)]
     epoch, one.epoch, one.owned = one.epoch, 0, []
     return [*steps, one.beat(), one.epoch == epoch, one.beat()]
 
 
-@scenario
-def members_with_wrong_epochs(talk: Talk) -> Any:
-    topic, group = known_topic(talk, 2), new_name("g")
-    one = Member(talk, group, "one", [topic])
+@scenario()
+def members_with_wrong_epochs(client: ProtocolClient) -> Any:
+    """A wrong epoch is fenced; a member that left or never joined is unknown."""
+    topic, group = known_topic(client, 2), new_name("g")
+    one = Member(client, group, "one", [topic])
     one.epoch = 1
     steps = [one.beat()]
     one.epoch = 0
@@ -171,15 +183,16 @@ def members_with_wrong_epochs(talk: Talk) -> Any:
     for epoch in (one.epoch + 1, one.epoch - 1 or 99, 77):
         steps += [one.beat(member_epoch=epoch)[0]]
     steps += [one.beat(member_epoch=-1)[:2], one.beat()[0]]
-    stranger = Member(talk, group, "stranger", [topic])
+    stranger = Member(client, group, "stranger", [topic])
     stranger.epoch = 1
     return [*steps, stranger.beat(), stranger.beat(member_epoch=-1)]
 
 
-@scenario
-def members_whose_answers_were_lost(talk: Talk) -> Any:
-    topic, group = known_topic(talk, 2), new_name("g")
-    one, two = (Member(talk, group, id_, [topic]) for id_ in ("one", "two"))
+@scenario()
+def members_that_missed_a_response(client: ProtocolClient) -> Any:
+    """A member may repeat its previous epoch if it claims no more partitions than are its own."""
+    topic, group = known_topic(client, 2), new_name("g")
+    one, two = (Member(client, group, id_, [topic]) for id_ in ("one", "two"))
     one.beat()
     two.beat()
     everything = one.owned
@@ -193,27 +206,29 @@ def members_whose_answers_were_lost(talk: Talk) -> Any:
     return [*steps, one.beat(full=True)[0]]
 
 
-@scenario
-def static_members(talk: Talk) -> Any:
-    topic, group = known_topic(talk, 2), new_name("g")
-    one = Member(talk, group, "one", [topic], instance_id="i")
-    other = Member(talk, group, "other", [topic], instance_id="i")
+@scenario()
+def static_members(client: ProtocolClient) -> Any:
+    """An instance id belongs to one member until it leaves; the next one gets its partitions."""
+    topic, group = known_topic(client, 2), new_name("g")
+    one = Member(client, group, "one", [topic], instance_id="i")
+    other = Member(client, group, "other", [topic], instance_id="i")
     steps = [one.beat(), other.beat()]
     other.epoch = 1
     steps += [other.beat(), other.beat(member_epoch=-2), other.beat(member_epoch=-1)]
     steps += [one.beat(member_epoch=-2), one.beat(member_epoch=1)]
     other.epoch = 0
     steps += [other.beat(), other.beat(), one.beat(member_epoch=1)]
-    unknown = Member(talk, group, "unknown", [topic], instance_id="j")
+    unknown = Member(client, group, "unknown", [topic], instance_id="j")
     unknown.epoch = 1
     steps += [unknown.beat(), unknown.beat(member_epoch=-2)]
     other.epoch = -1
     return [*steps, other.beat(), other.beat(member_epoch=1)]
 
 
-@scenario
-def bad_heartbeats(talk: Talk) -> Any:
-    topic, group = known_topic(talk), new_name("g")
+@scenario()
+def bad_heartbeats(client: ProtocolClient) -> Any:
+    """Heartbeats with missing or impossible fields are refused and create no group."""
+    topic, group = known_topic(client), new_name("g")
     bad: tuple[dict[str, Any], ...] = (
         {"member_id": ""},
         {"group_id": ""},
@@ -231,60 +246,64 @@ def bad_heartbeats(talk: Talk) -> Any:
         {"subscribed_topic_names": None, "subscribed_topic_regex": "("},
         {"subscribed_topic_names": None, "subscribed_topic_regex": "(?=a)"},
     )
-    found = [Member(talk, group, "bad", [topic]).beat(**fields) for fields in bad]
-    described = talk.call(ConsumerGroupDescribeRequest(group_ids=[group])).groups[0]
-    return found, error_name(described.error_code)
+    answers = [Member(client, group, "bad", [topic]).beat(**fields) for fields in bad]
+    described = client.call(ConsumerGroupDescribeRequest(group_ids=[group])).groups[0]
+    return answers, error_name(described.error_code)
 
 
-@scenario
-def a_member_without_an_id_gets_one_in_version_0(talk: Talk) -> Any:
-    topic = known_topic(talk)
-    one = Member(talk, new_name("g"), "", [topic])
+@scenario()
+def a_member_without_an_id_gets_one_in_version_0(client: ProtocolClient) -> Any:
+    topic = known_topic(client)
+    one = Member(client, new_name("g"), "", [topic])
     return one.beat(version=0), bool(one.id), one.beat(version=0)
 
 
-@scenario
-def members_without_topics(talk: Talk) -> Any:
+@scenario()
+def members_without_topics(client: ProtocolClient) -> Any:
+    """Who subscribes to nothing, or to an unknown topic, is a member without partitions."""
     group, missing = new_name("g"), new_name()
-    nothing, later = Member(talk, group, "one", []), Member(talk, group, "two", [missing])
+    nothing, later = Member(client, group, "one", []), Member(client, group, "two", [missing])
     return [nothing.beat(), later.beat(), nothing.beat()]
 
 
-@scenario
-def a_changed_subscription(talk: Talk) -> Any:
-    topics = [known_topic(talk, 2), known_topic(talk, 3)]
-    one = Member(talk, new_name("g"), "one", topics[:1])
+@scenario()
+def a_changed_subscription(client: ProtocolClient) -> Any:
+    """New topics are assigned, and dropped ones are revoked at once."""
+    topics = [known_topic(client, 2), known_topic(client, 3)]
+    one = Member(client, new_name("g"), "one", topics[:1])
     steps = [one.beat(), one.beat(subscribed_topic_names=topics)[0], settle({one: 5})]
-    # What it does not want any more it is told to give up at once.
+    # Topics that it dropped are revoked at once.
     steps += [one.beat(subscribed_topic_names=topics[1:]), one.acknowledge()]
     return [*steps, settle({one: 3})]
 
 
-@scenario
-def ranges_of_two_topics(talk: Talk) -> Any:
-    topics = sorted((known_topic(talk, 3), known_topic(talk, 3)))
+@scenario()
+def ranges_of_two_topics(client: ProtocolClient) -> Any:
+    """The range assignor gives each member the same range of every topic."""
+    topics = sorted((known_topic(client, 3), known_topic(client, 3)))
     group = new_name("g")
-    one, two = (Member(talk, group, id_, topics, server_assignor="range") for id_ in ("1", "2"))
+    one, two = (Member(client, group, id_, topics, server_assignor="range") for id_ in ("1", "2"))
     one.beat()
     two.beat()
     settle({one: 4, two: 2})
     return [sorted(numbers for _, numbers in member.owned) for member in (one, two)]
 
 
-@scenario
-def described_consumer_groups(talk: Talk) -> Any:
-    topic, group = known_topic(talk, 2), new_name("g")
-    one = Member(talk, group, "one", [topic], rack_id="r")
+@scenario()
+def described_consumer_groups(client: ProtocolClient) -> Any:
+    """A group is described with its state, epochs, assignor, members and their assignments."""
+    topic, group = known_topic(client, 2), new_name("g")
+    one = Member(client, group, "one", [topic], rack_id="r")
     one.beat()
 
     def described(version: int) -> Any:
         request = ConsumerGroupDescribeRequest(group_ids=[group, new_name("none")])
         return [
             (
-                error_name(found.error_code),
-                found.group_state,
-                found.group_epoch == found.assignment_epoch,
-                found.assignor_name,
+                error_name(described_group.error_code),
+                described_group.group_state,
+                described_group.group_epoch == described_group.assignment_epoch,
+                described_group.assignor_name,
                 [
                     (
                         member.member_id,
@@ -300,46 +319,47 @@ def described_consumer_groups(talk: Talk) -> Any:
                             for item in member.assignment.topic_partitions
                         ],
                         [
-                            (item.topic_id == talk.ids[topic], sorted(item.partitions))
+                            (item.topic_id == client.ids[topic], sorted(item.partitions))
                             for item in member.target_assignment.topic_partitions
                         ],
                         member.member_type,
                     )
-                    for member in found.members
+                    for member in described_group.members
                 ],
             )
-            for found in sorted(
-                talk.call(request, version).groups, key=lambda item: item.group_id != group
+            for described_group in sorted(
+                client.call(request, version).groups, key=lambda item: item.group_id != group
             )
         ]
 
-    found = [described(0), described(1)]
-    two = Member(talk, group, "two", [topic])
+    states = [described(0), described(1)]
+    two = Member(client, group, "two", [topic])
     two.beat()
     settle({one: 1, two: 1})
-    found.append([each[:2] for each in described(1)])
+    states.append([state[:2] for state in described(1)])
     for member in (one, two):
         member.epoch = -1
         member.beat()
-    found.append([each[:2] for each in described(1)])
-    return found
+    states.append([state[:2] for state in described(1)])
+    return states
 
 
-@scenario
-def groups_of_another_kind(talk: Talk) -> Any:
-    topic, consumers, sharers = known_topic(talk), new_name("g"), new_name("s")
-    Member(talk, consumers, "one", [topic]).beat()
-    share_beat(talk, sharers, "one", 0, [topic])
-    found = [
-        Member(talk, sharers, "two", [topic]).beat(),
-        error_name(share_beat(talk, consumers, "two", 0, [topic]).error_code),
+@scenario()
+def groups_of_another_kind(client: ProtocolClient) -> Any:
+    """A group of one kind is unknown to the others; a share group takes no classic members."""
+    topic, consumers, sharers = known_topic(client), new_name("g"), new_name("s")
+    Member(client, consumers, "one", [topic]).beat()
+    share_beat(client, sharers, "one", 0, [topic])
+    errors = [
+        Member(client, sharers, "two", [topic]).beat(),
+        error_name(share_beat(client, consumers, "two", 0, [topic]).error_code),
     ]
     for group, request in (
         (consumers, ShareGroupDescribeRequest(group_ids=[consumers])),
         (sharers, ConsumerGroupDescribeRequest(group_ids=[sharers])),
     ):
         assert group in request.group_ids
-        found.append(error_name(talk.call(request).groups[0].error_code))
+        errors.append(error_name(client.call(request).groups[0].error_code))
     protocol = JoinGroupRequestProtocol(name="range", metadata=b"")
     join = JoinGroupRequest(
         group_id=sharers,
@@ -348,13 +368,14 @@ def groups_of_another_kind(talk: Talk) -> Any:
         protocol_type="consumer",
         protocols=[protocol],
     )
-    return [*found, error_name(ask(talk, join).error_code)]
+    return [*errors, error_name(ask(client, join).error_code)]
 
 
-@scenario
-def share_members(talk: Talk) -> Any:
-    topic, group = known_topic(talk, 2), new_name("s")
-    found = []
+@scenario()
+def share_members(client: ProtocolClient) -> Any:
+    """Members of share groups join, are refused, described, and leave."""
+    topic, group = known_topic(client, 2), new_name("s")
+    answers = []
     for id_, epoch, topics in (
         ("one", 1, None),
         ("one", 0, None),
@@ -366,16 +387,16 @@ def share_members(talk: Talk) -> Any:
         ("two", -1, None),
         ("one", 9, None),
     ):
-        answer = share_beat(talk, group, id_, epoch, topics)
-        found.append((error_name(answer.error_code), answer.member_id))
+        answer = share_beat(client, group, id_, epoch, topics)
+        answers.append((error_name(answer.error_code), answer.member_id))
     # Kafka assigns partitions once it has made their state.
-    deadline, told, epoch = monotonic() + READY_TIMEOUT_S, 0, 0
-    while told < 2 and monotonic() < deadline:
-        answer = share_beat(talk, group, "one", 0, [topic])
+    deadline, assigned, epoch = monotonic() + READY_TIMEOUT_S, 0, 0
+    while assigned < 2 and monotonic() < deadline:
+        answer = share_beat(client, group, "one", 0, [topic])
         epoch = answer.member_epoch
-        told = sum(len(item.partitions) for item in answer.assignment.topic_partitions)
+        assigned = sum(len(item.partitions) for item in answer.assignment.topic_partitions)
     shown = sorted(
-        talk.call(ShareGroupDescribeRequest(group_ids=[group, new_name("none")])).groups,
+        client.call(ShareGroupDescribeRequest(group_ids=[group, new_name("none")])).groups,
         key=lambda item: item.group_id != group,
     )
     members = [
@@ -390,25 +411,26 @@ def share_members(talk: Talk) -> Any:
         for member in shown[0].members
     ]
     states = [(error_name(item.error_code), item.group_state) for item in shown]
-    left = share_beat(talk, group, "one", -1, None)
-    after = talk.call(ShareGroupDescribeRequest(group_ids=[group])).groups[0].group_state
-    return found, told, members, states, shown[0].assignor_name, left.member_epoch, after
+    left = share_beat(client, group, "one", -1, None)
+    after = client.call(ShareGroupDescribeRequest(group_ids=[group])).groups[0].group_state
+    return answers, assigned, members, states, shown[0].assignor_name, left.member_epoch, after
 
 
-@scenario
-def a_deleted_topic_is_taken_from_its_reader(talk: Talk) -> Any:
-    kept, gone = known_topic(talk, 1), known_topic(talk, 2)
-    one = Member(talk, new_name("g"), "one", [kept, gone])
-    found = [one.beat()[2]]
-    talk.call(delete(gone))
+@scenario()
+def a_deleted_topic_is_revoked(client: ProtocolClient) -> Any:
+    """A deleted topic is taken from its reader; one of the same name is assigned as a new topic."""
+    kept, gone = known_topic(client, 1), known_topic(client, 2)
+    one = Member(client, new_name("g"), "one", [kept, gone])
+    steps = [one.beat()[2]]
+    client.call(delete(gone))
     deadline = monotonic() + READY_TIMEOUT_S
     while len(one.owned) != 1 and monotonic() < deadline:
         one.beat()
-    found.append(one.owned == [(talk.ids[kept], [0])])
+    steps.append(one.owned == [(client.ids[kept], [0])])
     one.acknowledge()
-    # Made anew it is another one.
-    made = talk.call(create(gone, 1)).topics[0].topic_id
-    talk.wait_served(gone)
+    # A topic of the same name is another one.
+    client.recreate_topic(gone)
+    new_id = client.ids[gone]
     while len(one.owned) != 2 and monotonic() < deadline:
         one.beat()
-    return [*found, sorted(one.owned) == sorted([(talk.ids[kept], [0]), (made, [0])])]
+    return [*steps, sorted(one.owned) == sorted([(client.ids[kept], [0]), (new_id, [0])])]

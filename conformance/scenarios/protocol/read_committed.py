@@ -1,10 +1,11 @@
-"""What readers of committed records are answered; run on ours and on Apache Kafka."""
+"""What readers of committed and of uncommitted records see while transactions come and go."""
 
 from __future__ import annotations
 
 from time import monotonic
 from typing import Any
 
+from conformance.scenario import scenario
 from penstock.records.batch import headers
 from penstock.records.record import BatchOptions, Record, encode
 from penstock.wire import Message
@@ -16,8 +17,8 @@ from penstock.wire.messages.describe_producers import DescribeProducersRequest, 
 from penstock.wire.messages.end_txn import EndTxnRequest
 from penstock.wire.messages.find_coordinator import FindCoordinatorRequest
 from penstock.wire.messages.init_producer_id import InitProducerIdRequest
+from tests.broker.protocol_client import READY_TIMEOUT_S, ProtocolClient, error_name
 from tests.broker.requests import batch, fetch, list_offsets, new_name, now_ms, one, produce
-from tests.broker.talk import READY_TIMEOUT_S, Talk, error_name, scenario
 
 TRANSACTION = 1
 COMMITTED, UNCOMMITTED = 1, 0
@@ -34,8 +35,8 @@ NOT_YET = {
 class Writer:
     """A transactional producer of one topic, request by request."""
 
-    def __init__(self, talk: Talk, topic: str, number: int = 0) -> None:
-        self.talk = talk
+    def __init__(self, client: ProtocolClient, topic: str, number: int = 0) -> None:
+        self.client = client
         self.topic = topic
         self.name = new_name()
         self.sequence = 0
@@ -55,7 +56,7 @@ class Writer:
         """Kafka makes the coordinator's log when it is first asked for, and decides in the
         background."""
         deadline = monotonic() + READY_TIMEOUT_S
-        while error_name((answer := self.talk.call(request, version)).error_code) in NOT_YET:
+        while error_name((answer := self.client.call(request, version)).error_code) in NOT_YET:
             assert monotonic() < deadline, error_name(answer.error_code)
         assert not answer.error_code, error_name(answer.error_code)
         return answer
@@ -70,7 +71,7 @@ class Writer:
         )
         deadline = monotonic() + READY_TIMEOUT_S
         while True:
-            answer = self.talk.call(request, ADD)
+            answer = self.client.call(request, ADD)
             result = answer.results_by_topic_v3_and_below[0].results_by_partition[0]
             error = error_name(result.partition_error_code)
             if error == "NONE":
@@ -91,7 +92,7 @@ class Writer:
 
     def write(self, *values: bytes) -> int:
         request = produce(self.topic, self.batch(*values), transactional_id=self.name)
-        error, base = self.talk.produced(request, PRODUCE)
+        error, base = self.client.produced(request, PRODUCE)
         assert error == "NONE", error
         self.sequence += len(values)
         return base
@@ -114,7 +115,7 @@ class Writer:
         request = DescribeProducersRequest(
             topics=[TopicRequest(name=self.topic, partition_indexes=[0])]
         )
-        for item in one(self.talk.call(request, 0)).active_producers:
+        for item in one(self.client.call(request, 0)).active_producers:
             if item.producer_id == self.id:
                 return (
                     item.producer_epoch - self.epoch,
@@ -125,22 +126,22 @@ class Writer:
         raise AssertionError("the producer is not known")
 
 
-def settled(talk: Talk, topic: str, high_watermark: int) -> None:
+def settled(client: ProtocolClient, topic: str, high_watermark: int) -> None:
     """Kafka raises its high watermark a moment after it has written."""
     deadline = monotonic() + READY_TIMEOUT_S
-    while one(talk.call(fetch(topic), 12)).high_watermark < high_watermark:
+    while one(client.call(fetch(topic), 12)).high_watermark < high_watermark:
         assert monotonic() < deadline
 
 
 def seen(
-    talk: Talk, writers: list[Writer], offset: int, level: int, max_bytes: int = 1 << 20
+    client: ProtocolClient, writers: list[Writer], offset: int, level: int, max_bytes: int = 1 << 20
 ) -> Any:
     """What one fetch brings: bounds, batches, and which transactions among them are void."""
     request = fetch(writers[0].topic, offset, isolation_level=level, partition_max_bytes=max_bytes)
-    part = one(talk.call(request, 12))
+    part = one(client.call(request, 12))
     data = bytes(part.records or b"")
-    found = [header for _, header in headers(data)]
-    end = max((header.next_offset for header in found), default=offset)
+    batches = [header for _, header in headers(data)]
+    end = max((header.next_offset for header in batches), default=offset)
     aborted = part.aborted_transactions
     if aborted is not None:
         numbers = {writer.id: number for number, writer in enumerate(writers)}
@@ -154,34 +155,35 @@ def seen(
         error_name(part.error_code),
         part.high_watermark,
         part.last_stable_offset,
-        [(header.base_offset, header.is_control, header.is_transactional) for header in found],
+        [(header.base_offset, header.is_control, header.is_transactional) for header in batches],
         aborted,
     )
 
 
-def offset_at(talk: Talk, topic: str, timestamp: int, level: int) -> tuple[str, int]:
+def offset_at(client: ProtocolClient, topic: str, timestamp: int, level: int) -> tuple[str, int]:
     request = list_offsets(topic, timestamp)
     request.isolation_level = level
-    part = one(talk.call(request, 7))
+    part = one(client.call(request, 7))
     return error_name(part.error_code), part.offset
 
 
-@scenario
-def reading_while_transactions_are_open(talk: Talk) -> Any:
-    topic = talk.topic()
-    first, second = writers = [Writer(talk, topic, number) for number in range(2)]
-    talk.fill(topic, batch(b"plain"))
+@scenario()
+def reading_while_transactions_are_open(client: ProtocolClient) -> Any:
+    """The last stable offset stops at the first open transaction; aborted ones are listed."""
+    topic = client.topic()
+    first, second = writers = [Writer(client, topic, number) for number in range(2)]
+    client.fill(topic, batch(b"plain"))
     for writer in writers:
         writer.begin()
         writer.write(b"a", b"b")
-    talk.call(produce(topic, batch(b"plain")), 12)
+    client.call(produce(topic, batch(b"plain")), 12)
     answers: list[Any] = []
 
     def look(end: int) -> None:
-        settled(talk, topic, end)
+        settled(client, topic, end)
         for level in (UNCOMMITTED, COMMITTED):
-            answers.extend(seen(talk, writers, offset, level) for offset in range(end + 2))
-            answers.extend(offset_at(talk, topic, at, level) for at in (-1, -2, -3, 0))
+            answers.extend(seen(client, writers, offset, level) for offset in range(end + 2))
+            answers.extend(offset_at(client, topic, at, level) for at in (-1, -2, -3, 0))
         answers.extend(writer.state() for writer in writers)
 
     look(6)
@@ -197,10 +199,11 @@ def reading_while_transactions_are_open(talk: Talk) -> Any:
     return answers
 
 
-@scenario
-def reading_many_aborted_transactions(talk: Talk) -> Any:
-    topic = talk.topic()
-    writers = [Writer(talk, topic, number) for number in range(3)]
+@scenario()
+def reading_many_aborted_transactions(client: ProtocolClient) -> Any:
+    """Fetches of any offset and size list the aborted transactions they touch."""
+    topic = client.topic()
+    writers = [Writer(client, topic, number) for number in range(3)]
     for number in range(12):
         writer = writers[number % 3]
         writer.begin()
@@ -211,23 +214,24 @@ def reading_many_aborted_transactions(talk: Talk) -> Any:
         if writer.state()[-1] >= 0:
             writer.end(commit=False)
     answers: list[Any] = [writer.state() for writer in writers]
-    end = one(talk.call(fetch(topic), 12)).high_watermark
+    end = one(client.call(fetch(topic), 12)).high_watermark
     sizes = (1, 1 << 20)
     answers += [
-        seen(talk, writers, offset, COMMITTED, size)
+        seen(client, writers, offset, COMMITTED, size)
         for offset in range(0, end, 3)
         for size in sizes
     ]
     return end, answers
 
 
-@scenario
-def writing_beside_an_open_transaction(talk: Talk) -> Any:
-    topic = talk.topic()
-    writer = Writer(talk, topic)
+@scenario()
+def writing_outside_an_open_transaction(client: ProtocolClient) -> Any:
+    """A producer with an open transaction writes nothing outside of it."""
+    topic = client.topic()
+    writer = Writer(client, topic)
     writer.begin()
     writer.write(b"a")
-    beside = talk.produced(produce(topic, writer.batch(b"b", transactional=False)), PRODUCE)
+    beside = client.produced(produce(topic, writer.batch(b"b", transactional=False)), PRODUCE)
     writer.end(commit=True)
-    after = talk.produced(produce(topic, writer.batch(b"b", transactional=False)), PRODUCE)
+    after = client.produced(produce(topic, writer.batch(b"b", transactional=False)), PRODUCE)
     return beside, after

@@ -1,0 +1,29 @@
+"""Scenarios of the raw protocol, one module for each area; importing this brings them all."""
+
+from __future__ import annotations
+
+from conformance.scenarios.protocol import (
+    fetch,
+    groups_classic,
+    groups_consumer,
+    offsets,
+    produce,
+    quotas,
+    read_committed,
+    shares,
+    topics,
+    transactions,
+)
+
+__all__ = [
+    "fetch",
+    "groups_classic",
+    "groups_consumer",
+    "offsets",
+    "produce",
+    "quotas",
+    "read_committed",
+    "shares",
+    "topics",
+    "transactions",
+]
