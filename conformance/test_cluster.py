@@ -25,6 +25,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from conformance.scenario import REQUEST_TIMEOUT_S
 from penstock.testing.apache_kafka import ApacheKafkaCluster
+from penstock.testing.broker import Broker
 from penstock.testing.reading import read_topic
 from penstock.testing.spark_cluster import SparkCluster
 from tests.waiting import eventually
@@ -135,47 +136,82 @@ def flows(folder: Path, master: str, bootstrap: str) -> Iterator[subprocess.Pope
         process.wait()
 
 
-def make_topics(bootstrap: str) -> None:
+def make_topics(bootstrap: str, *, replication: int) -> None:
     admin = AdminClient({"bootstrap.servers": bootstrap})
     names = ["numbers", "doubled", "counted"]
     made = admin.create_topics(
-        [NewTopic(name, num_partitions=PARTITIONS, replication_factor=3) for name in names]
+        [
+            NewTopic(name, num_partitions=PARTITIONS, replication_factor=replication)
+            for name in names
+        ]
     )
     for future in made.values():
         future.result(REQUEST_TIMEOUT_S)
 
 
+class Work:
+    """The flow on a cluster, fed and followed until what comes out is what must come out."""
+
+    def __init__(self, folder: Path, bootstrap: str, running: subprocess.Popen[bytes]) -> None:
+        self._log = folder / "run.log"
+        self._bootstrap = bootstrap
+        self._running = running
+        self.source = Input(bootstrap)
+
+    def passed_on(self) -> int:
+        assert self._running.poll() is None, self._log.read_text()[-3000:]
+        return len(read(self._bootstrap, "doubled"))
+
+    def wait_until_read(self) -> None:
+        eventually(lambda: self.passed_on() >= self.source.count, PATIENCE_S, 0.5)
+
+    def finish(self) -> None:
+        """Stop the flow when all windows are closed, and compare."""
+        bootstrap, source = self._bootstrap, self.source
+        eventually(
+            lambda: len(read(bootstrap, "counted")) >= len(source.windows()), PATIENCE_S, 0.5
+        )
+        self._running.send_signal(signal.SIGTERM)
+        assert self._running.wait(PATIENCE_S) == 0, self._log.read_text()[-3000:]
+        doubled = Counter((row["n"], row["twice"]) for row in read(bootstrap, "doubled"))
+        assert doubled == Counter((n, 2 * n) for n in range(source.count))
+        counted = [(row["start"], (row["count"], row["sum"])) for row in read(bootstrap, "counted")]
+        assert sorted(counted) == sorted(source.windows().items())
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.java
+def test_a_worker_dies(tmp_path: Path) -> None:
+    """On the embedded broker; `make proof` also loses a node of Apache Kafka."""
+    with Broker() as broker, SparkCluster() as spark:
+        make_topics(broker.bootstrap, replication=1)
+        with flows(tmp_path, spark.master, broker.bootstrap) as running:
+            work = Work(tmp_path, broker.bootstrap, running)
+            work.source.write(STEP)
+            work.wait_until_read()
+            work.source.write(STEP)
+            spark.kill_worker()
+            work.source.write(STEP)
+            work.wait_until_read()
+            work.finish()
+
+
+@pytest.mark.proof
 @pytest.mark.timeout(900)
 @pytest.mark.java
 def test_a_worker_and_a_broker_die(tmp_path: Path) -> None:
     quick = {"offsets.topic.num.partitions": "3", "transaction.state.log.num.partitions": "3"}
     with ApacheKafkaCluster(quick) as kafka, SparkCluster() as spark:
-        bootstrap = kafka.bootstrap
-        make_topics(bootstrap)
-        source = Input(bootstrap)
-        source.write(STEP)
-        with flows(tmp_path, spark.master, bootstrap) as running:
-
-            def passed_on() -> int:
-                assert running.poll() is None, (tmp_path / "run.log").read_text()[-3000:]
-                return len(read(bootstrap, "doubled"))
-
-            def wait_until_read() -> None:
-                eventually(lambda: passed_on() >= source.count, PATIENCE_S, 0.5)
-
-            wait_until_read()
-            source.write(STEP)
+        make_topics(kafka.bootstrap, replication=3)
+        with flows(tmp_path, spark.master, kafka.bootstrap) as running:
+            work = Work(tmp_path, kafka.bootstrap, running)
+            work.source.write(STEP)
+            work.wait_until_read()
+            work.source.write(STEP)
             spark.kill_worker()
-            source.write(STEP)
-            wait_until_read()
+            work.source.write(STEP)
+            work.wait_until_read()
             kafka.nodes[2].kill()
-            source.write(STEP)
-            wait_until_read()
-            eventually(lambda: len(read(bootstrap, "counted")) >= len(source.windows()),
-                       PATIENCE_S, 0.5)  # fmt: skip
-            running.send_signal(signal.SIGTERM)
-            assert running.wait(PATIENCE_S) == 0, (tmp_path / "run.log").read_text()[-3000:]
-        doubled = Counter((row["n"], row["twice"]) for row in read(bootstrap, "doubled"))
-        assert doubled == Counter((n, 2 * n) for n in range(source.count))
-        counted = [(row["start"], (row["count"], row["sum"])) for row in read(bootstrap, "counted")]
-        assert sorted(counted) == sorted(source.windows().items())
+            work.source.write(STEP)
+            work.wait_until_read()
+            work.finish()

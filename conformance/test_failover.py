@@ -22,6 +22,7 @@ EXPECTED: Final[dict[str, Any]] = {
 
 
 # Three Java processes take their time to start.
+@pytest.mark.proof
 @pytest.mark.timeout(300)
 @pytest.mark.java
 def test_three_nodes_of_kafka_lose_one(kafka_tools: KafkaTools) -> None:

@@ -15,13 +15,13 @@ from penstock.client.writer import LogWriter
 from penstock.testing.apache_kafka import ApacheKafkaCluster
 from tests.client.conftest import KEEP
 from tests.client.reader import read_topic, take
+from tests.harness.profiles import FAILOVER_RECORDS
 from tests.waiting import eventually
 
 PARTITIONS = 3
-RECORDS = 6_000
 STEP = 100
 # How much has been written when the node dies, and when it comes back.
-DIES_AT, RETURNS_AT = 2_000, 3_500
+DIES_AT, RETURNS_AT = FAILOVER_RECORDS // 3, FAILOVER_RECORDS * 7 // 12
 
 
 class Work:
@@ -45,7 +45,7 @@ class Work:
             Cluster(self.bootstrap) as cluster,
             LogWriter(cluster, transactional_id=self._id) as writer,
         ):
-            for first in range(0, RECORDS, STEP):
+            for first in range(0, FAILOVER_RECORDS, STEP):
                 numbers = [b"%d" % number for number in range(first, first + STEP)]
                 writer.begin()
                 writer.write(self.topic, numbers, numbers)
@@ -71,7 +71,7 @@ class Reading:
     def _read(self) -> None:
         positions: dict[Place, int] = {(self.topic, number): 0 for number in range(PARTITIONS)}
         with Cluster(self.bootstrap) as cluster, Fetcher(cluster) as fetcher:
-            while len(self.seen) < RECORDS:
+            while len(self.seen) < FAILOVER_RECORDS:
                 for place, got in fetcher.fetch(positions, 500).items():
                     positions[place], records = take(got.data, positions[place], got.aborted)
                     self.seen += [int(record.value or b"") for record in records]
@@ -108,12 +108,12 @@ def test_a_node_of_three_dies_and_comes_back() -> None:
         victim.kill()
         eventually(lambda: reached(RETURNS_AT), 120)
         victim.start()
-        eventually(lambda: reached(RECORDS), 120)
+        eventually(lambda: reached(FAILOVER_RECORDS), 120)
         for thread in threads:
             thread.join(120)
         assert [part.failure for part in parts] == [None] * 4
         for work, reading in zip(works, readings, strict=True):
-            assert sorted(reading.seen) == list(range(RECORDS))
+            assert sorted(reading.seen) == list(range(FAILOVER_RECORDS))
             for records in read_topic(cluster, work.topic).values():
                 numbers = [int(record.value or b"") for record in records]
                 assert numbers == sorted(numbers)

@@ -36,6 +36,7 @@ from penstock.testing.apache_kafka import ApacheKafka
 from penstock.testing.postgres import PostgresServer
 from penstock.testing.redis import RedisServer
 from penstock.testing.spark_cluster import SparkCluster
+from tests.harness.profiles import DEMO_KILLS
 from tests.waiting import eventually
 
 SINKS = ("search", "cache", "warehouse", "revenue_by_country", "revenue_by_minute")
@@ -114,10 +115,13 @@ def equal(told: str) -> set[str]:
     return {line[0] for line in words if line and line[0] in SINKS and line[-1] == "equal"}
 
 
+@pytest.mark.java
+@pytest.mark.independent
 @pytest.mark.timeout(2400)
 def test_whoever_is_killed_all_is_equal_in_the_end(demo: Demo) -> None:
     eventually(demo.is_feeding, START_S, poll_s=0.5)
-    for part in ("shop", "capture", "broker", "flows"):
+    parts = ["flows", "broker", "capture", "shop"]
+    for part in parts[:DEMO_KILLS]:
         demo.kill(part)
     eventually(demo.is_feeding, START_S, poll_s=0.5)
     demo.process.send_signal(signal.SIGINT)
@@ -128,6 +132,8 @@ def test_whoever_is_killed_all_is_equal_in_the_end(demo: Demo) -> None:
 
 
 @pytest.mark.proof
+@pytest.mark.java
+@pytest.mark.independent
 @pytest.mark.timeout(2400)
 def test_the_next_run_goes_on_with_what_is_there(tmp_path: Path) -> None:
     """Also after all was killed at once, the demo itself first."""
@@ -148,6 +154,8 @@ def test_the_next_run_goes_on_with_what_is_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.proof
+@pytest.mark.java
+@pytest.mark.independent
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize("cluster", [False, True], ids=["local", "cluster"])
 def test_servers_in_the_place_of_all_that_is_embedded(tmp_path: Path, cluster: bool) -> None:
@@ -185,6 +193,8 @@ def refused(data: Path, *options: str, **environment: str) -> str:
     return ran.stderr
 
 
+@pytest.mark.java
+@pytest.mark.independent
 def test_an_occupied_port(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -199,6 +209,8 @@ def test_no_java(tmp_path: Path) -> None:
     assert not (tmp_path / "shop").exists()
 
 
+@pytest.mark.java
+@pytest.mark.independent
 def test_a_database_that_is_not_there(tmp_path: Path) -> None:
     told = refused(tmp_path / "shop", "--postgres", "postgresql://me:secret@127.0.0.1:1/test")
     assert "cannot reach PostgreSQL at 127.0.0.1:1/test" in told
@@ -206,20 +218,27 @@ def test_a_database_that_is_not_there(tmp_path: Path) -> None:
     assert "secret" not in told
 
 
-def test_a_database_that_does_not_let_us_in(tmp_path: Path) -> None:
-    with PostgresServer() as server:
-        url = server.url().replace(":secret@", ":mistaken@")
-        told = refused(tmp_path / "shop", "--postgres", url)
+@pytest.mark.java
+@pytest.mark.independent
+def test_a_database_that_does_not_let_us_in(
+    tmp_path: Path, shared_postgres: PostgresServer
+) -> None:
+    url = shared_postgres.url().replace(":secret@", ":mistaken@")
+    told = refused(tmp_path / "shop", "--postgres", url)
     assert "password authentication failed" in told
     assert "mistaken" not in told
 
 
+@pytest.mark.java
+@pytest.mark.independent
 def test_a_log_that_is_not_there(tmp_path: Path) -> None:
     told = refused(tmp_path / "shop", "--kafka", "127.0.0.1:1")
     assert "no broker answers at 127.0.0.1:1" in told
     assert "--kafka" in told
 
 
+@pytest.mark.java
+@pytest.mark.independent
 def test_a_start_that_fails_deletes_nothing(tmp_path: Path) -> None:
     data = tmp_path / "shop"
     data.mkdir()
@@ -230,6 +249,8 @@ def test_a_start_that_fails_deletes_nothing(tmp_path: Path) -> None:
     assert (data / "shop.db").read_text() == "of the last time"
 
 
+@pytest.mark.java
+@pytest.mark.independent
 def test_a_second_signal_leaves_nothing_running(tmp_path: Path) -> None:
     demo = Demo(tmp_path / "shop")
     try:
@@ -244,6 +265,8 @@ def test_a_second_signal_leaves_nothing_running(tmp_path: Path) -> None:
         demo.end()
 
 
+@pytest.mark.java
+@pytest.mark.independent
 def test_a_folder_of_somebody_else(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("mine")
     assert "not of a demo" in refused(tmp_path)

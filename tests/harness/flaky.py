@@ -7,13 +7,15 @@ and removed by whoever has found and mended the cause.
 from __future__ import annotations
 
 import datetime
+import os
 import subprocess
 from pathlib import Path
 from typing import Final
 
 from tests.harness.failures import Outcome
 
-PAGE: Final = Path(__file__).resolve().parent.parent / "flaky.md"
+PAGE_VARIABLE: Final = "PENSTOCK_FLAKY_PAGE"
+_PAGE: Final = Path(__file__).resolve().parent.parent / "flaky.md"
 _REASON_LIMIT: Final = 120
 
 
@@ -25,8 +27,9 @@ def report(nodeid: str, first: list[Outcome], second: list[Outcome]) -> None:
         for outcome in outcomes:
             if outcome.text:
                 print(f"  {outcome.phase}:\n{outcome.text}")
-    added = add(PAGE, nodeid, reason(first))
-    print(f"flaky: {nodeid} {'was added to' if added else 'is open in'} tests/flaky.md")
+    page = Path(os.environ.get(PAGE_VARIABLE) or _PAGE)
+    added = add(page, nodeid, reason(first))
+    print(f"flaky: {nodeid} {'was added to' if added else 'is open in'} {page.name}")
 
 
 def reason(outcomes: list[Outcome]) -> str:

@@ -42,6 +42,24 @@ def some(values: list[T], *, test: int, check: int | None = None) -> list[T]:
 
 # ---- the log and the broker ------------------------------------------------------------------
 #                                          check    test      proof
+# Simulated crashes of a machine, for each of six tests.
+LOG_CRASHES: Final = _of(20, 60, 700)
+# Of a damaged data directory: bytes changed in each file.
+DAMAGED_BYTES: Final = _of(10, 40, 1_000_000)
+COMPACTION_LOGS: Final = _of(1, 1, 4)
+SIMULATED_DISK_SEEDS: Final = _of(30, 100, 300)
+# Hostile requests, one by one and as a stream.
+FUZZ_FRAMES: Final = _of(1_000, 6_000, 92_000)
+FUZZ_STREAMS: Final = _of(100, 600, 10_000)
+FLIPPED_BITS: Final = _of(1, 2, 8)
+BROKER_KILLS: Final = _of(1, 3, 10)
+BROKER_STOPS: Final = _of(1, 2, 3)
+CHAOS_STEPS: Final = _of(60, 150, 400)
+CONSUMER_FAULTS: Final = _of(2, 4, 7)
+QUEUE_RECORDS: Final = _of(200, 400, 1_000)
+ORACLE_ROUNDS: Final = _of(2, 4, 8)
+# Records written while a node of three dies and comes back.
+FAILOVER_RECORDS: Final = _of(3_000, 3_000, 6_000)
 
 # ---- Spark -----------------------------------------------------------------------------------
 #                                          check    test      proof
@@ -51,3 +69,6 @@ def some(values: list[T], *, test: int, check: int | None = None) -> list[T]:
 
 # ---- examples, documentation, soaks ----------------------------------------------------------
 #                                          check    test      proof
+# The parts of the demo that are killed, one after the other.
+DEMO_KILLS: Final = _of(1, 1, 4)
+SOAK_MINUTES: Final = float(os.environ.get("PENSTOCK_SOAK_MINUTES") or _of(0.5, 1, 5))

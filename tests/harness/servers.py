@@ -20,6 +20,7 @@ from typing import Any, Final
 import pytest
 
 from penstock.testing.apache_kafka import FOR_TESTS, SMALL_JVM_OPTIONS, ApacheKafka
+from tests.harness.needs import DATABASES, GUARD, JAVA
 
 SOCKET_FILE: Final = "servers.sock"
 POSTGRES_SETTINGS: Final = {
@@ -31,6 +32,7 @@ POSTGRES_SETTINGS: Final = {
     "max_replication_slots": "100",
     "max_wal_senders": "100",
 }
+JAVA_SERVERS: Final = frozenset({"kafka", "opensearch"})
 MARIADB_SETTINGS: Final = {"max_connections": "200"}
 
 
@@ -162,6 +164,7 @@ class RemoteServers:
 
     def get(self, name: str) -> Any:
         """A server that runs, started by the controller if it was not yet."""
+        GUARD.require(JAVA if name in JAVA_SERVERS else DATABASES, name)
         if name not in self._known:
             with Client(self._address, family="AF_UNIX") as connection:
                 connection.send(name)

@@ -22,6 +22,7 @@ from penstock.records.batch import NO_PRODUCER_ID
 from penstock.records.record import BatchOptions, Record
 from penstock.testing.clock import ManualClock
 from penstock.testing.faults import SimulatedCrash, SimulatedDisk
+from tests.harness.profiles import COMPACTION_LOGS, examples
 from tests.log.keeping import (
     COMPACTED,
     HOUR_MS,
@@ -187,7 +188,7 @@ def sync_and_check_segments(partition: Partition) -> None:
 
 TestModel = CompactionMachine.TestCase
 TestModel.settings = settings(
-    max_examples=60, stateful_step_count=30, deadline=None,
+    max_examples=examples(50), stateful_step_count=30,
     suppress_health_check=[HealthCheck.too_slow],
 )  # fmt: skip
 
@@ -227,7 +228,7 @@ def messy_log(disk: SimulatedDisk, rng: random.Random) -> tuple[LogStore, Partit
 
 @pytest.mark.parametrize("power_loss", [True, False])
 def test_a_crash_at_any_step_leaves_the_log_as_before_or_after(seed: int, power_loss: bool) -> None:
-    for number in range(4):
+    for number in range(COMPACTION_LOGS):
         whole = SimulatedDisk(seed + number)
         _, partition, _ = messy_log(whole, random.Random(seed + number))
         before = stored(partition)

@@ -1,4 +1,4 @@
-"""Thousands of crashes at random points, each recovered and checked against the model.
+"""Crashes at random points, each recovered and checked against the model.
 
 A seed is one machine: it lives, crashes and recovers several times. To see one again that
 failed, run `PENSTOCK_SEED=… pytest tests/log/test_crash.py`: the first machine has that seed.
@@ -15,6 +15,7 @@ import pytest
 from penstock.log.config import TopicConfig
 from penstock.log.partition import PartitionId
 from penstock.testing.faults import SimulatedCrash
+from tests.harness.profiles import LOG_CRASHES
 from tests.log.crash_model import Machine
 
 CONFIGS = {
@@ -27,7 +28,6 @@ CONFIGS = {
     ),
 }
 LIVES = 9
-CRASHES_PER_TEST = 700
 
 
 def live_and_die(seed: int, *, faults: bool = False) -> Machine:
@@ -60,7 +60,7 @@ def _quiet() -> Iterator[None]:
 def test_nothing_that_was_promised_is_lost(part: int, faults: bool, seed: int) -> None:
     crashes = 0
     number = seed + 1_000_000 * part
-    while crashes < CRASHES_PER_TEST:
+    while crashes < LOG_CRASHES:
         try:
             crashes += live_and_die(number, faults=faults).crashes
         except BaseException as error:

@@ -21,6 +21,7 @@ from penstock.log.slice import Slice
 from penstock.records.batch import headers
 from penstock.records.record import BatchOptions, Record, encode
 from penstock.testing.clock import START_MS
+from tests.harness.profiles import examples
 from tests.log.engine import SMALL, Engine, batch, numbered, read, texts
 
 
@@ -307,7 +308,7 @@ batches = st.lists(st.lists(st.integers(-1, 60), min_size=1, max_size=3), min_si
 
 
 @given(batches, st.integers(0, 25), st.floats(0, 1), st.sampled_from((0, 150, 100_000)))
-@settings(max_examples=150)
+@settings(max_examples=examples(60))
 def test_lookups_by_time_agree_with_a_scan(
     times: list[list[int]], synced: int, start: float, interval: int
 ) -> None:

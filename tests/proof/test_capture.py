@@ -8,7 +8,6 @@ and each source transaction is in the log once and whole.
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 import time
@@ -30,11 +29,11 @@ from penstock.testing.process import BrokerProcess
 from tests.capture.kit.capturing import CaptureProcess, Told, check_transactions, records
 from tests.capture.kit.databases import KINDS, Database, Mysql, Postgres, Sqlite
 from tests.capture.kit.following import MARKS, make_marks, mark
+from tests.harness.profiles import SOAK_MINUTES
 from tests.proof.capture_load import TABLES, Writer, as_it_is_now, create
 from tests.proof.progress import say
 from tests.waiting import eventually
 
-MINUTES = float(os.environ.get("PENSTOCK_SOAK_MINUTES", "5"))
 WRITERS = 3
 CATCH_UP_S = 300.0
 NAME = "soak"
@@ -177,4 +176,4 @@ def soak(kind: str, folder: Path, seed: int, minutes: float) -> None:
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("kind", KINDS)
 def test_under_load_and_kills(kind: str, tmp_path: Path, seed: int) -> None:
-    soak(kind, tmp_path, seed, MINUTES)
+    soak(kind, tmp_path, seed, SOAK_MINUTES)

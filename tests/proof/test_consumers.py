@@ -7,7 +7,6 @@ The same as `tests/broker/robustness/test_consumers_*.py`, in rounds on fresh da
 from __future__ import annotations
 
 import itertools
-import os
 import shutil
 import time
 from collections.abc import Callable
@@ -18,9 +17,9 @@ import pytest
 from tests.broker.robustness.consumers_churn import Churn
 from tests.broker.robustness.consumers_pipeline import PROTOCOLS, Pipeline
 from tests.broker.robustness.consumers_queue import QueueTest
+from tests.harness.profiles import SOAK_MINUTES
 from tests.proof.progress import say
 
-MINUTES = float(os.environ.get("PENSTOCK_SOAK_MINUTES", "10"))
 KILLS = 50
 TOTAL = 3_000
 FAULTS = 30
@@ -34,7 +33,7 @@ def soak(data: Path, seed: int, rounds: list[Round]) -> None:
     begun = time.monotonic()
     kills = records = 0
     for number, make in enumerate(itertools.cycle(rounds)):
-        if kills >= KILLS and time.monotonic() - begun > MINUTES * 60:
+        if kills >= KILLS and time.monotonic() - begun > SOAK_MINUTES * 60:
             break
         test = make(data, seed + number)
         try:

@@ -6,7 +6,6 @@ again and again, and neither memory nor open files may grow.
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 
@@ -15,9 +14,9 @@ import pytest
 
 from penstock.log.store import CLEAN_MARKER
 from tests.broker.robustness.killing import KillTest
+from tests.harness.profiles import SOAK_MINUTES
 from tests.proof.progress import say
 
-MINUTES = float(os.environ.get("PENSTOCK_SOAK_MINUTES", "10"))
 ROUND_S = 20.0
 MEMORY_MAX_BYTES = 400 << 20
 FILES_MAX = 1_000
@@ -39,7 +38,7 @@ def test_a_long_time_under_load(tmp_path: Path, seed: int) -> None:
     test = KillTest(tmp_path / "data", seed, TOPICS)
     memory = files = restarts = 0
     with test.running():
-        while time.monotonic() - begun < MINUTES * 60:
+        while time.monotonic() - begun < SOAK_MINUTES * 60:
             round_end = time.monotonic() + ROUND_S
             while time.monotonic() < round_end:
                 test.wait_for_load()

@@ -29,6 +29,7 @@ from penstock.records.record import (
     surely_keyed,
     write_varint,
 )
+from tests.harness.profiles import examples
 from tests.records.samples import CODECS, for_other_writers, options, record_lists
 
 with warnings.catch_warnings():
@@ -38,7 +39,7 @@ with warnings.catch_warnings():
 
 
 @given(record_lists(), options)
-@settings(max_examples=200)
+@settings(max_examples=examples(66))
 def test_what_goes_in_comes_out(records: list[Record], chosen: BatchOptions) -> None:
     assert list(decode(encode(records, chosen))) == records
 
@@ -67,7 +68,7 @@ keyed_records = st.lists(
 
 
 @given(keyed_records, st.data())
-@settings(max_examples=300)
+@settings(max_examples=examples(100))
 def test_the_quick_look_for_keys_takes_nothing_that_the_slow_one_refuses(
     records: list[Record], data: st.DataObject
 ) -> None:
@@ -130,7 +131,7 @@ def as_theirs(record: Record, *, offset: int) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize(("module", "codec"), CASES)
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(records=record_lists())
 def test_others_read_ours(module: Any, codec: int, records: list[Record]) -> None:
     batch = encode(records, BatchOptions(codec=codec, producer_id=3, producer_epoch=1))
@@ -144,7 +145,7 @@ def test_others_read_ours(module: Any, codec: int, records: list[Record]) -> Non
 
 
 @pytest.mark.parametrize(("module", "codec"), CASES)
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(records=record_lists().map(for_other_writers))
 def test_we_read_others(module: Any, codec: int, records: list[Record]) -> None:
     builder = module.DefaultRecordBatchBuilder(

@@ -15,9 +15,8 @@ import pytest
 from kio.serial import entity_reader, entity_writer
 
 from penstock.wire import Api, Message, Struct, decoder, encoder
+from tests.harness.profiles import ORACLE_ROUNDS
 from tests.wire.samples import SEED, Sampler, every_message, name_of, versions_of
-
-ROUNDS = 8
 
 
 def kio_class(api: Api, cls: type[Message], version: int) -> Any:
@@ -71,7 +70,7 @@ def test_kio_and_we_read_each_other(api: Api, cls: type[Message]) -> None:
         if theirs is None:
             continue
         read, write = entity_reader(theirs), entity_writer(theirs)
-        for turn in range(ROUNDS):
+        for turn in range(ORACLE_ROUNDS):
             where = f"{cls.NAME} v{version}, turn {turn}, PENSTOCK_SEED={SEED}"
             message = Sampler(cls.NAME, version, turn, tame=True).message(cls, version)
             encoded = encoder(cls, version)(message)

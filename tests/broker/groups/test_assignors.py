@@ -18,6 +18,7 @@ from penstock.broker.groups.assignors import (
     simple,
     uniform,
 )
+from tests.harness.profiles import examples
 
 A, B, C, D = (UUID(int=n) for n in range(1, 5))
 TOPICS = (A, B, C, D)
@@ -168,7 +169,7 @@ def check_whole(
 
 
 @given(anyhow())
-@settings(max_examples=200)
+@settings(max_examples=examples(66))
 def test_members_that_want_different_things(
     drawn: tuple[dict[str, Subscriber], dict[UUID, int]],
 ) -> None:
@@ -213,7 +214,7 @@ def check_shared(members: Mapping[str, Subscriber], result: Mapping[str, Partiti
 
 
 @given(names, counts_of, st.lists(st.tuples(st.booleans(), st.text("abc", min_size=1)), max_size=8))
-@settings(max_examples=150)
+@settings(max_examples=examples(60))
 def test_members_that_want_the_same_get_the_same_and_little_moves(
     first: set[str], counts: dict[UUID, int], steps: list[tuple[bool, str]]
 ) -> None:
@@ -233,7 +234,7 @@ def test_members_that_want_the_same_get_the_same_and_little_moves(
 
 
 @given(names, counts_of)
-@settings(max_examples=200)
+@settings(max_examples=examples(66))
 def test_share_members_that_want_the_same_have_equally_much(
     members: set[str], counts: dict[UUID, int]
 ) -> None:

@@ -14,6 +14,7 @@ from penstock.broker.groups.patterns import (
     PatternError,
     TopicPattern,
 )
+from tests.harness.profiles import examples
 
 NAMES = ("a", "ab", "A.b", "b-1", "orders", "orders-2024", "x_y", "7", ".", "-a")
 
@@ -140,7 +141,7 @@ def combined(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
     st.recursive(atoms, combined, max_leaves=6),
     st.lists(st.text("ab-._1Z", min_size=1, max_size=6), min_size=1, max_size=8),
 )
-@settings(max_examples=300)
+@settings(max_examples=examples(100))
 def test_the_same_matches_as_with_python(pattern: str, names: list[str]) -> None:
     expected = {name for name in names if re.fullmatch(pattern, name, re.ASCII)}
     assert TopicPattern(pattern).matching(names) == expected

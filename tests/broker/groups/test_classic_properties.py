@@ -18,6 +18,7 @@ from penstock.broker.groups.classic import EMPTY, STABLE
 from penstock.broker.groups.classic_member import JoinAnswer, SyncAnswer
 from penstock.wire.errors import ErrorCode
 from tests.broker.groups.machine import SESSION_MS, Client, Machine
+from tests.harness.profiles import examples
 
 PARTITIONS = 7
 MAX_CLIENTS = 8
@@ -268,4 +269,4 @@ class ClassicGroupMachine(RuleBasedStateMachine):
 
 
 TestClassicGroups = ClassicGroupMachine.TestCase
-TestClassicGroups.settings = settings(max_examples=100, stateful_step_count=40)
+TestClassicGroups.settings = settings(max_examples=examples(50), stateful_step_count=40)

@@ -19,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from penstock.broker.catalog import ApiError
 from penstock.wire.errors import ErrorCode
 from tests.broker.groups.readers import INTERVAL_MS, Reader, World, settle
+from tests.harness.profiles import examples
 
 NAMES = ("a", "b", "c")
 PATTERNS = (None, "a|b", "[bc]", ".*", "x+")
@@ -222,4 +223,4 @@ class ConsumerGroups(RuleBasedStateMachine):
 
 
 TestConsumerGroups = ConsumerGroups.TestCase
-TestConsumerGroups.settings = settings(max_examples=200, stateful_step_count=40)
+TestConsumerGroups.settings = settings(max_examples=examples(66), stateful_step_count=40)

@@ -16,6 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from penstock.broker.groups.offsets import NewOffset
 from penstock.wire.errors import ErrorCode
 from tests.broker.groups.machine import Machine
+from tests.harness.profiles import examples
 
 GROUPS = ("g", "h")
 TOPICS = ("t", "u")
@@ -132,4 +133,4 @@ class OffsetsMachine(RuleBasedStateMachine):
 
 
 TestOffsets = OffsetsMachine.TestCase
-TestOffsets.settings = settings(max_examples=100, stateful_step_count=30)
+TestOffsets.settings = settings(max_examples=examples(50), stateful_step_count=30)

@@ -13,6 +13,7 @@ from penstock.broker.catalog import ApiError
 from penstock.broker.groups.share import ShareGroup
 from penstock.wire.errors import ErrorCode
 from tests.broker.groups.readers import INTERVAL_MS, SESSION_MS, Reader, World, settle
+from tests.harness.profiles import examples
 
 
 def sharer(world: World, id_: str, *names: str) -> Reader:
@@ -190,4 +191,4 @@ class ShareGroups(RuleBasedStateMachine):
 
 
 TestShareGroups = ShareGroups.TestCase
-TestShareGroups.settings = settings(max_examples=80, stateful_step_count=30)
+TestShareGroups.settings = settings(max_examples=examples(50), stateful_step_count=30)

@@ -10,6 +10,7 @@ from penstock.log.config import TopicConfig
 from penstock.log.measure import bytes_from, bytes_since, locate, tail_of
 from penstock.log.partition import Partition
 from penstock.records.record import simple_batch
+from tests.harness.profiles import examples
 from tests.log.engine import Engine
 
 CONFIG = TopicConfig(segment_bytes=1000, index_interval_bytes=200)
@@ -48,7 +49,7 @@ def measured(partition: Partition, offset: int) -> tuple[int, int | None]:
     return bytes_from(partition, place), place.timestamp_ms
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(60))
 @given(sizes, st.integers(0, 3), st.data())
 def test_bytes_and_time_are_exact(
     batches: list[tuple[int, int]], unsynced: int, data: st.DataObject
@@ -61,7 +62,7 @@ def test_bytes_and_time_are_exact(
         assert measured(partition, offset) == expected(partition, offset)
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(sizes, sizes)
 def test_what_was_written_since(
     before: list[tuple[int, int]], after: list[tuple[int, int]]

@@ -28,6 +28,7 @@ from penstock.testing.broker import Broker
 from tests.broker.disks import HastyDisk
 from tests.broker.raw import RawClient
 from tests.broker.requests import batch, create, fetch, metadata, produce
+from tests.harness.profiles import examples
 
 NEVER_MS = 3_600_000
 BY_NAME_VERSION = 12
@@ -89,7 +90,7 @@ def broker() -> Iterator[Broker]:
 # ---- the format ------------------------------------------------------------------------------
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(st.lists(st.tuples(st.text(max_size=8), st.floats() | st.integers(-10, 2**53)), max_size=5))
 def test_any_label_and_value_is_read_back(rows: list[tuple[str, float]]) -> None:
     family = Family("m", "gauge", 'with "quotes", \\ and\nlines')

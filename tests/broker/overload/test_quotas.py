@@ -27,6 +27,7 @@ from penstock.broker.quotas import (
 )
 from penstock.testing.clock import ManualClock
 from penstock.wire.errors import ErrorCode
+from tests.harness.profiles import examples
 
 ME, APP = "me", "app"
 
@@ -52,7 +53,7 @@ ORDER = [
 
 
 @given(st.sets(st.integers(0, len(ORDER) - 1)))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(66))
 def test_the_most_particular_entity_counts(present: set[int]) -> None:
     coordinator = QuotaCoordinator()
     for at in present:
@@ -140,7 +141,7 @@ def test_entities_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from(ORDER), st.booleans()), max_size=20))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(66))
 def test_the_state_is_what_the_entries_say(steps: list[tuple[Entity, bool]]) -> None:
     coordinator, again = QuotaCoordinator(), QuotaCoordinator()
     for at, (entity, wanted) in enumerate(steps):

@@ -31,9 +31,9 @@ from penstock.wire.messages.metadata import MetadataRequest
 from tests.broker import requests as rq
 from tests.broker.raw import RawClient
 from tests.broker.robustness.watch import no_errors, quick_broker, wait_for_quiet
+from tests.harness.profiles import CHAOS_STEPS
 
 CLIENTS = 6
-STEPS = 400
 NAMES = ("a", "b", "c")
 SETTINGS = (
     ("durability", "disk"), ("durability", "os"), ("retention.bytes", "5000"),
@@ -77,7 +77,7 @@ class Client:
     def _run(self) -> None:
         try:
             with RawClient(self.bootstrap) as client:
-                for _ in range(STEPS):
+                for _ in range(CHAOS_STEPS):
                     # Now and then several at once.
                     asked = [self._request() for _ in range(self.rng.choice((1, 1, 1, 5)))]
                     client.send_all(*asked)

@@ -11,16 +11,16 @@ import pytest
 
 from tests.broker.robustness.consumers_churn import Churn, Ownership
 from tests.broker.robustness.consumers_pipeline import PROTOCOLS
+from tests.harness.profiles import CONSUMER_FAULTS
 
 TOTAL = 600
-ACTIONS = 7
 
 
 @pytest.mark.parametrize("kind", ["older", "newer"])
 def test_the_work_goes_on(tmp_path: Path, seed: int, kind: str) -> None:
     protocol = PROTOCOLS[0] if kind == "newer" else PROTOCOLS[1 + seed % 2]
     churn = Churn(tmp_path / "data", seed, total=TOTAL, protocol=protocol)
-    churn.run(ACTIONS)
+    churn.run(CONSUMER_FAULTS)
     print(protocol, churn.report())
 
 

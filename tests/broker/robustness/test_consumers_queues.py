@@ -15,14 +15,14 @@ from tests.broker.requests import create
 from tests.broker.robustness.consumers_queue import QueueTest
 from tests.broker.shares.members import ACCEPT, REJECT, Taker, fill, new_queue
 from tests.broker.waits import wait_until
+from tests.harness.profiles import CONSUMER_FAULTS
 
 TOTAL = 400
-FAULTS = 7
 
 
 def test_nothing_acknowledged_comes_again(tmp_path: Path, seed: int) -> None:
     test = QueueTest(tmp_path / "data", seed, total=TOTAL, ordered=seed % 2 == 1)
-    test.run(FAULTS)
+    test.run(CONSUMER_FAULTS)
     print(test.report())
 
 

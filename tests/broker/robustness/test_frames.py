@@ -53,6 +53,7 @@ from tests.broker.robustness.watch import (
     quick_broker,
     wait_for_quiet,
 )
+from tests.harness.profiles import FLIPPED_BITS
 
 LONGEST = 0x7FFF
 
@@ -255,7 +256,7 @@ def test_no_flipped_bit_of_a_batch_gets_into_the_log_unnoticed(
         good = rq.batch(b"some value", b"another", key=b"key", producer=(77, 0, 0))
         taken = 0
         for at in range(len(good)):
-            for bit in range(8):
+            for bit in range(FLIPPED_BITS):
                 bad = bytearray(good)
                 bad[at] ^= 1 << bit
                 answer = rq.one(client.call(rq.produce(topic, bytes(bad)), version))
@@ -266,7 +267,7 @@ def test_no_flipped_bit_of_a_batch_gets_into_the_log_unnoticed(
         fetched = rq.one(client.call(rq.fetch("t"), 11))
         records = rq.records_of(fetched.records)
     # Of one idempotent producer's batch, sent again and again, one copy.
-    assert taken == 12 * 8
+    assert taken == 12 * FLIPPED_BITS
     assert [(r.offset, r.key, r.value) for r in records] == [
         (0, b"key", b"some value"),
         (1, b"key", b"another"),

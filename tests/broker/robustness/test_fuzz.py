@@ -1,4 +1,4 @@
-"""A hundred thousand frames that no decent client sends, while a decent client is served.
+"""Frames by the thousand that no decent client sends, while a decent client is served.
 
 Each of them ends in an answer or a closed connection. No exception escapes, nothing is left of
 them in the broker, memory does not grow, and the decent client notices nothing.
@@ -25,9 +25,8 @@ from tests.broker.robustness.watch import (
     quick_broker,
     wait_for_quiet,
 )
+from tests.harness.profiles import FUZZ_FRAMES, FUZZ_STREAMS
 
-FRAMES = 92_000
-STREAMS = 10_000
 GROWTH_MAX_BYTES = 64 << 20
 TOPICS = (
     rq.create("fuzz", 3, segment_bytes="100000"),
@@ -71,10 +70,10 @@ def test_no_frame_disturbs_the_broker_or_another_client(broker: Broker, seed: in
         # What is loaded and cached on first use is not growth.
         check_outcomes(FuzzProcess(work).outcomes(), 2_500)
         before = memory_bytes()
-        outcomes = FuzzProcess(replace(work, frames=FRAMES, streams=STREAMS)).outcomes()
+        outcomes = FuzzProcess(replace(work, frames=FUZZ_FRAMES, streams=FUZZ_STREAMS)).outcomes()
         grown = memory_bytes() - before
     print(f"{outcomes}, {witness.rounds} rounds of the witness, {grown >> 20} MiB more memory")
-    check_outcomes(outcomes, FRAMES + STREAMS)
+    check_outcomes(outcomes, FUZZ_FRAMES + FUZZ_STREAMS)
     assert witness.rounds > 50
     wait_for_quiet(broker)
     assert grown < GROWTH_MAX_BYTES

@@ -11,15 +11,14 @@ from pathlib import Path
 import pytest
 
 from tests.broker.robustness.killing import KillTest
-
-KILLS = 10
+from tests.harness.profiles import BROKER_KILLS
 
 
 @pytest.mark.timeout(300)
 def test_nothing_acknowledged_is_lost_by_being_killed(tmp_path: Path, seed: int) -> None:
     test = KillTest(tmp_path / "data", seed)
     with test.running():
-        for _ in range(KILLS):
+        for _ in range(BROKER_KILLS):
             test.kill_once()
     # The producers have delivered all they had, and nothing is under way any more.
     test.broker.start()

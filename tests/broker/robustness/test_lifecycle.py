@@ -19,8 +19,7 @@ from tests.broker import requests as rq
 from tests.broker.raw import RawClient
 from tests.broker.robustness.disks import FETCH, PRODUCE, Writer
 from tests.broker.robustness.killing import KillTest
-
-STOPS = 3
+from tests.harness.profiles import BROKER_STOPS
 
 
 def leader_epoch(client: RawClient, topic: str) -> int:
@@ -68,7 +67,7 @@ def test_a_start_that_fails_for_its_port_leaves_the_directory_clean(tmp_path: Pa
 def test_a_stop_under_load_is_clean_and_loses_nothing(tmp_path: Path, seed: int) -> None:
     test = KillTest(tmp_path / "data", seed)
     with test.running():
-        for _ in range(STOPS):
+        for _ in range(BROKER_STOPS):
             with RawClient(test.broker.bootstrap) as client:
                 epoch = leader_epoch(client, "on-disk")
             test.wait_for_load()

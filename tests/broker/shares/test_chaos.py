@@ -29,8 +29,8 @@ from tests.broker.shares.members import (
     new_queue,
     send_batch,
 )
+from tests.harness.profiles import QUEUE_RECORDS
 
-COUNT = 1_000
 TAKERS = 6
 TIMEOUT_S = 120.0
 _LOST = (ConnectionEndedError, ConnectionError, BrokenPipeError, TimeoutError, OSError)
@@ -119,7 +119,7 @@ def test_nothing_is_lost_and_nothing_comes_back(tmp_path: Path, seed: int, order
     history = History()
     with BrokerProcess(tmp_path / "data", durability="disk") as process:
         queue = new_queue(process, share_delivery_count_limit="1000", share_ordered_by_key=ordered)
-        for first in range(0, COUNT, 50):
+        for first in range(0, QUEUE_RECORDS, 50):
             records = [
                 Record(at, now_ms(), b"%d" % rng.randrange(40), b"%d" % (first + at))
                 for at in range(50)
@@ -136,15 +136,15 @@ def test_nothing_is_lost_and_nothing_comes_back(tmp_path: Path, seed: int, order
             disturb(process, proxy, queue[1], rng)
             finish(process, queue[1], workers)
     assert history.problems == []
-    assert history.delivered == set(range(COUNT))
+    assert history.delivered == set(range(QUEUE_RECORDS))
 
 
 def disturb(process: BrokerProcess, proxy: TcpProxy, group: str, rng: random.Random) -> None:
     """Cut connections, and kill the broker twice, as the work goes on."""
     # How many records are left then. What consumers know tells less: answers get lost.
-    kills = [COUNT * 3 // 4, COUNT // 2]
+    kills = [QUEUE_RECORDS * 3 // 4, QUEUE_RECORDS // 2]
     deadline = monotonic() + TIMEOUT_S
-    while (left := lag_of(process, group)) > COUNT // 4:
+    while (left := lag_of(process, group)) > QUEUE_RECORDS // 4:
         assert monotonic() < deadline, f"{left} records are left"
         if kills and left <= kills[0]:
             kills.pop(0)

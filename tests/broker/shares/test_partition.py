@@ -27,6 +27,7 @@ from penstock.broker.shares.partition import (
     ShareRules,
 )
 from tests.broker.shares.naive import NaivePartition
+from tests.harness.profiles import examples
 
 MEMBERS = ("a", "b", "c")
 RULES = ShareRules(delivery_limit=3, lock_ms=100, max_locks=1_000, dead_letters=True)
@@ -163,7 +164,7 @@ class AgainstModel(RuleBasedStateMachine):
 
 
 TestAgainstModel = AgainstModel.TestCase
-TestAgainstModel.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+TestAgainstModel.settings = settings(max_examples=examples(50), stateful_step_count=30)
 
 
 def acquired(share: SharePartition, member: str, first: int, last: int, until: int = 100) -> None:

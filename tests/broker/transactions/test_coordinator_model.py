@@ -23,6 +23,7 @@ from penstock.broker.transactions.coordinator import Then
 from penstock.broker.transactions.state import Ids, State
 from penstock.wire.errors import ErrorCode
 from tests.broker.transactions.machine import TIMEOUT_MS, Machine, topic
+from tests.harness.profiles import examples
 
 NAMES = ("s", "t")
 PLACES = tuple((topic(name), number) for name in ("a", "b") for number in (0, 1))
@@ -362,7 +363,7 @@ class CoordinatorRules(RuleBasedStateMachine):
 
 
 CoordinatorRules.TestCase.settings = settings(
-    max_examples=200,
+    max_examples=examples(66),
     stateful_step_count=40,
     deadline=None,
     print_blob=True,

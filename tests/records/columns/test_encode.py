@@ -18,6 +18,7 @@ from penstock.records.columns.layout import ColumnsError
 from penstock.records.record import Header, Record
 from penstock.records.record import decode as read_records
 from penstock.records.record import encode as write_records
+from tests.harness.profiles import examples
 from tests.records.samples import headers as header_lists
 from tests.records.samples import payloads
 
@@ -33,7 +34,7 @@ def read(packed: list[Packed]) -> list[Row]:
 
 
 @given(st.lists(rows, max_size=20), codecs, st.integers(0, 30_000), st.booleans())
-@settings(max_examples=80)
+@settings(max_examples=examples(50))
 def test_what_goes_in_comes_out(
     given_rows: list[Row], codec: str, batch_bytes: int, transactional: bool
 ) -> None:
