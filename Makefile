@@ -61,16 +61,22 @@ $(WARM_STAMP): $(SETUP_STAMP)
 	@$(BIN)/python -m tools.warm
 	@touch $@
 
+# Compiling takes a processor, fetching takes the network.
+.PHONY: prepare
+prepare: setup ## Compile, and fetch the servers that the tests need
+	@scripts/together.sh '$(MAKE) --no-print-directory $(WARM_STAMP)' \
+		'$(MAKE) --no-print-directory kafka-jars opensearch-jars databases'
+
 .PHONY: check
 check: lint ## Check style, types and all that needs neither Java nor a database server: two minutes
 	@$(BIN)/python -m tests.harness check $(TEST_OPTIONS) $(ARGS)
 
 .PHONY: test
-test: setup $(WARM_STAMP) kafka-jars opensearch-jars databases ## Test all behaviour (a part of it: make test ARGS='tests/log -k recovery')
+test: prepare ## Test all behaviour (a part of it: make test ARGS='tests/log -k recovery')
 	@$(BIN)/python -m tests.harness test $(TEST_OPTIONS) $(ARGS)
 
 .PHONY: proof
-proof: lint setup $(WARM_STAMP) kafka-jars opensearch-jars databases ## Test everything, at length: kills by the dozen, fuzz by the hundred thousand, soaks
+proof: lint prepare ## Test everything, at length: kills by the dozen, fuzz by the hundred thousand, soaks
 	@$(BIN)/python -m tests.harness proof $(TEST_OPTIONS) --timeout 7200 $(ARGS)
 
 .PHONY: conformance

@@ -8,11 +8,9 @@ about (`connecting`) and the package itself (`__version__`) are everyone's.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "src" / "penstock"
@@ -109,37 +107,50 @@ def sleeps(tree: ast.Module) -> list[int]:
     ]
 
 
-@pytest.mark.parametrize("file", SOURCES, ids=name_of)
-def test_a_room_imports_only_what_the_table_allows(file: Path) -> None:
+def broken(rule: Callable[[Path], list[str]], files: list[Path]) -> list[str]:
+    """Each breach of a rule, with the file it is in."""
+    return [f"{name_of(file)}: {breach}" for file in files for breach in rule(file)]
+
+
+def imports_of_other_rooms(file: Path) -> list[str]:
     parts = file.relative_to(PACKAGE).parts
     room = parts[0] if len(parts) > 1 else file.stem
-    if len(parts) > 1:
-        assert room in MAY_IMPORT, f"{room} is not a room of the design"
-    assert forbidden_imports(room, tree_of(file)) == []
+    if len(parts) > 1 and room not in MAY_IMPORT:
+        return [f"{room} is not a room of the design"]
+    return forbidden_imports(room, tree_of(file))
 
 
-@pytest.mark.parametrize("file", CHECKED, ids=name_of)
-def test_a_module_says_what_it_is(file: Path) -> None:
-    assert (ast.get_docstring(tree_of(file)) or "").strip()
+def missing_docstring(file: Path) -> list[str]:
+    return [] if (ast.get_docstring(tree_of(file)) or "").strip() else ["does not say what it is"]
 
 
-@pytest.mark.parametrize("file", CHECKED, ids=name_of)
-def test_files_and_functions_are_short(file: Path) -> None:
+def excessive_lengths(file: Path) -> list[str]:
     if GENERATED in file.parents:
-        return
+        return []
     lines = len(file.read_text(encoding="utf-8").splitlines())
-    assert lines <= FILE_LINES_MAX
-    long = {
-        node.name: (node.end_lineno or node.lineno) - node.lineno + 1
-        for node in functions(tree_of(file))
-        if (node.end_lineno or node.lineno) - node.lineno + 1 > FUNCTION_LINES_MAX
-    }
-    assert long == {}
+    breaches = [f"{lines} lines, the limit is {FILE_LINES_MAX}"] if lines > FILE_LINES_MAX else []
+    for node in functions(tree_of(file)):
+        lines = (node.end_lineno or node.lineno) - node.lineno + 1
+        if lines > FUNCTION_LINES_MAX:
+            breaches.append(f"{node.name} has {lines} lines, the limit is {FUNCTION_LINES_MAX}")
+    return breaches
 
 
-@pytest.mark.parametrize("file", TESTS, ids=name_of)
-def test_tests_wait_on_conditions(file: Path) -> None:
-    assert sleeps(tree_of(file)) == []
+def test_a_room_imports_only_what_the_table_allows() -> None:
+    assert broken(imports_of_other_rooms, SOURCES) == []
+
+
+def test_a_module_says_what_it_is() -> None:
+    assert broken(missing_docstring, CHECKED) == []
+
+
+def test_files_and_functions_are_short() -> None:
+    assert broken(excessive_lengths, CHECKED) == []
+
+
+def test_tests_wait_on_conditions() -> None:
+    sleeping = broken(lambda file: [f"line {at} sleeps" for at in sleeps(tree_of(file))], TESTS)
+    assert sleeping == []
 
 
 def test_the_rules_see_what_they_forbid() -> None:

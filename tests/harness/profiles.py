@@ -47,7 +47,6 @@ LOG_CRASHES: Final = _of(20, 60, 700)
 # Of a damaged data directory: bytes changed in each file.
 DAMAGED_BYTES: Final = _of(10, 40, 1_000_000)
 COMPACTION_LOGS: Final = _of(1, 1, 4)
-SIMULATED_DISK_SEEDS: Final = _of(30, 100, 300)
 # Hostile requests, one by one and as a stream.
 FUZZ_FRAMES: Final = _of(1_000, 6_000, 92_000)
 FUZZ_STREAMS: Final = _of(100, 600, 10_000)

@@ -10,9 +10,8 @@ from penstock.errors import DiskFullError, StorageError
 from penstock.testing import ManualClock
 from penstock.testing.faults import Operation, SimulatedCrash, SimulatedDisk, SimulatedFile
 from penstock.testing.power_loss import PAGE_BYTES
-from tests.harness.profiles import SIMULATED_DISK_SEEDS
 
-SEEDS = range(SIMULATED_DISK_SEEDS)
+SEEDS = range(300)
 BODY = bytes(range(1, 251)) * 12
 
 

@@ -199,7 +199,7 @@ def test_many_slow_connections_are_all_served() -> None:
                 client.send_bytes(stream[at : at + 1])
         for client in clients:
             assert client.receive().topics[0].name == "witness"
-        assert witness.rounds
+        eventually(lambda: witness.rounds > 0, "the witness is served")
 
 
 def test_silent_connections_are_closed_and_busy_ones_are_not() -> None:
