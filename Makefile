@@ -186,5 +186,5 @@ $(OPENSEARCH_STAMP): $(OPENSEARCH)/pom.xml $(OPENSEARCH)/SearchNode.java
 
 .PHONY: clean
 clean: ## Remove what was made, the environment and the jars included
-	rm -rf $(VENV) $(KAFKA) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(KAFKA) .mysql .mysql.part build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

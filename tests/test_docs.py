@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ROOT = DOCS.parent
-WRITTEN = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+WRITTEN = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
 RUNNABLE = [page for page in WRITTEN if any(map(is_run, blocks(page.read_text())))]
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)

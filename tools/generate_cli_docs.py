@@ -1,6 +1,6 @@
 """Write docs/cli.md from the commands themselves: `python -m tools.generate_cli_docs`.
 
-What a command says of itself with --help is the one source; tests/cli/test_docs.py fails when
+What a command says of itself with --help is the one source; tests/cli/test_main.py fails when
 the file says something else.
 """
 
