@@ -28,8 +28,10 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec, ResourceType
 
 import penstock
+from penstock.cli.migration import copier, ends
 
 TIMEOUT_S = 60.0
+WAIT_S = 0.02
 WRITTEN_MAX = 5000
 
 
@@ -53,6 +55,14 @@ def clients() -> Iterator[None]:
     """For modules that import this: none of their clients looks for a broker that is gone."""
     yield
     admin.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For modules that import this: a consumer waits until it has as many records as it is asked
+    for, or until the time is over, and here there are never as many."""
+    for module in (copier, ends):
+        monkeypatch.setattr(module, "WAIT_S", WAIT_S)
 
 
 def create(bootstrap: str, name: str, partitions: int = 1, **settings: str) -> str:
@@ -106,7 +116,7 @@ def read(bootstrap: str, topic: str, partition: int = 0, start: int = 0) -> list
         deadline = monotonic() + TIMEOUT_S
         while True:
             assert monotonic() < deadline, f"the end did not come; {len(found)} records did"
-            for message in consumer.consume(5000, 0.2):
+            for message in consumer.consume(5000, WAIT_S):
                 error = message.error()
                 if error is None:
                     found.append(message)

@@ -15,6 +15,7 @@ from uuid import uuid4
 
 import pytest
 
+from penstock.cli import capture_view
 from penstock.cli.capture_file import add_section, drop_section
 from penstock.cli.project import load
 from penstock.testing.reading import read_topic
@@ -75,6 +76,13 @@ def running(at: str, *args: str) -> Iterator[subprocess.Popen[bytes]]:
         if process.poll() is None:
             process.kill()
         process.communicate()
+
+
+def add(name: str) -> None:
+    """Declare a capture that tells its status and listens to commands often."""
+    run("capture", "add", name, "sqlite:///shop.db").ok()
+    with Path("penstock.toml").open("a") as file:
+        file.write("\nstatus_ms = 50\ncontrol_ms = 20\nretry_ms = 20\n")
 
 
 def state(name: str = "shop") -> str:
@@ -231,22 +239,28 @@ def test_a_server_that_does_not_answer_is_one_message(shop: Path, at: str, schem
 
 
 @pytest.mark.timeout(300)
-def test_a_life(shop: Path, at: str) -> None:
-    run("capture", "add", "shop", "sqlite:///shop.db").ok()
+def test_a_life(shop: Path, at: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capture_view, "LOOK_S", 0.02)
+    # One second after it was asked, instead of three, it would have begun.
+    is_newer = capture_view._is_newer
+    monkeypatch.setattr(
+        capture_view, "_is_newer", lambda status, begun: is_newer(status, begun - 2)
+    )
+    add("shop")
     assert state() == "never run"
     empty = shop.parent / "empty.toml"
     empty.write_text("")
     with running(at) as process:
-        eventually(lambda: state() == "streaming", poll_s=0.2)
+        eventually(lambda: state() == "streaming", poll_s=0.05)
         change(shop, "INSERT INTO orders VALUES (10, 'ten')")
         change(shop, "DELETE FROM orders WHERE id = 2")
         wanted = {0: "i0", 1: "i1", 3: "i3", 4: "i4", 10: "ten"}
-        eventually(lambda: table(events(at, "shop.orders")) == wanted, poll_s=0.2)
+        eventually(lambda: table(events(at, "shop.orders")) == wanted, poll_s=0.05)
         count = len(events(at, "shop.orders"))
         assert count == 7
         told = run("capture", "snapshot", "orders")
         assert told.ok().err.rstrip().endswith("is done")
-        eventually(lambda: len(events(at, "shop.orders")) == count + 5, poll_s=0.2)
+        eventually(lambda: len(events(at, "shop.orders")) == count + 5, poll_s=0.05)
         assert table(events(at, "shop.orders")) == wanted
         missing = run("capture", "snapshot", "nope")
         assert missing.status == 1
@@ -258,11 +272,11 @@ def test_a_life(shop: Path, at: str) -> None:
         again = run("capture", "snapshot", "orders").ok()
         assert "nope" not in again.err
         run("capture", "pause", "shop").ok()
-        eventually(lambda: state() == "paused", poll_s=0.2)
+        eventually(lambda: state() == "paused", poll_s=0.05)
         change(shop, "UPDATE orders SET item = 'TEN' WHERE id = 10")
         run("capture", "resume", "shop").ok()
         wanted[10] = "TEN"
-        eventually(lambda: table(events(at, "shop.orders")) == wanted, poll_s=0.2)
+        eventually(lambda: table(events(at, "shop.orders")) == wanted, poll_s=0.05)
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=60)
         assert process.returncode == 0, err.decode()
@@ -279,9 +293,9 @@ def test_one_that_runs_is_not_run_again_and_one_that_was_killed_is_silent(
     shop: Path, at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = f"s{uuid4().hex[:8]}"
-    run("capture", "add", name, "sqlite:///shop.db").ok()
+    add(name)
     with running(at, name) as first:
-        eventually(lambda: state(name) == "streaming", poll_s=0.2)
+        eventually(lambda: state(name) == "streaming", poll_s=0.05)
         again = run("capture", "run", name, "--plain")
         assert again.status == 1
         assert "runs already" in again.err
@@ -289,15 +303,15 @@ def test_one_that_runs_is_not_run_again_and_one_that_was_killed_is_silent(
         assert first.poll() is None
         first.kill()
         first.wait()
-    monkeypatch.setattr("penstock.cli.capture_view.SILENT_MS", 3_000)
-    eventually(lambda: state(name) == "silent", poll_s=0.2)
+    monkeypatch.setattr(capture_view, "SILENT_MS", 1_000)
+    eventually(lambda: state(name) == "silent", poll_s=0.05)
     (told,) = run("capture", "status", name, "--json").ok().json
     assert not told["running"]
     assert told["last_state"] == "streaming"
-    assert told["silent_ms"] >= 3_000
+    assert told["silent_ms"] >= 1_000
     assert "(was streaming)" in run("capture", "status", name).ok().out
     with running(at, name, "--take-over"):
-        eventually(lambda: state(name) == "streaming", poll_s=0.2)
+        eventually(lambda: state(name) == "streaming", poll_s=0.05)
         (told,) = run("capture", "status", name, "--json").ok().json
         assert told["running"]
 
@@ -328,7 +342,7 @@ def test_captures_end_with_a_broker_that_is_killed_and_come_back_with_it(shop: P
 
 @pytest.mark.timeout(300)
 def test_captures_run_beside_the_broker(shop: Path) -> None:
-    run("capture", "add", "shop", "sqlite:///shop.db").ok()
+    add("shop")
     command = [sys.executable, "-m", "penstock.cli", "up", "--listen", "127.0.0.1:0", "--quiet"]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PENSTOCK_")}
     for turn in range(2):
@@ -358,7 +372,7 @@ def test_captures_run_beside_the_broker(shop: Path) -> None:
 
 
 def _wait_for(bootstrap: str, wanted: dict[int, str]) -> None:
-    eventually(lambda: table(_safely(bootstrap)) == wanted, poll_s=0.3)
+    eventually(lambda: table(_safely(bootstrap)) == wanted, poll_s=0.05)
 
 
 def _safely(bootstrap: str) -> list[dict[str, Any]]:

@@ -34,6 +34,7 @@ def project(tmp_path: Path, text: str) -> None:
     (tmp_path / "penstock.toml").write_text(text)
 
 
+@pytest.mark.java
 def test_a_machine_that_has_everything(at: str) -> None:
     ran = run("doctor").ok()
     assert "Java" in ran.out

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 from contextlib import suppress
+from pathlib import Path
 from time import monotonic
 
 import pytest
@@ -40,6 +41,7 @@ from penstock.wire.messages.describe_acls import DescribeAclsRequest
 from tests.cli import group_scenarios
 from tests.cli.group_scenarios import SCENARIOS
 from tests.cli.runner import run
+from tests.waiting import eventually
 
 READY_TIMEOUT_S = 60.0
 
@@ -435,8 +437,16 @@ def test_programs_are_told_too_when_the_broker_goes_away() -> None:
 # ---- the question before deleting ------------------------------------------------------------
 
 
+def await_read(process: subprocess.Popen[bytes]) -> None:
+    """Until the process sleeps, as it does when it reads."""
+    stat = Path(f"/proc/{process.pid}/stat")
+    if stat.exists():
+        eventually(lambda: stat.read_text().rpartition(")")[2].split()[0] == "S", READY_TIMEOUT_S)
+
+
 def interrupt(process: subprocess.Popen[bytes]) -> None:
     """Ctrl-C; again if it came in the instant before the read, where Python takes no notice."""
+    await_read(process)
     deadline = monotonic() + READY_TIMEOUT_S
     while process.poll() is None and monotonic() < deadline:
         process.send_signal(signal.SIGINT)

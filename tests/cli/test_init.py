@@ -46,6 +46,7 @@ def test_the_flows_of_a_project_are_declared(tmp_path: Path) -> None:
     assert {each.name for each in flows} == {"revenue", "browsing", "suspicious", "found"}
 
 
+@pytest.mark.java
 @pytest.mark.timeout(600)
 def test_the_steps_that_are_printed_lead_to_a_result(tmp_path: Path, at: str) -> None:
     run("init", str(tmp_path)).ok()

@@ -28,6 +28,7 @@ from tests.cli.migrating import (
     numbers,
     read,
     rows,
+    short_waits,  # noqa: F401
     values,
 )
 from tests.cli.runner import Ran, run

@@ -29,13 +29,13 @@ from tests.cli.migrating import (
     numbers,
     read,
     rows,
+    short_waits,  # noqa: F401
     values,
 )
 from tests.cli.runner import run
+from tests.harness.profiles import MIGRATION_KILLS, MIGRATION_STOPS, some
 
 PARTITIONS = 2
-KILLS = 4
-STOPS = 4
 
 
 def count_of(bootstrap: str, topic: str) -> int:
@@ -53,7 +53,7 @@ def test_killed_again_and_again_nothing_is_lost_or_twice(
     with Writer(broker.bootstrap, topic, PARTITIONS) as writer:
         migrating.until(lambda: extent(broker.bootstrap, topic, PARTITIONS) > 200)
         there = 0
-        for _ in range(KILLS):
+        for _ in range(MIGRATION_KILLS):
             with Command(*way, *how) as command:
                 wanted = there + chance.randrange(1, 200)
                 migrating.until(lambda: extent(apache_kafka.bootstrap, topic, PARTITIONS) >= wanted)  # noqa: B023
@@ -76,12 +76,16 @@ def test_killed_again_and_again_nothing_is_lost_or_twice(
 
 @pytest.mark.parametrize(
     ("way", "batch", "target_is"),
-    [
-        ("stopped", 7, "apache"),
-        ("killed", 1000, "apache"),
-        ("stopped", 1000, "penstock"),
-        ("killed", 7, "penstock"),
-    ],
+    some(
+        [
+            ("stopped", 7, "apache"),
+            ("killed", 1000, "penstock"),
+            ("killed", 1000, "apache"),
+            ("stopped", 1000, "penstock"),
+            ("killed", 7, "penstock"),
+        ],
+        test=2,
+    ),
 )
 def test_ended_inside_the_first_transaction(
     way: str,
@@ -133,7 +137,7 @@ def test_stopped_again_and_again(
         fill(broker.bootstrap, topic, numbers(0, 2000), number)
     there = apache_kafka.bootstrap
     way = ("--from", broker.bootstrap, "--to", there, "--topic", topic, "--batch", "300")
-    for _ in range(STOPS):
+    for _ in range(MIGRATION_STOPS):
         wanted = extent(there, topic, 6, committed=False) + chance.randrange(1, 2500)
         with Command(*way) as command:
             migrating.until(

@@ -274,7 +274,8 @@ def test_a_full_topic_is_named_as_the_reason(full: str, monkeypatch: pytest.Monk
 def test_interrupted_it_says_what_was_acknowledged(full: str, at: str, tmp_path: Path) -> None:
     path = tmp_path / "input"
     path.write_bytes(b"a\nb\nc\n")
-    command = [*COMMAND, "produce", full, "-b", at, "--file", str(path)]
+    impatient = "from penstock.cli import main, produce; produce.STALLED_AFTER_S = 0.2; main.main()"
+    command = [sys.executable, "-c", impatient, "produce", full, "-b", at, "--file", str(path)]
     with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
         assert b"may be full" in process.stderr.readline()

@@ -6,6 +6,7 @@ from uuid import uuid4
 
 import pytest
 
+from penstock.cli import dead_letters
 from penstock.cli.dead_letters import LetterKind
 from penstock.testing.broker import Broker
 from penstock.wire.messages.share_group_heartbeat import ShareGroupHeartbeatRequest
@@ -15,6 +16,12 @@ from tests.broker.requests import create, fetch, one, records_of
 from tests.broker.shares.members import REJECT, RELEASE, Taker, fill, numbered
 from tests.broker.waits import wait_until
 from tests.cli.runner import run
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A consumer waits until it has as many letters as it is asked for, or until time is over."""
+    monkeypatch.setattr(dead_letters, "_POLL_S", 0.02)
 
 
 @pytest.fixture

@@ -193,6 +193,7 @@ def read_until(started: subprocess.Popen[bytes], pattern: str) -> str:
     return said
 
 
+@pytest.mark.java
 @pytest.mark.timeout(900)
 def test_flows_are_run_commanded_and_stopped(tmp_path: Path, at: str, data: str) -> None:
     source, target = f"in-{uuid4().hex[:8]}", f"out-{uuid4().hex[:8]}"

@@ -17,6 +17,9 @@ from penstock.testing.spark_cluster import SparkCluster
 from tests.cli.runner import run
 from tests.waiting import eventually
 
+# The command, with less patience.
+IMPATIENT = "from penstock.cli import main, run_cluster; run_cluster.PATIENCE_S = 2; main.main()"
+
 
 def test_it_is_told_once_and_when_it_has_passed() -> None:
     now, there, told = [0.0], [0], list[str]()
@@ -58,6 +61,7 @@ def test_nothing_is_told_of_a_cluster_that_is_quick() -> None:
     assert told == []
 
 
+@pytest.mark.java
 def test_a_master_that_does_not_answer_is_told_before_anything_is_started(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, socket.socket() as deaf:
         deaf.bind(("127.0.0.1", 0))
@@ -74,6 +78,7 @@ def test_a_master_that_does_not_answer_is_told_before_anything_is_started(tmp_pa
         assert not (data / "log").exists()
 
 
+@pytest.mark.java
 @pytest.mark.timeout(600)
 def test_a_cluster_whose_workers_are_too_small(tmp_path: Path, at: str, topic: str) -> None:
     (tmp_path / "flows.py").write_text(
@@ -84,7 +89,7 @@ def test_a_cluster_whose_workers_are_too_small(tmp_path: Path, at: str, topic: s
     run("produce", topic, stdin=b"hello\n").ok()
     said = tmp_path / "said.txt"
     with SparkCluster(workers=1, memory="300m") as cluster:
-        command = [sys.executable, "-m", "penstock.cli", "run", "flows.py", "--plain",
+        command = [sys.executable, "-c", IMPATIENT, "run", "flows.py", "--plain",
                    "--master", cluster.master, "--conf", "spark.ui.enabled=false",
                    "--conf", "spark.driver.host=127.0.0.1", "--conf", "spark.executor.memory=600m",
                    "--stop-timeout", "1s"]  # fmt: skip

@@ -295,7 +295,7 @@ def test_alarms_are_sent(tmp_path: Path) -> None:
             pass
 
     server = HTTPServer(("127.0.0.1", 0), Receiver)
-    thread = Thread(target=server.serve_forever)
+    thread = Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     try:
         alerts = SinkAlerts({"orders": f"http://127.0.0.1:{server.server_port}/x", "other": ""})
@@ -349,6 +349,7 @@ def rows(folder: Path) -> dict[int, Row]:
         return {row["id"]: dict(row) for row in connection.execute("SELECT * FROM orders")}
 
 
+@pytest.mark.java
 @pytest.mark.timeout(400)
 def test_killed_and_started_again_it_is_what_the_topic_says(
     folder: Path, at: str, seed: int

@@ -133,6 +133,7 @@ def test_times_that_python_does_not_have(log: Log) -> None:
     assert found.as_dict()["columns"]["at"]["source"] == "1970-01-01 00:00:00"
 
 
+@pytest.mark.databases
 def test_no_password_is_told(
     log: Log, at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,6 +25,7 @@ from penstock.testing.mariadb import MariaDB
 from penstock.testing.postgres import PostgresServer
 from tests.capture.delivery.running import Crash, Fuse, FusedWriter, on_thread
 from tests.cli.test_verify import Feeder, running
+from tests.harness.profiles import FOLLOWED_KILLS
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.timeout(300)
@@ -73,7 +74,9 @@ def mariadb(shared_mariadb: MariaDB) -> MariaDB:
     return shared_mariadb
 
 
-@pytest.fixture(params=["postgres", "mariadb"])
+@pytest.fixture(
+    params=[pytest.param(name, marks=pytest.mark.databases) for name in ("postgres", "mariadb")]
+)
 def made(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Source]:
@@ -109,7 +112,7 @@ def test_a_store_follows_a_truncate_in_whose_middle_the_capture_is_killed(
     with running(made.name, at):
         Feeder("store", at).once()
         made.check(at, ROWS)
-    for number in range(4):
+    for number in range(FOLLOWED_KILLS):
         made.execute("TRUNCATE TABLE orders")
         rows = ", ".join(f"({n}, 'again {number}')" for n in range(number, ROWS, 3))
         made.execute(f"INSERT INTO orders VALUES {rows}")
@@ -117,7 +120,7 @@ def test_a_store_follows_a_truncate_in_whose_middle_the_capture_is_killed(
         # What was written in the middle is not there for readers, or all of it is.
         Feeder("store", at).once()
     with running(made.name, at), Feeder("store", at):
-        made.check(at, len(range(3, ROWS, 3)))
+        made.check(at, len(range(FOLLOWED_KILLS - 1, ROWS, 3)))
 
 
 def run_until_crash(name: str, at: str, fuse: Fuse) -> None:

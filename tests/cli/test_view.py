@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
 from confluent_kafka import Producer
+from pyspark.sql import SparkSession
 
 from penstock.spark.flows.declare import Stream
 from penstock.spark.views import definitions
@@ -29,6 +31,12 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def no_java(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The types are not checked: that would start Spark."""
+    monkeypatch.setenv("JAVA_HOME", os.devnull)
+
+
 def refused(*args: str) -> Ran:
     ran = run("view", *args)
     assert ran.status == 1
@@ -36,6 +44,7 @@ def refused(*args: str) -> Ran:
     return ran
 
 
+@pytest.mark.usefixtures("no_java")
 def test_a_view_is_made_shown_and_dropped(project: Path) -> None:
     assert "no views" in run("view", "list").ok().err
     made = run("view", "create", REVENUE, "-t", ORDERS).ok()
@@ -58,7 +67,13 @@ def test_a_view_is_made_shown_and_dropped(project: Path) -> None:
     assert "has no view 'revenue'" in refused("describe", "revenue").err
 
 
-def test_what_cannot_be_maintained_is_told_with_its_place(project: Path) -> None:
+def test_what_cannot_be_maintained_is_told_with_its_place(
+    project: Path, penstock_spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The session of all tests goes on telling what it told.
+    monkeypatch.setattr(penstock_spark.sparkContext, "setLogLevel", lambda _: None)
+    checked = run("view", "check", REVENUE, "-t", ORDERS).ok()
+    assert "asking Spark whether the types fit" in checked.err
     told = refused("check", "top AS SELECT id\nFROM orders ORDER BY id LIMIT 3", "-t", ORDERS).err
     assert "2:13: ORDER BY cannot be maintained" in told
     assert "  FROM orders ORDER BY id LIMIT 3\n              ^\n" in told
@@ -81,6 +96,7 @@ def test_run_wants_something_to_run(project: Path) -> None:
     assert "no FILE" in run("run").err
 
 
+@pytest.mark.usefixtures("no_java")
 def test_columns_are_read_from_the_topic(project: Path, at: str) -> None:
     topic = f"shop-{uuid4().hex[:8]}"
     producer = Producer({"bootstrap.servers": at, "log_level": 0})

@@ -35,7 +35,10 @@ MARKS: Final = {
 
 def pytest(profile: Profile, run: Path, arguments: list[str], replay: Path | None = None) -> int:
     """One run of pytest in a process of its own; its exit code."""
-    environment = {**os.environ, VARIABLE: profile, failures.RUN_VARIABLE: str(run)}
+    # A run inside of a run, as in the tests of this, is not a worker of the outer one.
+    inherited = {name: value for name, value in os.environ.items() if "XDIST" not in name}
+    environment = {**inherited, VARIABLE: profile, failures.RUN_VARIABLE: str(run)}
+    environment.pop(failures.REPLAY_VARIABLE, None)
     if replay is not None:
         environment[failures.REPLAY_VARIABLE] = str(replay)
     command = [sys.executable, "-m", "pytest", *arguments]

@@ -62,9 +62,48 @@ FAILOVER_RECORDS: Final = _of(3_000, 3_000, 6_000)
 
 # ---- Spark -----------------------------------------------------------------------------------
 #                                          check    test      proof
+# Kills of the driver, of Python workers and of the broker, under a stream.
+SPARK_KILLS: Final = _of(3, 3, 10)
+# Kills of a driver whose flows keep state, and rows for each.
+STATE_KILLS: Final = _of(1, 1, 3)
+STATE_KILL_ROWS: Final = _of(80, 80, 200)
+# Points of a micro-batch at which a flow with state fails, one after the other.
+STATE_FAILURE_POINTS: Final = _of(4, 4, 12)
+# Of flows that one job computes: how many variants, rounds, rows and rests are compared.
+ONE_JOB_VARIANTS: Final = _of(2, 2, 4)
+ONE_JOB_ROUNDS: Final = _of(1, 1, 2)
+ONE_JOB_TURNS: Final = _of(3, 3, 4)
+ONE_JOB_SECONDS: Final = _of(30, 30, 60)
+ONE_JOB_RESTS: Final = _of(2, 2, 3)
+# Of views in small micro-batches and large ones: micro-batches for each view.
+VIEW_BATCHES: Final = _of(3, 3, 5)
+# Records of a micro-batch, where a topic is read in several: the more, the fewer of them.
+SOURCE_BATCH_RECORDS: Final = _of(700, 700, 150)
+# Operators over random histories, cut at random.
+OPERATOR_HISTORIES: Final = _of(20, 20, 60)
+# Random documents, good and bad, for each schema.
+JSON_DOCUMENTS: Final = _of(100, 200, 700)
+NEXMARK_EVENTS: Final = _of(2_000, 2_000, 6_000)
 
 # ---- capture, sinks, the command line --------------------------------------------------------
 #                                          check    test      proof
+# Kills of a capture while tables are truncated.
+TRUNCATE_KILLS: Final = _of(2, 2, 6)
+# Captures that are killed inside a truncate that a store follows.
+FOLLOWED_KILLS: Final = _of(1, 1, 4)
+# Snapshots of a table that is truncated meanwhile.
+TRUNCATED_SNAPSHOTS: Final = _of(1, 1, 3)
+# Snapshots of one table while others write to it.
+LOADED_SNAPSHOTS: Final = _of(2, 2, 3)
+# Crashes of a database server whose changes are read.
+SERVER_CRASHES: Final = _of(1, 1, 4)
+# Kills of a process that writes to a store or opens it.
+STORE_KILLS: Final = _of(1, 1, 3)
+# Of the statements of an SQL store, one of so many is where it is killed.
+STATEMENTS_PER_KILL: Final = _of(3, 3, 1)
+# Kills of a migration, and Ctrl-C.
+MIGRATION_KILLS: Final = _of(1, 1, 4)
+MIGRATION_STOPS: Final = _of(1, 1, 4)
 
 # ---- examples, documentation, soaks ----------------------------------------------------------
 #                                          check    test      proof

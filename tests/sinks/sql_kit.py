@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
@@ -14,7 +15,9 @@ import pytest
 from penstock.sinks import FencedError, Position, Schema, SchemaChangedError, Sink, SinkError
 from penstock.sinks.errors import StoreError
 from penstock.sinks.sql.base import POSITIONS, SqlSink
-from penstock.testing.sinks import PLACE, SIMPLE, SinkKit, Store, changes, never, read
+from penstock.testing.sinks import PLACE, SIMPLE, Store, changes, never, read
+from tests.harness.profiles import STATEMENTS_PER_KILL
+from tests.sinks.kit import StoreKit
 
 ONE = {"id": 1, "name": "a"}
 TWO = {"id": 2, "name": "b"}
@@ -58,6 +61,11 @@ def killed(store: Store, at: int, step: Callable[[SqlSink], object], *, beside: 
         return False
 
 
+def statements(seed: int) -> Iterator[int]:
+    """Before which statements to be killed: in `proof`, before each."""
+    return count(random.Random(seed).randrange(STATEMENTS_PER_KILL), STATEMENTS_PER_KILL)
+
+
 def put(sink: Sink, row: dict[str, Any], at: int) -> None:
     """A row, at a position."""
     sink.apply(changes(SIMPLE, [row], [], since=at, until=at + 1), never)
@@ -73,7 +81,7 @@ def remove(store: Store) -> None:
             assert sink._one(f"SELECT count(*) FROM {POSITIONS}")[0] == 0
 
 
-class SqlKit(SinkKit):
+class SqlKit(StoreKit):
     """All of them; kills between any two statements; tables of others, or dropped by them."""
 
     # Whether the position goes with the table: then the next start begins anew by itself.
@@ -114,10 +122,10 @@ class SqlKit(SinkKit):
             assert read(sink) == [row]
             assert sink.open(SIMPLE).offsets
 
-    def test_killed_before_any_statement_of_open(self, store: Store) -> None:
+    def test_killed_before_any_statement_of_open(self, store: Store, seed: int) -> None:
         more = Schema.of([*SIMPLE.fields, pa.field("more", pa.string())], "id")
         other = Schema.of([*SIMPLE.fields, pa.field("more", pa.int64())], "id")
-        for at in count():
+        for at in statements(seed):
             making = killed(store, at, lambda sink: sink.open(SIMPLE), beside=False)
             with store.sink() as sink:
                 assert sink.open(SIMPLE) == Position()
@@ -139,8 +147,8 @@ class SqlKit(SinkKit):
                 break
         assert at > 3
 
-    def test_killed_before_any_statement_of_a_switch(self, store: Store) -> None:
-        for at in count():
+    def test_killed_before_any_statement_of_a_switch(self, store: Store, seed: int) -> None:
+        for at in statements(seed):
             with store.sink() as sink, sink.beside() as begun:
                 sink.open(SIMPLE)
                 put(sink, ONE, 0)
@@ -161,8 +169,8 @@ class SqlKit(SinkKit):
                 break
         assert at > 3
 
-    def test_killed_before_any_statement_of_a_removal(self, store: Store) -> None:
-        for at in count():
+    def test_killed_before_any_statement_of_a_removal(self, store: Store, seed: int) -> None:
+        for at in statements(seed):
             with store.sink() as sink:
                 sink.open(SIMPLE)
                 put(sink, ONE, 0)

@@ -7,7 +7,6 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from decimal import Decimal
-from itertools import count
 
 import pyarrow as pa
 import pytest
@@ -27,10 +26,9 @@ from penstock.sinks import (
 from penstock.sinks.cache import RedisSink
 from penstock.sinks.contract import ORIGIN
 from penstock.testing.redis import RedisServer
-from penstock.testing.sinks import PLACE, Row, SinkKit, Store, changes, never, read
+from penstock.testing.sinks import PLACE, Row, Store, changes, never, read
+from tests.sinks.kit import StoreKit, new_name
 from tests.waiting import eventually
-
-_NAMES = count()
 
 
 @pytest.fixture
@@ -38,16 +36,16 @@ def server(shared_redis: RedisServer) -> RedisServer:
     return shared_redis
 
 
-class TestRedis(SinkKit):
+class TestRedis(StoreKit):
     @pytest.fixture
     def store(self, server: RedisServer) -> Store:
-        return Store(f"{server.url}?prefix=t{next(_NAMES)}")
+        return Store(f"{server.url}?prefix={new_name()}")
 
 
-class TestRedisHashes(SinkKit):
+class TestRedisHashes(StoreKit):
     @pytest.fixture
     def store(self, server: RedisServer) -> Store:
-        return Store(f"{server.url}?prefix=t[{next(_NAMES)}]*&as=hash&chunk_rows=3")
+        return Store(f"{server.url}?prefix=t[{new_name()}]*&as=hash&chunk_rows=3")
 
 
 ORDERS = Schema.of(
@@ -77,19 +75,20 @@ def client(server: RedisServer) -> Iterator[redis.Redis]:
 
 
 def sink_at(server: RedisServer, **options: object) -> RedisSink:
-    made = open_sink(server.url, {"prefix": f"t{next(_NAMES)}", **options})
+    made = open_sink(server.url, {"prefix": new_name(), **options})
     assert isinstance(made, RedisSink)
     return made
 
 
 @pytest.mark.parametrize("form", ["json", "hash"])
 def test_rows_are_read_by_anyone(server: RedisServer, client: redis.Redis, form: str) -> None:
-    with sink_at(server, prefix=f"orders-{form}", **{"as": form}) as sink:
+    prefix = new_name()
+    with sink_at(server, prefix=prefix, **{"as": form}) as sink:
         sink.open(ORDERS)
         sink.apply(changes(ORDERS, [ROW], [], since=0, until=1), never)
         assert sink.get("D:E%", 7) == ROW
         assert sink.get("DE", 7) is None
-        found = client.hget(f"orders-{form}", "rows")
+        found = client.hget(prefix, "rows")
         assert isinstance(found, bytes)
         name = found + b"D%3AE%25:7"
         if form == "json":
@@ -114,13 +113,14 @@ def written(rows: list[Row], *ago_s: float | None, since: int = 0) -> Changes:
 
 @pytest.mark.parametrize("form", ["json", "hash"])
 def test_rows_live_as_long_as_wanted(server: RedisServer, client: redis.Redis, form: str) -> None:
-    with sink_at(server, prefix=f"short-{form}", ttl_s=1, **{"as": form}) as sink:
+    prefix = new_name()
+    with sink_at(server, prefix=prefix, ttl_s=1, **{"as": form}) as sink:
         sink.open(ORDERS)
         sink.apply(written([ROW], 0.0), never)
         eventually(lambda: sink.get("D:E%", 7) is None)
         assert read(sink) == []
         assert sink.position() == Position({PLACE: 1})
-    assert client.ttl(f"short-{form}") == -1
+    assert client.ttl(prefix) == -1
 
 
 @pytest.mark.parametrize("form", ["json", "hash"])
@@ -151,9 +151,10 @@ def test_rows_lapse_by_the_time_of_their_records(server: RedisServer, form: str)
 
 
 def test_another_form_is_built_anew(server: RedisServer) -> None:
-    with sink_at(server, prefix="formed") as sink:
+    prefix = new_name()
+    with sink_at(server, prefix=prefix) as sink:
         sink.open(ORDERS)
-    with sink_at(server, prefix="formed", **{"as": "hash"}) as sink:
+    with sink_at(server, prefix=prefix, **{"as": "hash"}) as sink:
         with pytest.raises(SchemaChangedError, match="json"):
             sink.open(ORDERS)
         with sink.beside() as anew:
@@ -165,16 +166,16 @@ def test_another_form_is_built_anew(server: RedisServer) -> None:
 
 
 def test_nothing_is_left_of_what_was_replaced(server: RedisServer, client: redis.Redis) -> None:
-    before = set(client.keys())
-    with sink_at(server) as sink:
+    prefix = new_name()
+    with sink_at(server, prefix=prefix) as sink:
         sink.open(ORDERS)
         sink.apply(changes(ORDERS, [ROW], [], since=0, until=1), never)
         with sink.beside() as anew:
             anew.open(ORDERS)
             anew.switch()
-        assert len(set(client.keys()) - before) == 1
+        assert client.keys(f"*{prefix}*") == [prefix.encode()]
         sink.remove()
-    assert set(client.keys()) == before
+    assert client.keys(f"*{prefix}*") == []
 
 
 def test_a_key_can_be_too_long(server: RedisServer) -> None:
@@ -190,6 +191,7 @@ def test_a_key_can_be_too_long(server: RedisServer) -> None:
         assert read(sink) == [ROW]
 
 
+@pytest.mark.databases
 def test_a_server_that_is_gone_and_comes_back() -> None:
     with RedisServer(appendonly="yes", appendfsync="always") as own, sink_at(own) as sink:
         sink.open(ORDERS)
@@ -203,6 +205,7 @@ def test_a_server_that_is_gone_and_comes_back() -> None:
         assert read(sink) == []
 
 
+@pytest.mark.databases
 def test_a_wrong_password_is_told() -> None:
     with RedisServer(requirepass="right") as own:
         wrong = own.url.replace("redis://", "redis://:wrong@")
@@ -216,12 +219,12 @@ def test_a_wrong_password_is_told() -> None:
 def test_a_key_of_somebody_else_is_told_and_kept(
     server: RedisServer, client: redis.Redis, kind: str
 ) -> None:
-    name = f"theirs-{kind}"
+    name, theirs = new_name(), new_name()
     if kind == "hash":
-        client.hset(name, mapping={"rows": "precious:", "position": "sitting"})
+        client.hset(name, mapping={"rows": f"{theirs}:", "position": "sitting"})
     else:
         client.set(name, "theirs")
-    client.set("precious:1", "kept")
+    client.set(f"{theirs}:1", "kept")
     with sink_at(server, prefix=name) as sink:
 
         def rebuilt() -> None:
@@ -236,7 +239,7 @@ def test_a_key_of_somebody_else_is_told_and_kept(
             assert "another prefix" in told.value.advice
         sink.beside(fresh=True).close()
     assert client.type(name) == kind.encode()
-    assert client.get("precious:1") == b"kept"
+    assert client.get(f"{theirs}:1") == b"kept"
 
 
 def test_wrong_options_are_told() -> None:

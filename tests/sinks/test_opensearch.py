@@ -10,7 +10,6 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
-from itertools import count
 from typing import Any
 
 import pyarrow as pa
@@ -30,23 +29,22 @@ from penstock.sinks.http import Answer
 from penstock.sinks.opensearch import OpenSearchSink
 from penstock.sinks.schema import json_field
 from penstock.testing.opensearch import OpenSearch, opensearch_home
-from penstock.testing.sinks import Row, SinkKit, Store, changes, never, read
+from penstock.testing.sinks import Row, Store, changes, never, read
+from tests.sinks.kit import StoreKit, new_name
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.skipif(opensearch_home() is None, reason="make opensearch-jars")
-_NAMES = count()
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[OpenSearch]:
-    with OpenSearch() as running:
-        yield running
+@pytest.fixture
+def server(opensearch: OpenSearch) -> OpenSearch:
+    return opensearch
 
 
-class TestOpenSearch(SinkKit):
+class TestOpenSearch(StoreKit):
     @pytest.fixture
     def store(self, server: OpenSearch) -> Store:
-        return Store(f"opensearch+{server.url}/t{next(_NAMES)}")
+        return Store(f"opensearch+{server.url}/{new_name()}")
 
 
 PRODUCTS = Schema.of(
@@ -63,7 +61,7 @@ PRODUCTS = Schema.of(
 
 
 def products(server: OpenSearch, name: str = "", **options: object) -> OpenSearchSink:
-    url = f"opensearch+{server.url}/{name or f't{next(_NAMES)}'}"
+    url = f"opensearch+{server.url}/{name or new_name()}"
     made = open_sink(url, {"keyword": "status", **options})
     assert isinstance(made, OpenSearchSink)
     return made
@@ -92,7 +90,8 @@ def product(sku: str, **more: object) -> Row:
 
 
 def test_documents_are_searched_by_anyone(server: OpenSearch) -> None:
-    with products(server, "searched", bulk_rows=2) as sink:
+    name = new_name()
+    with products(server, name, bulk_rows=2) as sink:
         sink.open(PRODUCTS)
         rows = [product("a"), product("b", title="Green hat", price=Decimal("5.00")), product("c")]
         sink.apply(changes(PRODUCTS, rows, [], since=0, until=3), never)
@@ -106,13 +105,14 @@ def test_documents_are_searched_by_anyone(server: OpenSearch) -> None:
             # What we keep for ourselves is not found.
             ({"match_all": {}}, ["a", "b", "c"]),
         ):
-            found = asked(server, "searched/_search", {"query": query, "sort": ["sku"]})
+            found = asked(server, f"{name}/_search", {"query": query, "sort": ["sku"]})
             assert [hit["_source"]["sku"] for hit in found["hits"]["hits"]] == wanted
 
 
 def test_a_late_request_of_an_old_writer_changes_nothing(server: OpenSearch) -> None:
     """The old writer has looked, and writes when the new one has gone on: all of it is too late."""
-    with products(server, "late") as old, products(server, "late") as new:
+    name = new_name()
+    with products(server, name) as old, products(server, name) as new:
         old.open(PRODUCTS)
         first = changes(PRODUCTS, [product("a"), product("b")], [], since=0, until=2)
         old.apply(first, never)
@@ -241,7 +241,8 @@ def test_only_what_a_busy_server_did_not_take_is_sent_again(
 
 
 def test_the_rows_of_a_batch_are_found_only_when_all_of_it_is_there(server: OpenSearch) -> None:
-    with products(server, "whole") as sink:
+    name = new_name()
+    with products(server, name) as sink:
         sink.open(PRODUCTS)
         batch = changes(PRODUCTS, [product("a"), product("b")], [], since=0, until=2)
         # As of a writer that is killed before the position is kept.
@@ -253,27 +254,35 @@ def test_the_rows_of_a_batch_are_found_only_when_all_of_it_is_there(server: Open
 
 
 def test_nothing_is_left_of_what_was_replaced(server: OpenSearch) -> None:
-    with products(server, "replaced") as sink:
+    name = new_name()
+    with products(server, name) as sink:
         sink.open(PRODUCTS)
         with sink.beside() as anew:
             anew.open(PRODUCTS)
             anew.apply(changes(PRODUCTS, [product("a")], [], since=0, until=1), never)
             anew.switch()
-        assert len(asked(server, "replaced*/_alias")) == 1
+        assert len(asked(server, f"{name}*/_alias")) == 1
         assert read(sink) == [product("a")]
         sink.remove()
-        assert asked(server, "replaced*/_alias") == {}
+        assert asked(server, f"{name}*/_alias") == {}
 
 
 def test_wrong_names_options_and_servers_are_told(server: OpenSearch) -> None:
-    for name, wrong in (("Upper", {}), ("_x", {}), ("x", {"colour": 1}), ("x", {"bulk_rows": 0}),
-                        ("x", {"concurrency": 0})):  # fmt: skip
+    name = new_name()
+    wrong_ones: list[tuple[str, dict[str, object]]] = [
+        ("Upper", {}),
+        ("_x", {}),
+        ("x", {"colour": 1}),
+        ("x", {"bulk_rows": 0}),
+        ("x", {"concurrency": 0}),
+    ]
+    for wrong_name, wrong in wrong_ones:
         with pytest.raises(ConfigError):
-            products(server, name, **wrong)
+            products(server, wrong_name, **wrong)
     with products(server, keyword="nothing") as sink, pytest.raises(ConfigError):
         sink.open(PRODUCTS)
-    asked(server, "foreign/_doc", {"a": 1})
-    with products(server, "foreign") as sink, pytest.raises(StoreError, match="not made"):
+    asked(server, f"{name}/_doc", {"a": 1})
+    with products(server, name) as sink, pytest.raises(StoreError, match="not made"):
         sink.open(PRODUCTS)
     with socket.socket() as deaf:
         deaf.bind(("127.0.0.1", 0))
@@ -284,31 +293,34 @@ def test_wrong_names_options_and_servers_are_told(server: OpenSearch) -> None:
 
 
 def test_what_a_killed_writer_had_begun_is_taken_away(server: OpenSearch) -> None:
-    with products(server, "begun") as sink:
+    name = new_name()
+    with products(server, name) as sink:
         # Killed when the index was there, and had no alias yet.
-        asked(server, "begun-0123abcd/_doc", {"a": 1})
+        asked(server, f"{name}-0123abcd/_doc", {"a": 1})
         sink._orphan_s = -60.0
         sink.open(PRODUCTS)
-        assert len(asked(server, "begun*/_alias")) == 1
+        assert len(asked(server, f"{name}*/_alias")) == 1
         assert sink.position() is not None
 
 
 def test_an_index_that_was_deleted_is_not_made_by_a_late_write(server: OpenSearch) -> None:
-    with products(server, "deleted") as sink:
+    name = new_name()
+    with products(server, name) as sink:
         sink.open(PRODUCTS)
         first = changes(PRODUCTS, [product("a")], [], since=0, until=1)
-        (index,) = sink._indexes("deleted")
+        (index,) = sink._indexes(name)
         sink._asked("DELETE", f"/{index}")
         with pytest.raises(FencedError):
             sink._write(first, PRODUCTS)
         with pytest.raises(FencedError):
             sink.apply(first, never)
-        assert asked(server, "deleted*/_alias") == {}
+        assert asked(server, f"{name}*/_alias") == {}
 
 
 def test_two_who_begin_at_once_end_with_one_index(server: OpenSearch) -> None:
+    name = new_name()
     with ThreadPoolExecutor(4) as pool:
-        sinks = [products(server, "together") for _ in range(4)]
+        sinks = [products(server, name) for _ in range(4)]
         for each in pool.map(lambda sink: sink.open(PRODUCTS), sinks):
             assert each == Position()
     fenced = 0
@@ -319,4 +331,4 @@ def test_two_who_begin_at_once_end_with_one_index(server: OpenSearch) -> None:
             fenced += 1
         sink.close()
     assert fenced == 3
-    assert len(asked(server, "together*/_alias")) == 1
+    assert len(asked(server, f"{name}*/_alias")) == 1

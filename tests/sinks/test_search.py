@@ -14,7 +14,8 @@ from penstock.errors import ConfigError
 from penstock.sinks import Position, Refused, Schema, StoreError, open_sink
 from penstock.sinks.schema import json_field
 from penstock.sinks.search import QueryError, TantivySink
-from penstock.testing.sinks import PLACE, Row, SinkKit, Store, changes, never, read
+from penstock.testing.sinks import PLACE, Row, Store, changes, never, read
+from tests.sinks.kit import StoreKit
 
 WORDS = ("red", "green", "blue", "shoes", "boots", "hat", "wool", "leather", "small", "large")
 GROUPS = ("Shoes/Boots", "Shoes/Sandals", "Hats", "/Hats/Warm")
@@ -34,7 +35,7 @@ PRODUCTS = Schema.of(
 )
 
 
-class TestTantivy(SinkKit):
+class TestTantivy(StoreKit):
     @pytest.fixture
     def store(self, tmp_path: Path) -> Store:
         return Store(f"tantivy:///{tmp_path}/index")

@@ -39,7 +39,6 @@ from penstock.testing.sinks import (
     SIMPLE,
     Load,
     Row,
-    SinkKit,
     Store,
     changes,
     never,
@@ -47,6 +46,7 @@ from penstock.testing.sinks import (
     read,
     same,
 )
+from tests.sinks.kit import StoreKit
 from tests.waiting import eventually
 
 ORDERS = Schema.of(
@@ -59,13 +59,13 @@ ORDERS = Schema.of(
 )
 
 
-class TestDelta(SinkKit):
+class TestDelta(StoreKit):
     @pytest.fixture
     def store(self, tmp_path: Path) -> Store:
         return Store(f"delta:///{tmp_path}/orders", {"optimize_every": 3})
 
 
-class TestParquet(SinkKit):
+class TestParquet(StoreKit):
     @pytest.fixture
     def store(self, tmp_path: Path) -> Store:
         return Store(f"parquet:///{tmp_path}/orders", {"compact_files": 4})
@@ -429,7 +429,7 @@ def test_a_damaged_commit_on_s3_is_told(s3_endpoint: str, bucket: str) -> None:
 @pytest.mark.parametrize("kind", ["delta+s3", "parquet+s3"])
 def test_the_same_on_s3(s3_endpoint: str, bucket: str, kind: str, seed: int) -> None:
     store = Store(f"{kind}://{bucket}/some/orders?endpoint={s3_endpoint}")
-    kit, load = SinkKit(), Load(seed)
+    kit, load = StoreKit(), Load(seed)
     with store.sink() as sink:
         assert sink.open(ALL) == Position()
         for _ in range(3):

@@ -33,7 +33,8 @@ from penstock.sinks import (
 )
 from penstock.sinks.contract import ORIGIN
 from penstock.sinks.webhook import NotForWebhooksError, WebhookSink, _messages, _Sent
-from penstock.testing.sinks import PLACE, SIMPLE, TOPIC, SinkKit, Store, changes, never
+from penstock.testing.sinks import PLACE, SIMPLE, TOPIC, Store, changes, never
+from tests.sinks.kit import StoreKit
 
 TAKEN = -1
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
@@ -73,7 +74,7 @@ class Receiver:
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.server.daemon_threads = True
-        self.thread = threading.Thread(target=self.server.serve_forever, daemon=True)
+        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True)
         self.thread.start()
 
     @property
@@ -110,7 +111,7 @@ def receiver() -> Iterator[Receiver]:
     made.close()
 
 
-class TestWebhook(SinkKit):
+class TestWebhook(StoreKit):
     @pytest.fixture
     def store(self, receiver: Receiver, tmp_path: Path) -> Store:
         options = {"secret": SECRET, "state": f"{tmp_path}/state.db"}

@@ -71,6 +71,7 @@ def test_settings_depend_on_where_spark_runs() -> None:
     assert mine["spark.driver.extraJavaOptions"].endswith("-Dfirst=1 -Dmine=1")
 
 
+@pytest.mark.java
 def test_versions_of_java() -> None:
     assert [major_of(text) for text in ("17.0.15+6-Debian", "1.8.0_402", "21", "")] == [
         17,
@@ -126,6 +127,7 @@ def test_what_is_compiled_beforehand_is_all_that_has_kernels() -> None:
         assert ("kernel(" in text and "compiled import" in text) == (module in named), module
 
 
+@pytest.mark.java
 def test_java_starts_with_a_broken_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv(archives.MODE_VARIABLE, "use")

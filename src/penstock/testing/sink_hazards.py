@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from decimal import Decimal
 from types import FrameType
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import pyarrow as pa
 import pytest
@@ -97,6 +97,9 @@ ODD_TIMES: Final[dict[str, tuple[pa.DataType, Sequence[int]]]] = {
 class HazardKit:
     """The tests; subclasses have the fixture `store`."""
 
+    # How many processes are killed, one after the other.
+    kills: ClassVar[int] = KILLS
+
     def test_killed_inside_of_open(self, store: Store, seed: int) -> None:
         """While the store is made, and while it gets more columns."""
         chance = random.Random(seed)
@@ -106,13 +109,13 @@ class HazardKit:
         with store.sink() as sink:
             growing = _calls(sink, wider)
             sink.remove()
-        for _ in range(KILLS):
+        for _ in range(self.kills):
             _kill_an_opener(store, first, chance.randint(1, making))
         one, two = {"id": 1, "n": 1}, {"id": 2, "n": 2, "name": "b"}
         with store.sink() as sink:
             assert sink.open(first) == Position()
             sink.apply(changes(first, [one], [], since=0, until=1), never)
-        for _ in range(KILLS):
+        for _ in range(self.kills):
             _kill_an_opener(store, wider, chance.randint(1, growing))
         with store.sink() as sink:
             assert sink.open(wider) == Position({PLACE: 1})

@@ -82,7 +82,6 @@ __all__ = [
     "same",
 ]
 
-KILLS: Final = 2
 KILL_ROWS: Final = 200
 
 
@@ -410,7 +409,7 @@ class SinkKit(HazardKit):
 
     def test_killed_at_any_moment(self, store: Store, seed: int) -> None:
         chance = random.Random(seed)
-        for _ in range(KILLS):
+        for _ in range(self.kills):
             _kill_a_writer(store, seed, chance.randint(1, 8))
         with store.sink() as sink:
             at = sink.open(ALL).offsets[PLACE]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Callable
 from typing import Any
+from uuid import uuid4
 
 from penstock.capture.delivery.capture import Capture
 from penstock.capture.delivery.config import CaptureConfig
@@ -16,7 +16,6 @@ from penstock.client.reading import Row, read_all
 from penstock.client.writer import LogWriter
 from tests.capture.delivery.fake import Database, FakeSource, parsed
 
-_NUMBERS = itertools.count(1)
 QUICK: dict[str, Any] = {
     "idle_ms": 1,
     "control_ms": 10,
@@ -84,7 +83,8 @@ class FusedWriter(LogWriter):
 
 
 def new_name() -> str:
-    return f"fake{next(_NUMBERS)}"
+    """Unique on the servers that several processes share: replication slots have this name."""
+    return f"fake{uuid4().hex[:12]}"
 
 
 def config(name: str, **settings: Any) -> CaptureConfig:

@@ -53,6 +53,7 @@ from tests.capture.delivery.running import (
     records,
     run_to_end,
 )
+from tests.harness.profiles import examples
 from tests.waiting import eventually
 
 
@@ -184,7 +185,7 @@ def test_nothing_is_touched_where_a_check_fails(log: str) -> None:
 # ---- incremental snapshots ---------------------------------------------------------------
 
 
-@settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(5), suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.dictionaries(st.integers(0, 40), st.text("xyz", max_size=2), max_size=20),
     st.lists(st.integers(5, 60), max_size=3),

@@ -25,6 +25,7 @@ from tests.capture.delivery.running import (
     records,
     run_to_end,
 )
+from tests.harness.profiles import examples
 from tests.waiting import eventually
 
 TEXTS = st.none() | st.text("abc", max_size=3)
@@ -80,7 +81,7 @@ def told(log: str, topic: str) -> list[tuple[str, Any, Any, Any]]:
     ]
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(8), suppress_health_check=[HealthCheck.too_slow])
 @given(
     TRANSACTIONS,
     TRANSACTIONS,
@@ -115,7 +116,7 @@ def test_each_transaction_once(
     assert data.confirmed <= len(data.log)
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(5), suppress_health_check=[HealthCheck.too_slow])
 @given(TRANSACTIONS, st.lists(st.tuples(st.integers(0, 30), TRANSACTIONS), max_size=3))
 def test_a_snapshot_that_was_interrupted_leaves_no_ghosts(
     log: str, first: Any, crashes: list[tuple[int, Any]]
@@ -138,7 +139,7 @@ def test_a_snapshot_that_was_interrupted_leaves_no_ghosts(
         assert rebuilt(records(log, f"{name}.{table}")) == data.rows[table]
 
 
-@settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(5), suppress_health_check=[HealthCheck.too_slow])
 @given(TRANSACTIONS, FUSES)
 def test_at_least_once_without_transactions(log: str, then: Any, fuses: list[int]) -> None:
     data, name = database(), new_name()

@@ -25,6 +25,7 @@ from tests.capture.delivery.running import QUICK, new_name, on_thread
 from tests.capture.kit.capturing import CaptureProcess, Told, records
 from tests.capture.kit.databases import Database, Postgres, Session, Sqlite
 from tests.capture.kit.following import MARKS, make_marks, mark
+from tests.harness.profiles import TRUNCATE_KILLS, TRUNCATED_SNAPSHOTS
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.timeout(300)
@@ -109,7 +110,7 @@ def test_with_kills(each: Database, log: str, tmp_path: Path, seed: int) -> None
         process.start()
         followed.catch_up()
         process.kill()
-        for _ in range(6):
+        for _ in range(TRUNCATE_KILLS):
             for _ in range(5):
                 change(session, each, chance)
             process.start(chance.randint(0, 25))
@@ -173,7 +174,7 @@ def test_while_a_table_is_read_in_pieces(each: Database, log: str) -> None:
     """What was read and what is read afterwards: neither brings back what was there before."""
     each.run("CREATE TABLE t (id $int PRIMARY KEY, text $text)")
     with running(log, each, chunk_rows=64, chunk_rows_max=64) as followed:
-        for number in range(3):
+        for number in range(TRUNCATED_SNAPSHOTS):
             fill(each, number)
             followed.catch_up()
             # Counted before it is asked for: nobody may be quicker than the count.

@@ -39,6 +39,7 @@ from tests.capture.delivery.running import (
     run_to_end,
 )
 from tests.capture.events.test_avro import read
+from tests.harness.profiles import examples
 from tests.waiting import eventually
 
 TABLES = st.sampled_from(["a", "b"])
@@ -138,7 +139,7 @@ def check_each_once(
     assert sum(end["event_count"] for end in ends) == len(wanted["a"]) + len(wanted["b"])
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(8), suppress_health_check=[HealthCheck.too_slow])
 @given(TRANSACTIONS, TRANSACTIONS, FUSES, st.integers(1, 3), st.integers(1, 8))
 def test_each_delete_once(
     log: str, first: Any, then: Any, fuses: list[int], part: int, batch: int
@@ -146,7 +147,7 @@ def test_each_delete_once(
     check_each_once(log, first, then, fuses, part, batch)
 
 
-@settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(5), suppress_health_check=[HealthCheck.too_slow])
 @given(TRANSACTIONS, FUSES, st.integers(1, 3))
 def test_without_transactions_it_comes_out_the_same(
     log: str, then: Any, fuses: list[int], part: int

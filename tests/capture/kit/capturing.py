@@ -20,6 +20,7 @@ from typing import Any, Final, Self
 
 import orjson
 
+from penstock.capture.delivery import capture
 from penstock.capture.delivery.capture import Capture
 from penstock.capture.delivery.config import CaptureConfig
 from penstock.client.connection import Cluster
@@ -81,6 +82,8 @@ def _run(
     name: str, settings: dict[str, Any], bootstrap: str, steps: int | None, log_file: str
 ) -> None:
     """The child."""
+    # Tables that were made since are found when the database is asked.
+    capture._DATABASE_STATUS_S = 0.2
     logging.basicConfig(
         filename=log_file,
         level=logging.INFO,

@@ -255,7 +255,9 @@ class Mysql(Database):
         with self.connect() as session:
             found = session.run(
                 "SELECT concat('table ', table_schema, '.', table_name) FROM"
-                " information_schema.tables WHERE table_name LIKE '%penstock%'"
+                " information_schema.tables WHERE table_name LIKE '%penstock%' AND"
+                # Other databases are of other tests.
+                " (table_schema = database() OR table_schema LIKE '%penstock%')"
                 " UNION ALL SELECT concat('trigger ', trigger_name) FROM"
                 " information_schema.triggers WHERE trigger_schema = database()"
             )

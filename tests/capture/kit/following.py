@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from hashlib import sha256
 from time import monotonic
 from typing import Any, Final
 
@@ -43,7 +44,9 @@ Key = tuple[Any, ...]
 
 
 def settings_of(database: Database, **others: Any) -> SourceSettings:
-    given = {"name": "kit", "url": database.url, "idle_ms": 10, "options": database.options}
+    # On PostgreSQL it is the name of a replication slot, and those are of the whole server.
+    name = f"kit_{sha256(database.url.encode()).hexdigest()[:12]}"
+    given = {"name": name, "url": database.url, "idle_ms": 10, "options": database.options}
     return SourceSettings(**{**given, **others})
 
 

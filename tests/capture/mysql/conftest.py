@@ -9,7 +9,7 @@ import pytest
 from penstock.testing.mariadb import MariaDB
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def mariadb(shared_mariadb: MariaDB) -> MariaDB:
     return shared_mariadb
 

@@ -23,6 +23,7 @@ from penstock.capture.source import (
 )
 from penstock.testing.mariadb import PASSWORD, USER, MariaDB
 from tests.capture.mysql.kit import changes_of, place_of, read_to_end, source_of
+from tests.harness.profiles import SERVER_CRASHES
 from tests.waiting import eventually
 
 
@@ -48,13 +49,14 @@ def ids(items: Any) -> list[int]:
     return [int(c.after[0]) for c in changes_of(items) if c.after]
 
 
+@pytest.mark.databases
 @pytest.mark.timeout(240)
 def test_after_a_crash_of_the_server_nothing_is_missing_or_twice(own_server: MariaDB) -> None:
     database = table(own_server)
     source = source_of(own_server, database)
     position = start_of(source)
     seen: list[int] = []
-    for _ in range(3):
+    for _ in range(SERVER_CRASHES):
         stop = threading.Event()
         writer = threading.Thread(target=write_until, args=(own_server, database, stop))
         writer.start()
@@ -94,6 +96,7 @@ def write_until(server: MariaDB, database: str, stop: threading.Event) -> None:
         return
 
 
+@pytest.mark.databases
 @pytest.mark.parametrize("cut", ["in an event", "between events", "in the first event"])
 @pytest.mark.timeout(240)
 def test_what_a_crash_left_half_written_in_the_binlog_is_no_transaction(
@@ -138,6 +141,7 @@ def event_sizes(data: bytes) -> list[int]:
     return sizes
 
 
+@pytest.mark.databases
 def test_a_binlog_that_is_torn_without_a_crash_is_told_never_skipped(own_server: MariaDB) -> None:
     database = table(own_server)
     source = source_of(own_server, database)
@@ -153,6 +157,7 @@ def test_a_binlog_that_is_torn_without_a_crash_is_told_never_skipped(own_server:
         read_to_end(own_server, source, position)
 
 
+@pytest.mark.databases
 def test_a_binlog_that_is_gone_is_told_never_skipped(own_server: MariaDB) -> None:
     database = table(own_server)
     source = source_of(own_server, database)
@@ -190,6 +195,7 @@ def test_a_reset_server_is_another_server(own_server: MariaDB, mariadb: MariaDB)
         next(elsewhere.stream({"lsn": 5}))
 
 
+@pytest.mark.databases
 def test_a_server_that_was_set_up_anew_is_another(own_server: MariaDB) -> None:
     """Same address, same identity, same file names, other transactions."""
     database = table(own_server)
@@ -208,6 +214,7 @@ def test_a_server_that_was_set_up_anew_is_another(own_server: MariaDB) -> None:
         next(source.stream({**position, "pos": ends[3]}))
 
 
+@pytest.mark.databases
 @pytest.mark.timeout(240)
 def test_another_server_goes_on_by_gtid(own_server: MariaDB) -> None:
     """A replica with its own binlog takes over: files and positions differ, GTIDs do not."""
@@ -246,6 +253,7 @@ def test_another_server_goes_on_by_gtid(own_server: MariaDB) -> None:
             next(source_of(own_server, database).stream(reached))
 
 
+@pytest.mark.databases
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     "options",
@@ -288,6 +296,7 @@ def failing(checks: list[Check]) -> dict[str, Check]:
     return {check.name: check for check in checks if not check.ok}
 
 
+@pytest.mark.databases
 def test_checks_name_what_is_wrong_and_what_mends_it() -> None:
     wrong = {
         "binlog_format": "MIXED",
@@ -319,6 +328,7 @@ def test_checks_name_what_is_wrong_and_what_mends_it() -> None:
         assert mended.remove() == []
 
 
+@pytest.mark.databases
 def test_a_binlog_without_names_of_columns_stops_the_capture(own_server: MariaDB) -> None:
     database = table(own_server)
     source = source_of(own_server, database)

@@ -14,6 +14,7 @@ from penstock.capture.mysql.binlog import BinlogError
 from penstock.capture.mysql.textrows import row_decoder, text_blocks
 from penstock.capture.mysql.types import Modes, Native
 from penstock.capture.source import Row
+from tests.harness.profiles import examples
 
 # Columns, and values of which some are out of the ordinary; the first is not.
 KINDS: list[tuple[Native, list[bytes]]] = [
@@ -90,7 +91,7 @@ def both(columns: list[Native], messages: list[bytes]) -> tuple[list[Row], list[
     return rows_of(messages), list(in_blocks(messages, blocks.block, rows_of))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(20))
 @given(st.integers(0, 2**32), st.sampled_from((0.0, 0.05, 1.0)))
 def test_blocks_say_what_single_rows_say(seed: int, odd: float) -> None:
     random = Random(seed)
@@ -138,7 +139,7 @@ def test_other_columns_are_left_to_the_interpreter(native: Native) -> None:
     assert text_blocks([big], Modes(unsigned_bigint="precise")) is None
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(25))
 @given(st.lists(st.binary(max_size=12), min_size=12, max_size=30))
 def test_nothing_is_read_beyond_a_row(messages: list[bytes]) -> None:
     columns = [KINDS[1][0]] * 2

@@ -12,6 +12,7 @@ import orjson
 import psycopg
 from psycopg import sql
 
+from penstock.capture.postgres.options import object_name
 from penstock.capture.postgres.pgoutput import parse_lsn
 from penstock.capture.postgres.source import PostgresSource
 from penstock.capture.source import (
@@ -100,8 +101,22 @@ class Rebuilt:
             self.transactions.append(part.transaction)
 
 
-def settings(url: str, name: str = "test", **others: Any) -> SourceSettings:
-    return SourceSettings(name, url, **{"idle_ms": 20, "heartbeat_ms": 200, **others})
+def name_of(url: str) -> str:
+    """The name of a database, also of one whose URL is wrong."""
+    return url.rpartition("/")[2].partition("?")[0] or "test"
+
+
+def slot_of(url: str) -> str:
+    """The replication slot of a capture that has the name of its database, and its publication."""
+    return object_name(name_of(url))
+
+
+def settings(url: str, name: str = "", **others: Any) -> SourceSettings:
+    """Named after the database: slots have the name of their capture and are the whole server's,
+    which several processes use."""
+    return SourceSettings(
+        name or name_of(url), url, **{"idle_ms": 20, "heartbeat_ms": 200, **others}
+    )
 
 
 @contextmanager

@@ -29,9 +29,11 @@ from tests.capture.postgres.rebuilding import (
     follow,
     opened,
     settings,
+    slot_of,
     start,
 )
 from tests.capture.postgres.workload import Load, prepare
+from tests.harness.profiles import SERVER_CRASHES
 from tests.waiting import eventually
 
 
@@ -46,6 +48,7 @@ def apply_all(rebuilt: Rebuilt, stream: Iterator[Item]) -> None:
         rebuilt.apply(item)
 
 
+@pytest.mark.databases
 def test_a_server_that_crashes_again_and_again(seed: int) -> None:
     rng = random.Random(seed)
     with own_server() as server:
@@ -55,7 +58,7 @@ def test_a_server_that_crashes_again_and_again(seed: int) -> None:
         with PostgresSource(settings(url)) as source:
             source.setup()
             rebuilt = start(source)
-        for _ in range(3):
+        for _ in range(SERVER_CRASHES):
             with psycopg.connect(url, autocommit=True) as sql:
                 load = Load(sql, rng, rng.randint(2000, 10**8))
                 load.run(10)
@@ -95,6 +98,7 @@ def test_a_killed_stream_is_told_so_and_goes_on(database: str, sql: Connection) 
         assert_same(rebuilt, sql, "public.t")
 
 
+@pytest.mark.databases
 def test_a_slot_that_the_server_gave_up_is_a_loss() -> None:
     with own_server(
         max_slot_wal_keep_size="1MB", min_wal_size="32MB", max_wal_size="48MB"
@@ -132,7 +136,7 @@ def test_a_missing_slot_is_a_loss(database: str, sql: Connection) -> None:
     sql.execute("CREATE TABLE t (id int PRIMARY KEY)")
     with opened(database) as source:
         rebuilt = start(source)
-        sql.execute("SELECT pg_drop_replication_slot('penstock_test')")
+        sql.execute("SELECT pg_drop_replication_slot(%s)", (slot_of(database),))
         with pytest.raises(PositionLostError, match="gone"):
             next(source.stream(rebuilt.position))
 
@@ -142,7 +146,9 @@ def test_a_slot_that_moved_past_the_position_is_a_loss(database: str, sql: Conne
     with opened(database) as source:
         rebuilt = start(source)
         sql.execute("INSERT INTO t VALUES (1)")
-        sql.execute("SELECT pg_replication_slot_advance('penstock_test', pg_current_wal_lsn())")
+        sql.execute(
+            "SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())", (slot_of(database),)
+        )
         with pytest.raises(PositionLostError, match="moved on"):
             next(source.stream(rebuilt.position))
 
@@ -179,6 +185,7 @@ def test_only_what_is_confirmed_is_forgotten(database: str, sql: Connection) -> 
             next(source.stream(first.position))
 
 
+@pytest.mark.databases
 def test_a_busy_reader_stays_connected() -> None:
     """The server hears from us although nobody asks for the next item."""
     with own_server(wal_sender_timeout="3000") as server:
@@ -235,6 +242,7 @@ def test_a_reader_that_is_not_there_is_reported(database: str, sql: Connection) 
         assert int(after.details["wal_bytes_per_s"]) > 0
 
 
+@pytest.mark.databases
 def test_a_commit_that_nobody_sees_yet() -> None:
     """In the log and in the stream, but invisible: it waits for a standby that is not there.
 

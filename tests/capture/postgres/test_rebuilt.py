@@ -35,6 +35,7 @@ from tests.capture.postgres.rebuilding import (
     start,
 )
 from tests.capture.postgres.workload import Load, ignore_conflicts, prepare
+from tests.harness.profiles import LOADED_SNAPSHOTS
 
 
 @pytest.mark.parametrize(
@@ -71,7 +72,7 @@ def test_a_snapshot_under_load(database: str, seed: int) -> None:
     with psycopg.connect(database, autocommit=True) as sql:
         prepare(sql)
         with opened(database) as source, writers(database, seed) as stop:
-            for _ in range(3):
+            for _ in range(LOADED_SNAPSHOTS):
                 # Also again, when the slot has long been there.
                 rebuilt = start(source)
             stop()

@@ -33,6 +33,7 @@ from penstock.capture.postgres.rows import BYTES_MAX
 from penstock.capture.postgres.snapshot import decode_blocks, decode_lines
 from penstock.capture.postgres.types import NativeType, TypeModes, coding
 from penstock.capture.source import Column, Part, Row, Table
+from tests.harness.profiles import examples
 
 NUMERIC_12_2 = (12 << 16 | 2) + 4
 # By name: oid, modifier, and values of which some are out of the ordinary.
@@ -260,7 +261,7 @@ def plain(parts: list[Part]) -> list[tuple[object, ...]]:
     ]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(20))
 @given(st.integers(0, 2**32), st.sampled_from((0.0, 0.05, 1.0)))
 def test_blocks_say_what_single_rows_say(seed: int, odd: float) -> None:
     frames = Making(seed).stream(odd)
@@ -297,7 +298,7 @@ def test_ordinary_rows_come_in_blocks() -> None:
         block[100]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(30))
 @given(st.integers(0, 2**32), st.data())
 def test_damage_is_told_of_whichever_way_it_is_read(seed: int, data: st.DataObject) -> None:
     names = ["int8", "text", "numeric"]
@@ -358,7 +359,7 @@ def rows_of(relation: Relation, pieces: list[list[Row] | RowBlock], **settings: 
     return made
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(20))
 @given(st.integers(0, 2**32), st.sampled_from((0.0, 0.05, 1.0)))
 def test_blocks_of_lines_say_what_single_lines_say(seed: int, odd: float) -> None:
     making = Making(seed)
@@ -421,7 +422,7 @@ def test_a_line_that_is_too_long_for_a_block_is_a_row_all_the_same() -> None:
     assert list(decode_blocks(relation, [], "t")) == []
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(25))
 @given(st.lists(st.binary(max_size=12), min_size=ROWS_MIN, max_size=30))
 def test_lines_that_are_none_are_told_of_whichever_way_they_are_read(lines: list[bytes]) -> None:
     relation = relation_of(["text", "text"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import psycopg
 import pytest
@@ -25,6 +25,7 @@ from tests.capture.postgres.rebuilding import (
     follow,
     opened,
     settings,
+    slot_of,
     start,
 )
 
@@ -149,6 +150,7 @@ def test_a_role_without_privileges_is_told_each_command(
     assert made(sql) == set()
 
 
+@pytest.mark.databases
 def test_a_server_without_logical_decoding() -> None:
     with PostgresServer({"wal_level": "replica", "max_replication_slots": "1"}) as server:
         with PostgresSource(settings(server.url())) as source:
@@ -235,7 +237,7 @@ def test_a_dropped_publication_is_a_loss(database: str, sql: Connection) -> None
     sql.execute("CREATE TABLE t (id int PRIMARY KEY)")
     with opened(database) as source:
         rebuilt = start(source)
-        sql.execute("DROP PUBLICATION penstock_test")
+        sql.execute(f"DROP PUBLICATION {slot_of(database)}".encode())
         with pytest.raises(PositionLostError):
             next(source.stream(rebuilt.position))
         with pytest.raises(PositionLostError):
@@ -284,7 +286,20 @@ def test_tables_that_are_created_later(database: str, sql: Connection) -> None:
         sql.execute("UPDATE bad SET id = 3")
 
 
-def test_a_transaction_that_does_not_end_is_named(database: str, sql: Connection) -> None:
+@pytest.fixture
+def lonely() -> Iterator[str]:
+    """A database on a server of its own, where nobody else has transactions."""
+    with PostgresServer() as server:
+        yield server.create_database()
+
+
+@pytest.mark.databases
+def test_a_transaction_that_does_not_end_is_named(lonely: str) -> None:
+    with psycopg.connect(lonely, autocommit=True) as sql:
+        check_transactions_are_named(lonely, sql)
+
+
+def check_transactions_are_named(database: str, sql: Connection) -> None:
     sql.execute("CREATE TABLE t (id int PRIMARY KEY)")
     options = {"slot.timeout.ms": "300"}
     with PostgresSource(settings(database, options=options)) as source:
@@ -293,7 +308,7 @@ def test_a_transaction_that_does_not_end_is_named(database: str, sql: Connection
             with pytest.raises(CaptureError, match=f"process {other.info.backend_pid} ") as error:
                 source.setup()
             assert error.value.retriable
-            assert "penstock_test" in made(sql)
+            assert slot_of(database) in made(sql)
         source.setup()
         with psycopg.connect(database) as other:
             other.execute("INSERT INTO t VALUES (2)")

@@ -29,6 +29,7 @@ from tests.capture.postgres.rebuilding import (
     changes,
     end_of_log,
     follow,
+    name_of,
     opened,
     start,
     values,
@@ -80,7 +81,7 @@ def test_the_kinds_of_changes(database: str, sql: Connection) -> None:
     ]
     block = orjson.loads(found[0].source)
     assert block["connector"] == "postgresql"
-    assert block["name"] == "test"
+    assert block["name"] == name_of(database)
     assert block["snapshot"] == "false"
     assert (block["schema"], block["table"]) == ("public", "t")
     assert block["ts_ms"] == found[0].ts_us // 1000

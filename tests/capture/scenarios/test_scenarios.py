@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import orjson
 import pytest
@@ -14,14 +14,15 @@ import pytest
 from penstock.client.connection import Cluster
 from penstock.testing import Broker
 from tests.capture.kit.capturing import CaptureProcess, Told, check_transactions, records
-from tests.capture.kit.databases import Database
+from tests.capture.kit.databases import KINDS, Database
+from tests.capture.kit.databases import MARKS as DATABASE_MARKS
 from tests.capture.kit.following import MARKS, make_marks, mark
 from tests.capture.scenarios.script import FOLDER, Scenario, load, scenarios
+from tests.harness.profiles import some
 from tests.waiting import eventually
 
 # Processes by the dozen: slow machines take their time.
 pytestmark = pytest.mark.timeout(300)
-_NUMBERS = itertools.count(1)
 # A capture of a scenario takes about so many steps of writing for a section.
 STEPS_MAX = 16
 
@@ -38,7 +39,8 @@ class Run:
     def __init__(self, scenario: Scenario, database: Database, log: str, folder: Path) -> None:
         self.scenario = scenario
         self.database = database
-        self.name = f"scenario{next(_NUMBERS)}"
+        # Of this name is a replication slot, and those are of the whole server.
+        self.name = f"scenario{uuid4().hex[:12]}"
         self.cluster = Cluster(log)
         settings: dict[str, Any] = {"url": database.url, "options": dict(database.options)}
         settings |= scenario.capture(database.full_name, self.name)
@@ -153,6 +155,16 @@ def test_undisturbed(run: Run) -> None:
     run.verify()
 
 
+def killed_cases() -> Iterator[Any]:
+    """Each scenario on one of the databases, in turn; in `proof` on all of them."""
+    for turn, name in enumerate(scenarios()):
+        kinds = [kind for kind in KINDS if not load(FOLDER / f"{name}.sql", kind).skipped]
+        first = turn % len(kinds)
+        for kind in some(kinds[first:] + kinds[:first], test=1):
+            yield pytest.param(name, kind, marks=DATABASE_MARKS[kind])
+
+
+@pytest.mark.parametrize(("run", "each"), list(killed_cases()), indirect=True)
 def test_killed_in_the_middle(run: Run, seed: int) -> None:
     """The snapshot, and then each section, has a process that is killed at a random step of it."""
     chance = random.Random(seed)

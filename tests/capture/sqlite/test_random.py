@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 from penstock.capture.sqlite.source import SqliteSource
 from penstock.capture.sqlite.tables import quoted
 from tests.capture.sqlite.model import Replica, assert_agree, opened, truth, user
+from tests.harness.profiles import examples
 from tests.waiting import eventually
 
 values = st.one_of(
@@ -152,7 +153,7 @@ class Session:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @given(data=st.data(), wal=st.booleans())
-@settings(max_examples=25)
+@settings(max_examples=examples(8))
 def test_any_sql(shape: str, data: st.DataObject, wal: bool) -> None:
     with TemporaryDirectory() as folder:
         session = Session(folder, shape, wal)

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.capture.blocks import Block
@@ -22,6 +22,7 @@ from penstock.capture.sqlite.rowblocks import RowBlocks, Rows
 from penstock.capture.sqlite.tables import Definition
 from penstock.capture.sqlite.triggers import OP_DELETE, OP_INSERT, OP_REREAD, OP_UPDATE
 from penstock.capture.sqlite.values import DAY_MS, EPOCH_DAY, Blocks, log_decoder
+from tests.harness.profiles import examples
 
 COLUMNS = (
     ("id", "INTEGER", True),
@@ -88,6 +89,7 @@ def records(segments: list[list[Change] | Block]) -> list[Any]:
     return found
 
 
+@settings(max_examples=examples(30))
 @given(logged())
 def test_blocks_say_what_the_decoder_says(rows: list[tuple[Any, ...]]) -> None:
     made = list(READER.changes(rows, SOURCE))

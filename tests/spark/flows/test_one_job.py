@@ -23,6 +23,13 @@ from penstock.spark.source.planning import Range
 from penstock.spark.state import layout, watching
 from penstock.spark.state.time import Times, TimesFolder
 from penstock.testing.flows import FlowFailedError, FlowTester
+from tests.harness.profiles import (
+    ONE_JOB_RESTS,
+    ONE_JOB_ROUNDS,
+    ONE_JOB_SECONDS,
+    ONE_JOB_TURNS,
+    ONE_JOB_VARIANTS,
+)
 from tests.spark.failing import fail_at
 
 pytestmark = pytest.mark.timeout(600)
@@ -61,11 +68,11 @@ def counting(
     return flow(inputs=read, output=topic(name), shards=2, name=name)(body)
 
 
-def feed(tester: FlowTester, seed: int) -> None:
+def feed(tester: FlowTester, seed: int, seconds: int = 60) -> None:
     rng = random.Random(seed)
     for number in range(2):
         rows: list[Any] = []
-        for second in range(60):
+        for second in range(seconds):
             at = tester.now + timedelta(seconds=second - rng.choice([0, 0, 0, 5, 11, 30]))
             rows.append({"id": rng.randint(0, 3), "at": at if rng.random() < 0.95 else None})
         tester.feed("events", rows, partition=number)
@@ -84,15 +91,17 @@ def aside(tester: FlowTester, name: str) -> list[Any]:
 
 
 def test_one_job_and_two_give_the_same(tester: FlowTester) -> None:
-    flows = {
-        "one": counting("one"),
-        "many": counting("many", many=True),
-        "twice": counting("twice", twice=True),
-        "mapped": counting("mapped", mapped=True),
-    }
+    variants = [
+        counting("one"),
+        counting("many", many=True),
+        counting("twice", twice=True),
+        counting("mapped", mapped=True),
+    ]
+    flows = {each.name: each for each in variants[:ONE_JOB_VARIANTS]}
     tester.use(*flows.values())
     tester.make_topic("events", partitions=2)
-    for seed, names in enumerate([tuple(flows), ("one", "many")]):
+    rounds = [tuple(flows), ("one", "many")]
+    for seed, names in enumerate(rounds[:ONE_JOB_ROUNDS]):
         feed(tester, seed)
         statuses = tester.run(*names)
         wanted = shown(tester, "many")
@@ -136,6 +145,7 @@ def test_a_micro_batch_that_was_written_is_told_again(tester: FlowTester) -> Non
     assert len(tester.records("again.dead")) == len(dead)
 
 
+@pytest.mark.proof
 def test_windows_close_where_no_row_is_of_use(tester: FlowTester) -> None:
     """Spark does not read what a list that is empty by now lets through; yet time passes."""
     wanted = [0, 1, 2, 3]
@@ -144,13 +154,13 @@ def test_windows_close_where_no_row_is_of_use(tester: FlowTester) -> None:
     }  # fmt: skip
     tester.use(*made.values())
     tester.make_topic("events", partitions=2)
-    feed(tester, 5)
+    feed(tester, 5, ONE_JOB_SECONDS)
     tester.run()
     before = shown(tester, "one")
     assert before
     wanted.clear()
     tester.advance(70)
-    feed(tester, 6)
+    feed(tester, 6, ONE_JOB_SECONDS)
     told = tester.run()
     assert watched(tester, "one").exists()
     assert shown(tester, "one") == shown(tester, "many")
@@ -210,16 +220,16 @@ def test_two_streams_in_one_job_and_in_two_give_the_same(tester: FlowTester) -> 
     rng = random.Random(11)
     known = 0
     # In the end only one of the two has anything new.
-    for turn in range(4):
+    for turn in range(4)[-ONE_JOB_TURNS:]:
         if turn < 3:
-            feed(tester, turn)
+            feed(tester, turn, ONE_JOB_SECONDS)
         if turn != 2:
             start = tester.now
-            for second in range(0, 60, 3):
+            for second in range(0, ONE_JOB_SECONDS, 3):
                 number = rng.randint(0, 3)
                 row: Any = {"id": number, "name": f"{number} in turn {turn}"}
                 tester.now = start + timedelta(seconds=second)
-                tester.feed("names", [row if second else "{"], key=["1"], partition=number % 2)
+                tester.feed("names", [row if second > 3 else "{"], key=["1"], partition=number % 2)
             tester.now = start
         statuses = tester.run()
         found, wanted = (
@@ -239,6 +249,7 @@ def test_two_streams_in_one_job_and_in_two_give_the_same(tester: FlowTester) -> 
     assert [name for name in flows if watched(tester, name).exists()] == ["one"]
 
 
+@pytest.mark.proof
 def test_packed_rows_are_written_once_whatever_fails(
     tester: FlowTester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -312,7 +323,7 @@ def test_a_table_that_rests_is_no_reason_to_read_twice(tester: FlowTester) -> No
 
     tester.use(both)
     tester.feed("names", [{"id": 1, "name": "one"}], key=["1"])
-    for turn in range(1, 4):
+    for turn in range(1, ONE_JOB_RESTS + 1):
         tester.feed("events", [{"id": 1, "at": tester.now}])
         told = tester.run()["both"]
         assert tester.rows("both") == [{"id": 1, "name": "one"}] * turn
@@ -324,7 +335,7 @@ def test_a_table_that_rests_is_no_reason_to_read_twice(tester: FlowTester) -> No
     tester.run()
     tester.feed("events", [{"id": 1, "at": tester.now}])
     tester.run()
-    assert tester.rows("both")[3:] == [{"id": 1, "name": "uno"}]
+    assert tester.rows("both")[ONE_JOB_RESTS:] == [{"id": 1, "name": "uno"}]
 
 
 def test_a_stream_that_goes_past_the_operator(tester: FlowTester) -> None:

@@ -237,7 +237,7 @@ def test_what_comes_late_out_of_a_join_is_refused_with_advice(tester: FlowTester
         stream(each, json=schema, time="at", idle="1 hour") for each in ("left", "right")
     )
 
-    @flow(inputs=[left, right], output=topic("once"))
+    @flow(inputs=[left, right], output=topic("once"), shards=2)
     def once(left: DataFrame, right: DataFrame) -> DataFrame:
         pairs = within(left, right, on=["k"], bound=("0 s", "60 s"))
         return windows.deduplicated(pairs, key=["k"], within="30 seconds").select("k")
@@ -260,7 +260,7 @@ def test_what_comes_late_out_of_a_join_is_refused_with_advice(tester: FlowTester
 def test_a_replay_puts_the_same_aside_beside_what_was_there(tester: FlowTester) -> None:
     times = stream("times", json="id bigint, at timestamp", time="at", lateness="10 seconds")
 
-    @flow(inputs=times, output=topic("counted"))
+    @flow(inputs=times, output=topic("counted"), shards=2)
     def counted(times: DataFrame) -> DataFrame:
         return windows.tumbling(times, "1 minute", values={"n": windows.count()})
 
@@ -301,7 +301,9 @@ def test_what_a_partition_that_joins_later_says_of_before_is_late(tester: FlowTe
         idle="1 hour",
     )
 
-    @flow(inputs=times, outputs={name: topic(name) for name in ("counted", "paired", "slid")})
+    names = ("counted", "paired", "slid")
+
+    @flow(inputs=times, outputs={name: topic(name) for name in names}, shards=2)
     def later(rows: DataFrame) -> dict[str, DataFrame]:
         pairs = within(rows, rows, on=["id"], bound=("0 s", "5 s"))
         slid = windows.sliding(rows, "5 s", by=["id"], values={"n": windows.count()})
@@ -380,7 +382,7 @@ def test_records_that_are_read_again_are_counted_once(tester: FlowTester) -> Non
         stream("customers", changelog="id bigint, country string", dead_letters="bad"),
     ]
 
-    @flow(inputs=inputs, output=topic("totals", key="_key", compacted=True))
+    @flow(inputs=inputs, output=topic("totals", key="_key", compacted=True), shards=2)
     def totals(orders: DataFrame, customers: DataFrame) -> DataFrame:
         query = """SELECT country, sum(amount) AS total FROM orders
             JOIN customers ON orders.customer = customers.id GROUP BY country"""

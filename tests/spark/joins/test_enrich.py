@@ -27,6 +27,7 @@ from penstock.spark.state import Batch, Planning, Shard, State, entered
 from penstock.spark.windows import WindowError
 from penstock.testing import Broker
 from penstock.testing.flows import FlowTester
+from tests.harness.profiles import examples
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -192,7 +193,7 @@ EVENTS = st.lists(
 ).map(lambda rows: [Event(at, *row) for at, row in enumerate(rows)])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(25))
 @given(st.data(), EVENTS, CHANGES)
 def test_as_of_is_the_same_however_the_log_is_cut(
     data: st.DataObject, events: list[Event], changes: list[Change]
@@ -219,7 +220,7 @@ def test_as_of_refuses_what_comes_before_the_watermark() -> None:
             run(AsOf(SHAPE, False), [first, each])
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(5))
 @given(EVENTS, CHANGES)
 def test_as_of_is_what_duckdb_says(events: list[Event], changes: list[Change]) -> None:
     # Of changes at the same time DuckDB would take any.
@@ -234,7 +235,7 @@ def test_as_of_is_what_duckdb_says(events: list[Event], changes: list[Change]) -
     assert told == dict(rows)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(25))
 @given(st.data(), EVENTS, CHANGES)
 def test_latest_is_the_table_after_the_micro_batch(
     data: st.DataObject, events: list[Event], changes: list[Change]

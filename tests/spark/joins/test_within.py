@@ -19,6 +19,7 @@ from penstock.spark import enrich, joins
 from penstock.spark.flows.errors import DeclarationError
 from penstock.spark.joins.streams import AT, How, Within, within
 from penstock.spark.state import Batch, Shard, State, entered
+from tests.harness.profiles import examples
 from tests.spark.windows.cutting import SECOND, Row, in_time, rows, run
 
 LATENESS = 15 * SECOND
@@ -58,7 +59,7 @@ def said(left: pa.Table, right: pa.Table, how: str, low: int, high: int, mark: i
     return Counter(found)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(10))
 @given(
     rows(100), rows(100), st.sampled_from(["inner", "left", "full"]),
     st.sampled_from([(-5, 10), (0, 0), (3, 20), (-20, -3)]), st.data(),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.spark.patterns import PatternError, PatternLimitError, PatternTextError, begin
 from penstock.spark.patterns.text import recognized
+from tests.harness.profiles import examples
 from tests.spark.patterns.trying import Trial
 
 # The first import compiles the kernels.
@@ -145,7 +146,7 @@ WORDS = re.findall(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(60))
 @given(st.one_of(st.lists(st.sampled_from(WORDS), max_size=14).map(" ".join), st.text(max_size=20)))
 @example("-- nothing but a comment")
 @example(f"PATTERN ({'(' * 3000}A{')' * 3000})")

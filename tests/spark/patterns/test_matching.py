@@ -15,6 +15,7 @@ from penstock.spark.patterns import Pattern, begin
 from penstock.spark.patterns.plan import Definition
 from penstock.spark.patterns.text import recognized
 from penstock.spark.windows import WindowError
+from tests.harness.profiles import examples
 from tests.spark.patterns.naive import Condition, Naive, Path, Row
 from tests.spark.patterns.trying import Trial
 
@@ -214,7 +215,7 @@ def check(trial: Trial, conditions: dict[str, Condition], data: st.DataObject) -
         assert labels(trial.run_in_batches(sizes, marks)) == got
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(20))
 @given(texts, defines, tables, skips, st.sampled_from([None, 2, 5]), st.data())
 def test_texts(
     text: str,
@@ -282,7 +283,7 @@ def _texts(made: Pattern) -> list[str]:
     return [each.content for each in made.conditions.values()]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(20))
 @given(
     st.one_of(st.none(), st.sampled_from(sorted(MENU))),
     stages,

@@ -18,6 +18,7 @@ from pyspark.sql import types as T  # noqa: N812
 from penstock.spark import reading
 from penstock.spark.reading.json_columns import BLOCK_ROWS, JsonColumns, is_supported
 from penstock.spark.reading.json_records import Records, has_half_pair
+from tests.harness.profiles import JSON_DOCUMENTS, examples
 from tests.spark.reading.topics import frame
 
 SCALARS: list[T.DataType] = [
@@ -219,7 +220,7 @@ def one_by_one(columns: JsonColumns, schema: T.StructType, values: list[bytes | 
     )
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(25), suppress_health_check=list(HealthCheck))
 @given(
     schema=structs(2),
     seed=st.integers(0, 1 << 32),
@@ -248,7 +249,7 @@ def test_no_value_reaches_into_its_neighbours() -> None:
     inner = schema_of([("a", T.DoubleType(), True)])
     schema = schema_of([("a", T.StringType(), True), ("b", T.ArrayType(inner), True)])
     columns, rng = JsonColumns(schema), random.Random(11)
-    for _ in range(700):
+    for _ in range(JSON_DOCUMENTS):
         values: list[bytes | None] = []
         for _ in range(rng.randint(2, 4)):
             text = rng.choice(["{}", '{"a":"x","b":[{"a":1.5}]}', '{"a":"x\\n","c":{"d":[1]}}'])
@@ -365,7 +366,7 @@ def test_spark_reads_the_same(penstock_spark: SparkSession, ddl: str) -> None:
     if ddl == CLICK:
         values += damaged_times(rng)
     for oddity in (0.0, 0.05, 0.2):
-        values += [document(rng, schema, oddity) for _ in range(700)]
+        values += [document(rng, schema, oddity) for _ in range(JSON_DOCUMENTS)]
     found = reading.json(frame(penstock_spark, values), schema, into="row", tombstones="keep")
     table = found.select("offset", "row", "_error").orderBy("offset").toArrow()
     columns = JsonColumns(schema)

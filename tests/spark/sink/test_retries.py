@@ -15,6 +15,7 @@ from tests.spark.sink.log import make_topic, values
 ROOT = Path(__file__).resolve().parents[3]
 
 
+@pytest.mark.java
 @pytest.mark.timeout(400)
 def test_a_batch_is_written_anew_if_spark_repeats_a_task(
     log_broker: Broker, tmp_path: Path

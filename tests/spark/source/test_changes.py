@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 
 from penstock.log.partition import PartitionId
 from penstock.testing import Broker
+from tests.harness.profiles import SOURCE_BATCH_RECORDS
 from tests.spark.feeding import (
     PATIENCE_S,
     Collected,
@@ -202,7 +203,7 @@ def test_gaps_of_compaction_are_passed_over(spark: SparkSession, tmp_path: Path)
         )
         whole = consumed(broker, "table")
         assert len(whole) < 1000
-        small = {"maxOffsetsPerTrigger": 300, "minPartitions": 5}
+        small = {"maxOffsetsPerTrigger": SOURCE_BATCH_RECORDS, "minPartitions": 5}
         found = Collected(stream(spark, broker, "table", **small), tmp_path / "c").finish()
         # Compaction may have gone on in between, and it only takes away.
         after = consumed(broker, "table")
@@ -215,7 +216,7 @@ def test_records_written_while_it_runs_all_arrive_once(
 ) -> None:
     create(log_broker, topic, 3)
     run = Collected(
-        stream(spark, log_broker, topic, maxOffsetsPerTrigger=150),
+        stream(spark, log_broker, topic, maxOffsetsPerTrigger=min(300, SOURCE_BATCH_RECORDS)),
         tmp_path / "c",
         processingTime="0 seconds",
     )

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import StructType
 
+from penstock.client import fetching
 from penstock.client.errors import OffsetGoneError
 from penstock.records.columns.decode import HEADER_TYPE
 from penstock.spark.source import reading
@@ -59,7 +60,11 @@ def numbered(count: int) -> list[tuple[bytes | None, bytes | None]]:
     return [(None, b"%d" % number) for number in range(count)]
 
 
-def test_of_several_topics_the_deleted_one_is_named(log_broker: Broker, topic: str) -> None:
+def test_of_several_topics_the_deleted_one_is_named(
+    log_broker: Broker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # It is waited for in case it is only new.
+    monkeypatch.setattr(fetching, "UNKNOWN_TOPIC_S", 0.2)
     gone = f"z-{topic}"
     for name in (topic, gone):
         create(log_broker, name)

@@ -25,6 +25,7 @@ from penstock.spark.state import Shard, State
 from penstock.spark.windows import WindowError
 from penstock.testing import Broker
 from penstock.testing.flows import START, FlowTester
+from tests.harness.profiles import OPERATOR_HISTORIES
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -210,7 +211,7 @@ def split(
 def test_the_same_however_the_log_is_cut(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     luck = random.Random(seed)
     found = 0
-    for _ in range(60):
+    for _ in range(OPERATOR_HISTORIES):
         monkeypatch.setattr(asking, "_FEW", luck.choice((0, 2, 64)))
         monkeypatch.setattr(asking, "_MAX_INDEXES", luck.choice((1, 4)))
         asking._indexes.clear()
@@ -231,7 +232,8 @@ def test_the_same_however_the_log_is_cut(seed: int, monkeypatch: pytest.MonkeyPa
             assert one is not None
             assert one.equals(other)
         found += len(expected)
-    assert found > 1_000
+    # Some histories have no hit at all: a few of them have fewer in proportion.
+    assert found > (1_000 if OPERATOR_HISTORIES >= 60 else 5 * OPERATOR_HISTORIES)
 
 
 def test_a_change_counts_from_its_own_time_on() -> None:
@@ -413,6 +415,7 @@ def test_in_a_flow_and_its_replay(spark: SparkSession, tmp_path: Path) -> None:
             stream("searches", changelog="query string", time="_timestamp"),
         ],
         output=topic("found"),
+        shards=2,
     )  # fmt: skip
     def found(offers: DataFrame, searches: DataFrame) -> DataFrame:
         hits = match(offers, searches, fields=FIELDS, version="as_of")

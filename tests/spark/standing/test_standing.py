@@ -25,6 +25,7 @@ from penstock.spark.standing.query import All, Either, Kind, Node, Not, Phrase, 
 from penstock.spark.state import Batch, Shard, State, entered
 from penstock.testing import Broker
 from penstock.testing.flows import FlowTester
+from tests.harness.profiles import examples
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -119,7 +120,7 @@ DOCUMENTS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(40))
 @given(st.lists(QUERIES, min_size=1, max_size=12), st.lists(DOCUMENTS, min_size=1, max_size=12))
 def test_the_index_finds_what_each_query_says(
     queries: list[str], documents: list[Document]
@@ -173,7 +174,7 @@ def test_the_index_finds_what_tantivy_finds() -> None:
     assert found(queries, documents) == expected
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(12))
 @given(
     st.lists(
         st.tuples(
@@ -260,7 +261,7 @@ def test_a_wrong_query_is_told_with_the_place(text: str, reason: str, position: 
     assert f"character {position + 1}" in str(raised.value)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(80))
 @given(st.text(st.sampled_from('ab:"()[]{}<>=-* ANDORT1.2026'), max_size=30))
 def test_whatever_is_written_is_a_query_or_an_error(text: str) -> None:
     found = asking.parsed(text, tuple(FIELDS.items()))

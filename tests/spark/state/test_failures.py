@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -28,6 +29,7 @@ from penstock.spark.state import watching
 from penstock.testing.broker import Broker
 from penstock.testing.flows import FlowTester
 from penstock.testing.process import BrokerProcess
+from tests.harness.profiles import STATE_FAILURE_POINTS, STATE_KILL_ROWS, STATE_KILLS
 from tests.spark.failing import fail_at
 from tests.spark.sink.log import committed
 from tests.spark.state.counting import called, counting, expected, told
@@ -35,7 +37,13 @@ from tests.waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[3]
 # Each takes a new session; more of them for a longer look.
-KILLS = int(os.environ.get("PENSTOCK_STATE_KILLS", "1"))
+KILLS = int(os.environ.get("PENSTOCK_STATE_KILLS") or STATE_KILLS)
+# Where writes fail, one after the other.
+POINTS = (
+    "none", "before", "between", "after",
+    "none", "before", "none", "between", "none", "after", "between", "after",
+)[:STATE_FAILURE_POINTS]  # fmt: skip
+BATCH = 12
 # The name of what only lets time go on.
 END = "end"
 
@@ -49,18 +57,20 @@ def test_failures_before_between_and_after(
     spark: SparkSession, tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before anything is computed; when state is written and output is not; when both are."""
-    rows = some_rows(random.Random(seed), 60)
-    points = ["none", "before", "none", "between", "none", "after", "between", "after"]
-    fail_at(points, lambda sink: not sink.name.endswith(".dead"), monkeypatch)
+    rows = some_rows(random.Random(seed), BATCH * (3 if len(POINTS) < 5 else 7))
+    fail_at(POINTS, lambda sink: not sink.name.endswith(".dead"), monkeypatch)
     with Broker() as broker:
         tester = FlowTester(spark, broker, tmp_path / "data")
-        tester.use(counting("in", "out", batch=12))
+        tester.use(counting("in", "out", batch=BATCH))
         tester.feed("in", rows, key="name")
         status = tester.run(tries=20)["counting"]
         assert told(tester.rows("out")) == expected(rows)
-        assert status.restarts >= 4
+        # What was written is not written again: there is nothing between state and output then.
+        skipped = list(pairwise(POINTS)).count(("after", "between"))
+        assert status.restarts >= len(POINTS) - POINTS.count("none") - skipped
 
 
+@pytest.mark.java
 @pytest.mark.timeout(600)
 def test_kills_of_the_driver(tmp_path: Path, seed: int) -> None:
     """Of two flows at once, one of which takes rows that the source has packed."""
@@ -85,8 +95,8 @@ def test_kills_of_the_driver(tmp_path: Path, seed: int) -> None:
         for last in (*[False] * KILLS, True):
             target = rng.choice([counts, named])
             wanted = written(target) + 1
-            feed(address, names_in, load.changes(100))
-            feed(address, rows_in, load.rows(200))
+            feed(address, names_in, load.changes(STATE_KILL_ROWS // 2))
+            feed(address, rows_in, load.rows(STATE_KILL_ROWS))
             if last:
                 # Time goes on in all partitions, so that all before it is told.
                 for each in (names_in, rows_in):

@@ -22,6 +22,7 @@ from penstock.spark.state import hashing, keyed, runs, store
 from penstock.spark.state.files import Files, StateError
 from penstock.spark.state.keyed import KeyedTable
 from penstock.spark.state.store import Place, State, opened
+from tests.harness.profiles import examples
 
 INNER = pa.struct([("a", pa.int32()), ("b", pa.string())])
 SCHEMA = pa.schema(
@@ -143,7 +144,7 @@ class _nothing:  # noqa: N801
 
 
 @given(steps=STEPS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(12))
 def test_a_table_is_a_dict(tmp_path_factory: pytest.TempPathFactory, steps: Any) -> None:
     follow(tmp_path_factory.mktemp("state"), steps)
 
@@ -178,7 +179,7 @@ class Later(Executor):
 
 
 @given(steps=STEPS, seed=st.integers(0, 1 << 32))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(12))
 def test_a_table_is_a_dict_whenever_its_runs_are_merged(
     tmp_path_factory: pytest.TempPathFactory, steps: Any, seed: int
 ) -> None:
@@ -282,7 +283,7 @@ def test_runs_do_not_become_many_if_nobody_merges_them(
 
 
 @given(steps=STEPS)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(6))
 def test_keys_with_the_same_hash_stay_apart(
     tmp_path_factory: pytest.TempPathFactory, steps: Any
 ) -> None:
@@ -430,7 +431,7 @@ def test_of_several_tries_of_a_version_the_last_counts(tmp_path: Path) -> None:
             assert kept["number"].to_pylist() == [number]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(50))
 @given(
     st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 9) | st.integers(2**64 - 9, 2**64 - 1)),
     st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 9)),

@@ -17,6 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from penstock.spark.state import Shard, State, corrected, marked, watermark_of
 from penstock.spark.state.time import BEGINNING, LATE, Seen, Times, TimesFolder, with_late
+from tests.harness.profiles import examples
 
 pytestmark = pytest.mark.timeout(300)
 LATENESS_US = 10_000_000
@@ -105,7 +106,7 @@ def test_late_is_the_same_in_any_micro_batches(
 
 
 @given(st.lists(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 100)), max_size=8)))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(30))
 def test_the_watermark_never_goes_back_and_is_before_all_that_is_on_time(
     batches: list[list[tuple[int, int]]],
 ) -> None:

@@ -27,6 +27,7 @@ from penstock.spark.state.watching import (
     Watching,
     Watermark,
 )
+from tests.harness.profiles import examples
 
 pytestmark = pytest.mark.timeout(300)
 LATENESS_US = 10
@@ -130,7 +131,7 @@ records = st.lists(
     st.lists(st.lists(st.integers(0, 6), min_size=PARTS, max_size=PARTS), max_size=6),
     st.integers(0, 9),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(30))
 def test_late_rows_and_the_watermark_are_those_of_one_record_after_the_other(
     log: list[list[Record]], cuts: list[list[int]], seed: int
 ) -> None:

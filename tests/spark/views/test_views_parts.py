@@ -28,6 +28,7 @@ from penstock.spark.views.netting import Latest
 from penstock.spark.views.plan import columns, explained, key_of
 from penstock.spark.views.refusing import ViewError
 from penstock.spark.views.sql import Schema, plan
+from tests.harness.profiles import examples
 from tests.spark.views.executing import Arrow, Maintained
 
 TABLES = {
@@ -78,7 +79,7 @@ def of_kind(kind: pa.DataType, values: st.SearchStrategy[Any]) -> st.SearchStrat
     return st.tuples(st.just(kind), batches)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(50))
 @given(
     of_kind(pa.float64(), FLOATS) | of_kind(pa.int64(), st.integers(-9, 9)),
     st.integers(1, 3),
@@ -412,7 +413,7 @@ GOOD = (
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(40))
 @given(
     st.one_of(
         st.lists(st.sampled_from(WORDS), max_size=10).map(" ".join),

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from penstock.spark.views import best, lists
 from penstock.spark.views.columns import PRESENT
 from penstock.spark.views.sql import Schema, plan
+from tests.harness.profiles import examples
 from tests.spark.views.executing import Arrow, Maintained
 from tests.spark.views.executing import alike as alike_in_sql
 
@@ -179,7 +180,7 @@ def alike(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     return sorted((tuple(map(close, row)) for row in rows), key=repr)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(8), suppress_health_check=list(HealthCheck))
 @given(
     sql=st.sampled_from(VIEWS),
     batches=batches,

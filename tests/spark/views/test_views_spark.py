@@ -38,6 +38,7 @@ def test_a_view_in_a_flow_follows_its_tables(tester: FlowTester) -> None:
             stream("shop.customers", debezium=CUSTOMERS),
         ],
         output=topic("revenue", key="_key", compacted=True),
+        shards=2,
     )
     def revenue(orders: DataFrame, customers: DataFrame) -> DataFrame:
         keys = {"orders": "id", "customers": "id"}
@@ -131,12 +132,12 @@ def test_rows_are_told_apart_as_by_spark(penstock_spark: SparkSession) -> None:
 
 def test_a_view_over_a_view_by_time_follows_deletions(tester: FlowTester) -> None:
     @flow(inputs=stream("a", changelog="id bigint, at timestamp, x double"),
-          output=topic("v1", key="_key", compacted=True))  # fmt: skip
+          output=topic("v1", key="_key", compacted=True), shards=2)  # fmt: skip
     def first(a: DataFrame) -> DataFrame:
         return sql("SELECT at, x, count(*) AS n FROM a GROUP BY at, x", {"a": "id"}, a=a).changes()
 
     @flow(inputs=stream("v1", changelog="at timestamp, x double, n bigint"),
-          output=topic("v2", key="_key", compacted=True))  # fmt: skip
+          output=topic("v2", key="_key", compacted=True), shards=2)  # fmt: skip
     def second(v: DataFrame) -> DataFrame:
         return sql("SELECT count(*) AS n FROM v", {"v": ["at", "x"]}, v=v).changes()
 

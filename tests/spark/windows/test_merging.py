@@ -19,6 +19,7 @@ from penstock.spark.windows.aggregates import Aggregate, First
 from penstock.spark.windows.errors import WindowError
 from penstock.spark.windows.merging import Windows
 from penstock.spark.windows.shapes import Hops, Sessions, Shape
+from tests.harness.profiles import examples
 from tests.spark.windows.cutting import (
     SECOND,
     Row,
@@ -139,7 +140,7 @@ def compare(found: list[dict[str, object]], said: list[dict[str, object]]) -> No
     "shape", [Hops(10 * SECOND, 10 * SECOND), Hops(15 * SECOND, 6 * SECOND), Hops(4 * SECOND,
               10 * SECOND), Sessions(7 * SECOND)], ids=str,
 )  # fmt: skip
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(6))
 @given(rows(), st.data())
 def test_final_windows_are_those_of_duckdb(
     shape: Shape, events: list[Row], data: st.DataObject
@@ -157,7 +158,7 @@ def test_final_windows_are_those_of_duckdb(
         compare(found, sessions_said(accepted, shape.gap_us, marks[-1]))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(6))
 @given(rows(), st.data())
 def test_corrections_end_where_the_whole_does(events: list[Row], data: st.DataObject) -> None:
     shape = Hops(10 * SECOND, 5 * SECOND)
@@ -175,7 +176,7 @@ def test_corrections_end_where_the_whole_does(events: list[Row], data: st.DataOb
     compare(list(last.values()), hops_said(accepted, shape, marks[-1] + LATENESS))
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(5))
 @given(rows(), st.data())
 def test_early_results_are_what_is_there_so_far(events: list[Row], data: st.DataObject) -> None:
     shape = Hops(10 * SECOND, 10 * SECOND)
@@ -253,7 +254,7 @@ def test_limbs_are_their_doubles_to_the_last_bit(seed: int) -> None:
             assert lost[at]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(50))
 @example([0.00022155136326160264])
 @given(st.lists(st.floats(-1e38, 1e38).filter(lambda x: x == 0 or abs(x) > 1e-41),
                 min_size=1, max_size=50))  # fmt: skip

@@ -18,6 +18,7 @@ from penstock.spark.windows.aggregates import Aggregate
 from penstock.spark.windows.dedup import Deduplicated, Order
 from penstock.spark.windows.errors import WindowError
 from penstock.spark.windows.sliding import AT, KEY, Sliding
+from tests.harness.profiles import examples
 from tests.spark.windows.cutting import SECOND, Row, cuts, in_time, rows, run, watermarks
 
 LATENESS = 20 * SECOND
@@ -59,7 +60,7 @@ def table(events: Sequence[Row]) -> pa.Table:
     return pa.table({**base, **values})
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(8))
 @given(rows(), st.data())
 def test_each_event_has_what_duckdb_says(events: list[Row], data: st.DataObject) -> None:
     accepted = in_time(events, LATENESS)
@@ -117,7 +118,7 @@ def once(events: Sequence[Row], within_us: int) -> list[int]:
     return sorted(each.offset for each in kept)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(8))
 @given(rows(60), st.sampled_from(["time", "log"]), st.data())
 def test_copies_are_left_out(events: list[Row], order: Order, data: st.DataObject) -> None:
     accepted = in_time(events, LATENESS)
