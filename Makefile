@@ -68,7 +68,7 @@ prepare: setup ## Compile, and fetch the servers that the tests need
 		'$(MAKE) --no-print-directory kafka-jars opensearch-jars databases'
 
 .PHONY: check
-check: lint ## Check style, types and all that needs neither Java nor a database server: two minutes
+check: lint ## Check style, types and all that needs neither Java nor a database server
 	@$(BIN)/python -m tests.harness check $(TEST_OPTIONS) $(ARGS)
 
 .PHONY: test

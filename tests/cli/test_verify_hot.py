@@ -114,7 +114,7 @@ def test_a_row_older_than_what_was_reached_is_not(
     log: Log, rows: Callable[[int], list[int]]
 ) -> None:
     with pytest.raises(VerifyError, match="could not be compared"):
-        compared(log, Written(log, rows), timeout_s=3)
+        compared(log, Written(log, rows), timeout_s=1)
 
 
 def test_times_that_python_does_not_have(log: Log) -> None:

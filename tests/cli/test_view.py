@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
 import pytest
 from confluent_kafka import Producer
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from penstock.spark.flows.declare import Stream
@@ -87,6 +89,21 @@ def test_what_cannot_be_maintained_is_told_with_its_place(
     assert "is no table" in refused("check", "a AS SELECT id FROM t", "-t", "(").err
     (project / "penstock.toml").write_text("[views]\nother = 1\n")
     assert "line 2" in refused("check", "a AS SELECT id FROM t", "-t", ORDERS).err
+
+
+def test_a_spark_that_was_started_for_the_types_is_stopped(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped: list[bool] = []
+    context = SimpleNamespace(setLogLevel=lambda _: None)
+    spark = SimpleNamespace(sparkContext=context, stop=lambda: stopped.append(True))
+    monkeypatch.setattr("penstock.spark.session", lambda *_, **__: spark)
+    monkeypatch.setattr("penstock.spark.java.find_java", lambda: None)
+    # There may be one of other tests in this process.
+    monkeypatch.setattr(SparkContext, "_active_spark_context", None)
+    monkeypatch.setattr(definitions.Definition, "check_types", lambda *_: None)
+    run("view", "check", REVENUE, "-t", ORDERS).ok()
+    assert stopped == [True]
 
 
 def test_run_wants_something_to_run(project: Path) -> None:

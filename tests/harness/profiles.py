@@ -100,7 +100,7 @@ SERVER_CRASHES: Final = _of(1, 1, 4)
 # Kills of a process that writes to a store or opens it.
 STORE_KILLS: Final = _of(1, 1, 3)
 # Of the statements of an SQL store, one of so many is where it is killed.
-STATEMENTS_PER_KILL: Final = _of(3, 3, 1)
+STATEMENTS_PER_KILL: Final = _of(6, 3, 1)
 # Kills of a migration, and Ctrl-C.
 MIGRATION_KILLS: Final = _of(1, 1, 4)
 MIGRATION_STOPS: Final = _of(1, 1, 4)
