@@ -30,12 +30,14 @@ class Reader:
         self.client, self.id = client, id_
         self.epoch = 0
         self.owned: set[tuple[Any, int]] = set()
+        # An answer was lost: as clients do, the next request says everything.
+        self.unsure = False
 
     def request(self, *, full: bool = False) -> ConsumerGroupHeartbeatRequest:
         request = ConsumerGroupHeartbeatRequest(
             group_id=GROUP, member_id=self.id, member_epoch=self.epoch
         )
-        if self.epoch == 0 or full:
+        if self.epoch == 0 or full or self.unsure:
             request.rebalance_timeout_ms = 60_000
             request.subscribed_topic_names = ["t"]
         request.topic_partitions = [
@@ -46,6 +48,7 @@ class Reader:
 
     def take(self, answer: Any) -> int:
         """Do as the answer says; the error code."""
+        self.unsure = False
         code = int(answer.error_code)
         if code in (ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID):
             self.epoch, self.owned = 0, set()
@@ -149,7 +152,7 @@ def lose_power(rng: random.Random) -> None:
     with broker_on(disk.after_crash(), data=broker.data) as broker:
         with RawClient(broker.bootstrap) as client:
             for reader in readers:
-                reader.client = client
+                reader.client, reader.unsure = client, True
             check_exclusive(*readers)
             for _ in range(6):
                 rng.choice(readers).beat(full=True)
