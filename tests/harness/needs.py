@@ -1,9 +1,10 @@
-"""Which tests need more than Python: Java, or a database server.
+"""Which tests need more than their own process: Java, a database server, any other process.
 
 The marks `java` and `databases` follow from the fixtures that a test uses; a test that starts such
-a process in another way carries the mark itself. `make check` runs the tests with neither mark.
+a process in another way carries the mark itself, and one that starts any other process is marked
+`processes`. `make check` runs the tests with none of the three marks.
 
-A guard keeps the marks true: an unmarked test that starts Java or a database server fails.
+A guard keeps the marks true: a test that starts what it is not marked for fails.
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ import pytest
 
 JAVA: Final = "java"
 DATABASES: Final = "databases"
+PROCESSES: Final = "processes"
 SPARK_FIXTURES: Final = frozenset({"penstock_spark"})
 FIXTURES: Final = {
     JAVA: SPARK_FIXTURES | {"kafka_tools", "apache_kafka", "opensearch"},
     DATABASES: frozenset({"postgres_of", "shared_mariadb", "shared_mysql", "shared_redis"}),
 }
+# Of the kit for sinks, which is shipped and does not know our marks.
+TESTS_WITH_PROCESSES: Final = frozenset({"test_killed_at_any_moment", "test_killed_inside_of_open"})
 PROGRAMS: Final = {
     "java": JAVA,
     "spark-submit": JAVA,
@@ -36,8 +40,10 @@ PROGRAMS: Final = {
 
 
 def add_marks(items: list[pytest.Item]) -> None:
-    """Mark the tests whose fixtures need Java or a database server."""
+    """Mark the tests whose fixtures need Java or a database server, and the kit's."""
     for item in items:
+        if getattr(item, "originalname", item.name) in TESTS_WITH_PROCESSES:
+            item.add_marker(PROCESSES)
         fixtures = set(getattr(item, "fixturenames", ()))
         for mark, names in FIXTURES.items():
             if fixtures & names:
@@ -45,8 +51,9 @@ def add_marks(items: list[pytest.Item]) -> None:
 
 
 def needs_of(item: pytest.Item) -> frozenset[str]:
-    """`java`, `databases`, both or neither."""
-    return frozenset(mark for mark in (JAVA, DATABASES) if item.get_closest_marker(mark))
+    """Those of `java`, `databases` and `processes` that the test is marked with."""
+    marks = (JAVA, DATABASES, PROCESSES)
+    return frozenset(mark for mark in marks if item.get_closest_marker(mark))
 
 
 def uses_spark(item: pytest.Item) -> bool:
@@ -74,7 +81,11 @@ class Guard:
     def require(self, mark: str, what: str) -> None:
         """Raise unless the running test is marked."""
         item = self._item
-        if item is not None and mark not in needs_of(item):
+        if item is None:
+            return
+        marks = needs_of(item)
+        # Whatever starts a server may start other processes too.
+        if mark not in marks and not (mark == PROCESSES and marks):
             raise MissingMarkError(
                 f"{item.nodeid} starts {what}: mark it with @pytest.mark.{mark}, "
                 "so that `make check` leaves it out"
@@ -83,13 +94,11 @@ class Guard:
     def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event == "subprocess.Popen" and self._item is not None:
             program = PurePath(os.fsdecode(arguments[0] or arguments[1][0])).name
-            mark = PROGRAMS.get(program)
-            if mark is not None:
-                self.require(mark, program)
+            self.require(PROGRAMS.get(program, PROCESSES), program)
 
 
 class MissingMarkError(Exception):
-    """A test starts Java or a database server and does not say so."""
+    """A test starts a process and does not say so."""
 
 
 GUARD: Final = Guard()

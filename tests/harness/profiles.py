@@ -46,6 +46,12 @@ def some(values: list[T], *, test: int, check: int | None = None) -> list[T]:
 LOG_CRASHES: Final = _of(20, 60, 700)
 # Of a damaged data directory: bytes changed in each file.
 DAMAGED_BYTES: Final = _of(10, 40, 1_000_000)
+# Of each file that is cut or has something at its end: places drawn at random.
+CUT_FILES: Final = _of(1, 3, 20)
+# Of each codec, batches that are damaged; of each message, damaged ones and places of a length.
+DAMAGED_BATCHES: Final = _of(150, 500, 5_000)
+DAMAGED_MESSAGES: Final = _of(10, 20, 200)
+ABSURD_PLACES: Final = _of(60, 200, 1_000)
 COMPACTION_LOGS: Final = _of(1, 1, 4)
 # Hostile requests, one by one and as a stream.
 FUZZ_FRAMES: Final = _of(1_000, 6_000, 92_000)
@@ -54,6 +60,8 @@ FLIPPED_BITS: Final = _of(1, 2, 8)
 BROKER_KILLS: Final = _of(1, 3, 10)
 BROKER_STOPS: Final = _of(1, 2, 3)
 CHAOS_STEPS: Final = _of(60, 150, 400)
+# Random writers, readers and restarts of a topic that waits for its groups.
+GUARDED_RUNS: Final = _of(2, 4, 12)
 CONSUMER_FAULTS: Final = _of(2, 4, 7)
 QUEUE_RECORDS: Final = _of(200, 400, 1_000)
 ORACLE_ROUNDS: Final = _of(2, 4, 8)
@@ -101,6 +109,8 @@ SERVER_CRASHES: Final = _of(1, 1, 4)
 STORE_KILLS: Final = _of(1, 1, 3)
 # Of the statements of an SQL store, one of so many is where it is killed.
 STATEMENTS_PER_KILL: Final = _of(6, 3, 1)
+# Rows of a table that is compared with a store while somebody writes to it.
+VERIFIED_ROWS: Final = _of(300, 600, 3_000)
 # Kills of a migration, and Ctrl-C.
 MIGRATION_KILLS: Final = _of(1, 1, 4)
 MIGRATION_STOPS: Final = _of(1, 1, 4)

@@ -1,10 +1,14 @@
-"""Runs of small suites through the harness: what is luck passes, what is a fault fails twice."""
+"""Runs of small suites through the harness: what is luck passes, what is a fault fails twice.
+
+Each run takes seconds, so one suite fails in every way at once and the tests look at its parts.
+"""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -12,9 +16,14 @@ import pytest
 
 from tests.harness.flaky import PAGE_VARIABLE
 
+pytestmark = pytest.mark.processes
+
 ROOT: Final = Path(__file__).resolve().parents[2]
 CONFTEST: Final = (ROOT / "tests" / "conftest.py").read_text()
 PAGE: Final = "| test | seen | commit | failure |\n|---|---|---|---|\n"
+MARKS: Final = ("java", "databases", "processes", "independent", "proof")
+ALONE: Final = ("-p", "no:xdist")
+WITH_WORKERS: Final = ("-n", "2")
 
 
 class Suite:
@@ -24,23 +33,26 @@ class Suite:
         self.folder = folder
         self.page = folder / "flaky.md"
         self.page.write_text(PAGE)
-        (folder / "pytest.ini").write_text(
-            "[pytest]\nmarkers =\n  java\n  databases\n  independent\n  proof\n"
-        )
+        marks = "".join(f"  {mark}\n" for mark in MARKS)
+        (folder / "pytest.ini").write_text(f"[pytest]\nmarkers =\n{marks}")
         (folder / "conftest.py").write_text(
             f'{CONFTEST}\npytest_plugins = ["tests.harness.plugin"]\n'
         )
 
-    def run(self, profile: str, body: str) -> tuple[int, str]:
+    def run(self, profile: str, body: str, *arguments: str) -> tuple[int, str]:
         """The exit code and the output of a run."""
         (self.folder / "test_suite.py").write_text(body)
         done = subprocess.run(
-            [sys.executable, "-m", "tests.harness", profile, "-n", "2", "--rootdir",
+            [sys.executable, "-m", "tests.harness", profile, *(arguments or ALONE), "--rootdir",
              str(self.folder), "-c", str(self.folder / "pytest.ini"), "test_suite.py"],
             env={**os.environ, "PYTHONPATH": str(ROOT), PAGE_VARIABLE: str(self.page)},
             cwd=self.folder, capture_output=True, text=True, check=False, timeout=100,
         )  # fmt: skip
         return done.returncode, done.stdout + done.stderr
+
+    def rows(self) -> list[str]:
+        """The rows of the page of flaky tests."""
+        return self.page.read_text().splitlines()[2:]
 
 
 @pytest.fixture
@@ -61,57 +73,20 @@ def test_unlucky():
 def test_sound():
     pass
 """
-
-
-def test_a_test_that_passes_the_second_time_is_flaky(suite: Suite) -> None:
-    code, output = suite.run("test", FAILS_ONCE)
-    assert code == 0, output
-    assert "flaky: test_suite.py::test_unlucky" in output
-    assert output.count("for the first time") >= 1
-    assert "again" in output.partition("second run, passed")[2]
-    assert "0 failed twice, 1 flaky" in output
-    rows = suite.page.read_text().splitlines()[2:]
-    assert len(rows) == 1
-    assert rows[0].startswith("| `test_suite.py::test_unlucky` |")
-    assert "bad \\| luck" in rows[0]
-
-
-def test_a_flaky_test_is_listed_once(suite: Suite) -> None:
-    for _ in range(2):
-        (suite.folder / "ran").unlink(missing_ok=True)
-        code, output = suite.run("test", FAILS_ONCE)
-        assert code == 0, output
-    assert "is open in flaky.md" in output
-    assert len(suite.page.read_text().splitlines()) == 3
-
-
-def test_proof_gives_no_second_chance(suite: Suite) -> None:
-    code, output = suite.run("proof", FAILS_ONCE)
-    assert code == 1, output
-    assert "flaky:" not in output
-
-
-def test_a_fault_that_depends_on_the_seed_fails_twice(suite: Suite) -> None:
-    body = """
+FAILS_TWICE: Final = """
+import os
+import subprocess
 from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 def test_seeded(seed):
     known = Path("seed")
     if not known.exists():
         known.write_text(str(seed))
     assert str(seed) != known.read_text()
-"""
-    code, output = suite.run("test", body)
-    assert code == 1, output
-    assert "failed twice: test_suite.py::test_seeded" in output
-
-
-def test_hypothesis_replays_the_example_that_failed(suite: Suite) -> None:
-    body = """
-from pathlib import Path
-
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 SHOWN = Path("shown")
 
@@ -126,22 +101,74 @@ def test_property(number):
     with SHOWN.open("a") as shown:
         shown.write(f"{number} ")
     assert False
-"""
-    code, output = suite.run("test", body)
-    assert code == 1, output
-    assert "failed twice: test_suite.py::test_property" in output
 
+def test_that_starts_java():
+    subprocess.run(["java", "-version"])
 
-def test_a_worker_that_dies_is_a_failure_of_its_test(suite: Suite) -> None:
-    body = """
-import os
+def test_that_starts_a_process():
+    subprocess.run(["true"])
+
+@pytest.mark.processes
+def test_that_may_start_a_process():
+    subprocess.run(["true"])
 
 def test_deadly():
     os._exit(3)
 """
-    code, output = suite.run("test", body)
+
+
+@dataclass(frozen=True)
+class Run:
+    """The run of a suite in which one test is unlucky and others are broken."""
+
+    code: int
+    output: str
+    suite: Suite
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    suite = Suite(tmp_path_factory.mktemp("suite"))
+    code, output = suite.run("test", FAILS_ONCE + FAILS_TWICE, *WITH_WORKERS)
+    return Run(code, output, suite)
+
+
+def test_a_test_that_passes_the_second_time_is_flaky(run: Run) -> None:
+    assert "flaky: test_suite.py::test_unlucky" in run.output
+    assert run.output.count("for the first time") >= 1
+    assert "again" in run.output.partition("second run, passed")[2]
+    assert "5 failed twice, 1 flaky" in run.output
+    (row,) = run.suite.rows()
+    assert row.startswith("| `test_suite.py::test_unlucky` |")
+    assert "bad \\| luck" in row
+
+
+@pytest.mark.parametrize(
+    "name", ["seeded", "property", "that_starts_java", "that_starts_a_process", "deadly"]
+)
+def test_a_fault_fails_twice(run: Run, name: str) -> None:
+    """A seed and an example are those of the first run; a worker that dies fails its test."""
+    assert run.code == 1
+    assert f"failed twice: test_suite.py::test_{name}\n" in run.output
+
+
+def test_what_a_test_starts_must_be_marked(run: Run) -> None:
+    assert "mark it with @pytest.mark.java" in run.output
+    assert "mark it with @pytest.mark.processes" in run.output
+    assert "test_that_may_start_a_process" not in run.output.partition("run once more")[2]
+
+
+def test_a_flaky_test_is_listed_once_and_proof_gives_no_second_chance(suite: Suite) -> None:
+    for expected in ("was added to flaky.md", "is open in flaky.md"):
+        (suite.folder / "ran").unlink(missing_ok=True)
+        code, output = suite.run("test", FAILS_ONCE)
+        assert code == 0, output
+        assert expected in output
+        assert len(suite.rows()) == 1
+    (suite.folder / "ran").unlink()
+    code, output = suite.run("proof", FAILS_ONCE)
     assert code == 1, output
-    assert "failed twice: test_suite.py::test_deadly" in output
+    assert "flaky:" not in output
 
 
 def test_many_failures_are_no_bad_luck(suite: Suite) -> None:
@@ -163,7 +190,7 @@ def test_a_file_that_cannot_be_imported_fails_the_run(suite: Suite) -> None:
     assert "no_such_module_anywhere" in output
 
 
-def test_check_leaves_out_what_needs_more_than_python(suite: Suite) -> None:
+def test_check_leaves_out_what_needs_more_than_this_process(suite: Suite) -> None:
     body = """
 import pytest
 
@@ -173,6 +200,10 @@ def test_java():
 
 @pytest.mark.databases
 def test_databases():
+    assert False
+
+@pytest.mark.processes
+def test_processes():
     assert False
 
 @pytest.mark.proof
@@ -185,15 +216,3 @@ def test_quick():
     code, output = suite.run("check", body)
     assert code == 0, output
     assert "1 passed" in output
-
-
-def test_a_test_that_starts_java_must_say_so(suite: Suite) -> None:
-    body = """
-import subprocess
-
-def test_unmarked():
-    subprocess.run(["java", "-version"])
-"""
-    code, output = suite.run("test", body)
-    assert code == 1, output
-    assert "mark it with @pytest.mark.java" in output
