@@ -16,12 +16,18 @@ ARGS ?=
 # One more than there are cores: tests that kill, start and wait leave half of a core to others.
 WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((n > 3 ? 4 : n + 1)))
 
-TEST_OPTIONS = -n $(WORKERS) --durations 20
+TEST_OPTIONS = --workers $(WORKERS) --durations 20
 # Without compiled modules each process that the tests start compiles them again.
 unexport PYTHONDONTWRITEBYTECODE
 
+# Modules are compiled when they are first imported: most never are. pyspark has no wheel; the one
+# that pip makes of it is unpacked at once, so it is not compressed.
+PIP_OPTIONS := --quiet --disable-pip-version-check --retries 10 --no-compile \
+	--config-settings=--build-option=--compression=stored
+
 SETUP_STAMP := $(VENV)/.setup
 WARM_STAMP := $(VENV)/.warm
+COLLECTED_STAMP := $(VENV)/.collected
 JARS_STAMP := $(KAFKA)/.jars
 CLASSES_STAMP := $(KAFKA)/.classes
 SPARK_JARS_STAMP := $(KAFKA)/.spark-jars
@@ -45,8 +51,8 @@ system-packages:
 $(SETUP_STAMP): pyproject.toml constraints.txt
 	@scripts/system-packages.sh python
 	@python=$$(scripts/find-python.sh); echo "setup: $(VENV) with $$python"; "$$python" -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --retries 10 \
-		--constraint constraints.txt --editable '.[all,dev]'
+	@$(BIN)/python -m pip install $(PIP_OPTIONS) --constraint constraints.txt \
+		pyspark --editable '.[all,dev]'
 	@touch $@
 
 .PHONY: run
@@ -61,11 +67,16 @@ $(WARM_STAMP): $(SETUP_STAMP)
 	@$(BIN)/python -m tools.warm
 	@touch $@
 
-# Compiling takes a processor, fetching takes the network.
+# Installing and compiling take a processor, fetching takes the network.
 .PHONY: prepare
-prepare: setup ## Compile, and fetch the servers that the tests need
-	@scripts/together.sh '$(MAKE) --no-print-directory $(WARM_STAMP)' \
+prepare: system-packages ## Install, compile, and fetch the servers that the tests need
+	@scripts/together.sh '$(MAKE) --no-print-directory $(WARM_STAMP) $(COLLECTED_STAMP)' \
 		'$(MAKE) --no-print-directory kafka-jars opensearch-jars databases'
+
+# Each worker would compile all test modules for itself.
+$(COLLECTED_STAMP): $(WARM_STAMP)
+	@$(BIN)/pytest --collect-only -qq >/dev/null || true
+	@touch $@
 
 .PHONY: check
 check: lint ## Check style, types and all that needs neither Java nor a database server
@@ -79,6 +90,13 @@ test: prepare ## Test all behaviour (a part of it: make test ARGS='tests/log -k 
 proof: lint prepare ## Test everything, at length: kills by the dozen, fuzz by the hundred thousand, soaks
 	@$(BIN)/python -m tests.harness proof $(TEST_OPTIONS) --timeout 7200 $(ARGS)
 
+.PHONY: coverage
+coverage: prepare ## Run `make test` and report the lines that it executes, child processes included
+	@rm -rf .coverage && mkdir .coverage
+	@$(BIN)/coverage run -m tests.harness test $(TEST_OPTIONS) --timeout 600 $(ARGS)
+	@$(BIN)/coverage combine --quiet
+	@$(BIN)/coverage report --skip-covered --skip-empty --sort miss
+
 .PHONY: conformance
 conformance: setup kafka-jars ## Run the same scenarios on the embedded broker and on Apache Kafka
 	@$(BIN)/pytest conformance $(ARGS)
@@ -87,7 +105,7 @@ conformance: setup kafka-jars ## Run the same scenarios on the embedded broker a
 lint: $(SETUP_STAMP) ## Check style and types
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy --strict
+	@$(BIN)/mypy --strict --num-workers 2
 
 .PHONY: format
 format: $(SETUP_STAMP) ## Format the code and mend what can be mended without thought
@@ -186,5 +204,5 @@ $(OPENSEARCH_STAMP): $(OPENSEARCH)/pom.xml $(OPENSEARCH)/SearchNode.java
 
 .PHONY: clean
 clean: ## Remove what was made, the environment and the jars included
-	rm -rf $(VENV) $(KAFKA) .mysql .mysql.part build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(KAFKA) .mysql .mysql.part build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -8,7 +8,8 @@ about (`connecting`) and the package itself (`__version__`) are everyone's.
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -50,14 +51,39 @@ def name_of(file: Path) -> str:
     return str(file.relative_to(ROOT))
 
 
+@dataclass(frozen=True)
+class Module:
+    """What the rules ask of a module; a syntax tree takes too much memory to be kept."""
+
+    docstring: str
+    imports: tuple[tuple[str, int], ...]
+    functions: tuple[tuple[str, int], ...]
+    sleeps: tuple[int, ...]
+
+
 @cache
-def tree_of(file: Path) -> ast.Module:
-    return ast.parse(file.read_text(encoding="utf-8"), filename=str(file))
+def module_of(file: Path) -> Module:
+    return module_from(file.read_text(encoding="utf-8"))
 
 
-def imported_rooms(tree: ast.Module) -> Iterator[tuple[str, int]]:
+def module_from(code: str) -> Module:
+    tree = ast.parse(code)
+    nodes = list(ast.walk(tree))
+    return Module(
+        (ast.get_docstring(tree) or "").strip(),
+        tuple(imported_rooms(nodes)),
+        tuple(
+            (node.name, (node.end_lineno or node.lineno) - node.lineno + 1)
+            for node in nodes
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        ),
+        tuple(sleeps(nodes)) if "sleep" in code else (),
+    )
+
+
+def imported_rooms(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, int]]:
     """The parts of penstock that a module imports, each with its line."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module == "penstock":
@@ -72,7 +98,7 @@ def imported_rooms(tree: ast.Module) -> Iterator[tuple[str, int]]:
                 yield (parts[1] if len(parts) > 1 else "__version__"), node.lineno
 
 
-def forbidden_imports(room: str, tree: ast.Module) -> list[str]:
+def forbidden_imports(room: str, module: Module) -> list[str]:
     """What a module of a room imports although the table does not allow it."""
     allowed = MAY_IMPORT.get(room, set())
     if isinstance(allowed, str):
@@ -80,37 +106,24 @@ def forbidden_imports(room: str, tree: ast.Module) -> list[str]:
     own = allowed | SHARED | {room}
     return [
         f"line {line}: {room} may not import {target}"
-        for target, line in imported_rooms(tree)
+        for target, line in module.imports
         if target not in own
     ]
 
 
-def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node
-
-
-def lines_that_sleep(file: Path) -> list[str]:
-    if "sleep" not in file.read_text(encoding="utf-8"):
-        return []
-    return [f"line {at} sleeps" for at in sleeps(tree_of(file))]
-
-
-def sleeps(tree: ast.Module) -> list[int]:
+def sleeps(nodes: list[ast.AST]) -> Iterator[int]:
     """The lines that sleep: `time.sleep(...)`, or `sleep(...)` imported from time."""
     bare = any(
         isinstance(node, ast.ImportFrom)
         and node.module == "time"
         and any(alias.name == "sleep" for alias in node.names)
-        for node in ast.walk(tree)
+        for node in nodes
     )
-    return [
-        node.lineno
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-        and (ast.unparse(node.func) == "time.sleep" or (bare and ast.unparse(node.func) == "sleep"))
-    ]
+    for node in nodes:
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            if called == "time.sleep" or (bare and called == "sleep"):
+                yield node.lineno
 
 
 def broken(rule: Callable[[Path], list[str]], files: list[Path]) -> list[str]:
@@ -123,11 +136,11 @@ def imports_of_other_rooms(file: Path) -> list[str]:
     room = parts[0] if len(parts) > 1 else file.stem
     if len(parts) > 1 and room not in MAY_IMPORT:
         return [f"{room} is not a room of the design"]
-    return forbidden_imports(room, tree_of(file))
+    return forbidden_imports(room, module_of(file))
 
 
 def missing_docstring(file: Path) -> list[str]:
-    return [] if (ast.get_docstring(tree_of(file)) or "").strip() else ["does not say what it is"]
+    return [] if module_of(file).docstring else ["does not say what it is"]
 
 
 def excessive_lengths(file: Path) -> list[str]:
@@ -135,10 +148,9 @@ def excessive_lengths(file: Path) -> list[str]:
         return []
     lines = len(file.read_text(encoding="utf-8").splitlines())
     breaches = [f"{lines} lines, the limit is {FILE_LINES_MAX}"] if lines > FILE_LINES_MAX else []
-    for node in functions(tree_of(file)):
-        lines = (node.end_lineno or node.lineno) - node.lineno + 1
+    for name, lines in module_of(file).functions:
         if lines > FUNCTION_LINES_MAX:
-            breaches.append(f"{node.name} has {lines} lines, the limit is {FUNCTION_LINES_MAX}")
+            breaches.append(f"{name} has {lines} lines, the limit is {FUNCTION_LINES_MAX}")
     return breaches
 
 
@@ -155,11 +167,12 @@ def test_files_and_functions_are_short() -> None:
 
 
 def test_tests_wait_on_conditions() -> None:
-    assert broken(lines_that_sleep, TESTS) == []
+    sleeping = broken(lambda file: [f"line {at} sleeps" for at in module_of(file).sleeps], TESTS)
+    assert sleeping == []
 
 
 def test_the_rules_see_what_they_forbid() -> None:
-    code = ast.parse(
+    code = module_from(
         "import penstock.broker\n"
         "from penstock import log, errors\n"
         "def late():\n"
@@ -173,6 +186,6 @@ def test_the_rules_see_what_they_forbid() -> None:
     ]
     assert len(forbidden_imports("log", code)) == 2
     assert forbidden_imports("cli", code) == []
-    assert sleeps(ast.parse("import time\ntime.sleep(1)")) == [2]
-    assert sleeps(ast.parse("from time import sleep\nsleep(1)")) == [2]
-    assert sleeps(ast.parse("import asyncio\nasyncio.sleep(0)")) == []
+    assert module_from("import time\ntime.sleep(1)").sleeps == (2,)
+    assert module_from("from time import sleep\nsleep(1)").sleeps == (2,)
+    assert module_from("import asyncio\nasyncio.sleep(0)").sleeps == ()

@@ -27,8 +27,8 @@ TESTS_FAILED: Final = 1
 # More than this is no bad luck.
 SECOND_CHANCES: Final = 8
 MARKS: Final = {
-    Profile.CHECK: "not java and not databases and not processes and not proof",
-    Profile.TEST: "not proof",
+    Profile.CHECK: "not java and not databases and not processes",
+    Profile.TEST: "",
     Profile.PROOF: "",
 }
 
@@ -52,7 +52,7 @@ def second_chance(profile: Profile, run: Path) -> int:
         return TESTS_FAILED
     print(f"\nrun once more, alone: {len(first)} failed", flush=True)
     files = sorted({nodeid.partition("::")[0] for nodeid in first})
-    arguments = ["-p", "no:xdist", "-p", "no:cacheprovider", "-q", *files]
+    arguments = ["-p", "no:cacheprovider", "-q", *files]
     pytest(profile, run, arguments, run / failures.FIRST_FILE)
     second = failures.by_test(failures.read(run / failures.SECOND_FILE))
     failed_again = []

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from hypothesis import settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 
-from tests.harness import failures, needs, schedule
+from tests.harness import failures, needs, parallel
 from tests.harness.profiles import PROFILE, Profile
 from tests.harness.servers import RemoteServers, ServerHost, Servers, servers_key
-
-if TYPE_CHECKING:
-    from xdist.remote import Producer
-    from xdist.workermanage import WorkerController
-
-SERVERS_INPUT: Final = "penstock_servers"
-FOLDER_INPUT: Final = "penstock_folder"
 
 folder_key = pytest.StashKey[Path]()
 host_key = pytest.StashKey[ServerHost]()
@@ -39,21 +32,19 @@ settings.register_profile(
 settings.load_profile("penstock")
 
 
-def worker_input(config: pytest.Config) -> dict[str, Any] | None:
-    """What the controller gave to this worker; None in a process that is no worker."""
-    return getattr(config, "workerinput", None)
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parallel.options(parser)
+
+
+def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
+    pluginmanager.add_hookspecs(parallel.Hooks)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    given = worker_input(config)
-    if given is not None:
-        config.stash[folder_key] = Path(given[FOLDER_INPUT])
-        config.stash[servers_key] = RemoteServers(given[SERVERS_INPUT])
-    else:
-        named = os.environ.get(failures.RUN_VARIABLE)
-        folder = Path(named) if named else Path(tempfile.mkdtemp(prefix="penstock-run-"))
-        config.stash[folder_key] = folder
-        config.stash[servers_key] = Servers()
+    named = os.environ.get(failures.RUN_VARIABLE)
+    folder = Path(named) if named else Path(tempfile.mkdtemp(prefix="penstock-run-"))
+    config.stash[folder_key] = folder
+    config.stash[servers_key] = Servers()
     if PROFILE is Profile.CHECK:
         needs.hide_java()
 
@@ -70,21 +61,19 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 # ---- workers ---------------------------------------------------------------------------------
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_configure_node(node: WorkerController) -> None:
-    """Tell a worker where the run's folder and servers are."""
-    stash = node.config.stash
-    if host_key not in stash:
-        servers = stash[servers_key]
-        assert isinstance(servers, Servers)
-        stash[host_key] = ServerHost(servers, stash[folder_key])
-    node.workerinput[SERVERS_INPUT] = stash[host_key].address
-    node.workerinput[FOLDER_INPUT] = str(stash[folder_key])
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    """In several processes, if that is asked for."""
+    stash = session.config.stash
+    servers = stash[servers_key]
+    assert isinstance(servers, Servers)
+    stash[host_key] = ServerHost(servers, stash[folder_key])
+    return parallel.run_loop(session)
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> schedule.LaneScheduling:
-    return schedule.LaneScheduling(config, log, config.stash[folder_key])
+def penstock_worker_started(config: pytest.Config) -> None:
+    """The controller owns the servers."""
+    config.stash[servers_key] = RemoteServers(config.stash[host_key].address)
 
 
 # ---- which tests -----------------------------------------------------------------------------
@@ -94,19 +83,27 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> schedul
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     needs.add_marks(items)
+    if PROFILE is not Profile.PROOF:
+        # Their budgets are those of another profile.
+        _leave_out(config, items, [item for item in items if item.get_closest_marker("proof")])
     replay = os.environ.get(failures.REPLAY_VARIABLE)
     if replay:
         failed = {outcome.nodeid for outcome in failures.read(Path(replay))}
-        config.hook.pytest_deselected(items=[i for i in items if i.nodeid not in failed])
-        items[:] = [item for item in items if item.nodeid in failed]
+        _leave_out(config, items, [item for item in items if item.nodeid not in failed])
 
 
-# Before the worker reports to the controller that it has collected.
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_finish(session: pytest.Session) -> None:
-    given = worker_input(session.config)
-    if given is not None and given["workerid"] == "gw0":
-        schedule.write_plan(session.items, session.config.stash[folder_key])
+def _leave_out(
+    config: pytest.Config, items: list[pytest.Item], left_out: list[pytest.Item]
+) -> None:
+    config.hook.pytest_deselected(items=left_out)
+    gone = set(left_out)
+    items[:] = [item for item in items if item not in gone]
+
+
+def pytest_collection_finish() -> None:
+    # Modules and tests stay: to look at them in every collection costs 0.2 s each time.
+    gc.collect()
+    gc.freeze()
 
 
 # ---- while they run --------------------------------------------------------------------------
@@ -124,7 +121,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """In the controller, which sees the reports of all workers."""
     folder = os.environ.get(failures.RUN_VARIABLE)
-    if folder is None or os.environ.get("PYTEST_XDIST_WORKER"):
+    if folder is None or os.environ.get(parallel.WORKER_VARIABLE):
         return
     if os.environ.get(failures.REPLAY_VARIABLE):
         failures.append(Path(folder) / failures.SECOND_FILE, failures.outcome_of(report))

@@ -8,6 +8,7 @@ is tested is the same in every profile; a test that belongs to one profile alone
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Final, TypeVar
 
@@ -31,32 +32,39 @@ def _of(check: T, test: T, proof: T) -> T:
 
 
 def examples(test: int) -> int:
-    """Examples of hypothesis: so many in `test`, a third of it in `check`, ten times in `proof`."""
-    return _of(max(5, test // 3), test, test * 10)
+    """Examples of hypothesis: so many in `test`, a fifth of it in `check`, ten times in `proof`."""
+    return _of(max(5, test // 5), test, test * 10)
 
 
-def some(values: list[T], *, test: int, check: int | None = None) -> list[T]:
+def some(values: Sequence[T], *, test: int, check: int | None = None) -> list[T]:
     """The first few of a list of cases, and all of them in `proof`."""
-    return values[: _of(test if check is None else check, test, len(values))]
+    return list(values[: _of(test if check is None else check, test, len(values))])
 
 
 # ---- the log and the broker ------------------------------------------------------------------
 #                                          check    test      proof
 # Simulated crashes of a machine, for each of six tests.
-LOG_CRASHES: Final = _of(20, 60, 700)
+LOG_CRASHES: Final = _of(12, 60, 700)
 # Of a damaged data directory: bytes changed in each file.
-DAMAGED_BYTES: Final = _of(10, 40, 1_000_000)
-# Of each file that is cut or has something at its end: places drawn at random.
-CUT_FILES: Final = _of(1, 3, 20)
+DAMAGED_BYTES: Final = _of(5, 20, 1_000_000)
+# Of each file: how often it is cut or has something at its end.
+CUT_FILES: Final = _of(4, 8, 100)
 # Of each codec, batches that are damaged; of each message, damaged ones and places of a length.
 DAMAGED_BATCHES: Final = _of(150, 500, 5_000)
 DAMAGED_MESSAGES: Final = _of(10, 20, 200)
 ABSURD_PLACES: Final = _of(60, 200, 1_000)
+# Writes and syncs that fail, each followed by a crash; at least one for each of fifty steps.
+FAILED_WRITES: Final = _of(50, 100, 1_000)
+RETENTION_LOGS: Final = _of(1, 3, 8)
+# Milliseconds between the times that are looked up in a server's archive.
+S3_LOOKUP_STEP: Final = _of(45, 45, 7)
 COMPACTION_LOGS: Final = _of(1, 1, 4)
 # Hostile requests, one by one and as a stream.
-FUZZ_FRAMES: Final = _of(1_000, 6_000, 92_000)
-FUZZ_STREAMS: Final = _of(100, 600, 10_000)
+FUZZ_FRAMES: Final = _of(1_000, 4_000, 92_000)
+FUZZ_STREAMS: Final = _of(100, 400, 10_000)
 FLIPPED_BITS: Final = _of(1, 2, 8)
+# Records of eight producers each, 1.6 MB in all: a hundred times what the topic takes.
+PUSHED_RECORDS: Final = _of(400, 400, 1_600)
 BROKER_KILLS: Final = _of(1, 3, 10)
 BROKER_STOPS: Final = _of(1, 2, 3)
 CHAOS_STEPS: Final = _of(60, 150, 400)
@@ -64,7 +72,11 @@ CHAOS_STEPS: Final = _of(60, 150, 400)
 GUARDED_RUNS: Final = _of(2, 4, 12)
 CONSUMER_FAULTS: Final = _of(2, 4, 7)
 QUEUE_RECORDS: Final = _of(200, 400, 1_000)
-ORACLE_ROUNDS: Final = _of(2, 4, 8)
+ORACLE_ROUNDS: Final = _of(1, 3, 8)
+# Versions of each message that are compared with another implementation.
+ORACLE_VERSIONS: Final = _of(3, 100, 100)
+# Records of a writer whose broker dies three times meanwhile: thousands, by three.
+WRITER_RECORDS: Final = _of(9_000, 15_000, 30_000)
 # Records written while a node of three dies and comes back.
 FAILOVER_RECORDS: Final = _of(3_000, 3_000, 6_000)
 
@@ -103,12 +115,20 @@ FOLLOWED_KILLS: Final = _of(1, 1, 4)
 TRUNCATED_SNAPSHOTS: Final = _of(1, 1, 3)
 # Snapshots of one table while others write to it.
 LOADED_SNAPSHOTS: Final = _of(2, 2, 3)
+# Of a random load on a table, how often what is rebuilt is held against it.
+LOAD_ROUNDS: Final = _of(3, 3, 6)
 # Crashes of a database server whose changes are read.
 SERVER_CRASHES: Final = _of(1, 1, 4)
+# Blocks of a changelog hold a so many times smaller share of what they hold in earnest.
+BLOCK_SHARE: Final = _of(16, 16, 1)
 # Kills of a process that writes to a store or opens it.
 STORE_KILLS: Final = _of(1, 1, 3)
 # Of the statements of an SQL store, one of so many is where it is killed.
-STATEMENTS_PER_KILL: Final = _of(6, 3, 1)
+STATEMENTS_PER_KILL: Final = _of(6, 6, 1)
+# Batches of random changes for each store, and limits of ranges for each kind of key.
+STORE_BATCHES: Final = _of(4, 5, 12)
+STORE_LIMITS: Final = _of(1, 1, 8)
+BUCKET_BATCHES: Final = _of(2, 2, 3)
 # Rows of a table that is compared with a store while somebody writes to it.
 VERIFIED_ROWS: Final = _of(300, 600, 3_000)
 # Kills of a migration, and Ctrl-C.

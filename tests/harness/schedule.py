@@ -5,28 +5,18 @@ session: it runs all units that use it, because a second session costs ten secon
 The other workers run everything else. A worker that has finished its own kind helps with the rest.
 
 Units that wait for Java or for database servers go first, and quick ones last, so that no worker
-ends the run alone with a long file. What a unit needs is known to the workers, which collect the
-tests, and not to the controller, which schedules them: a worker writes it to a file of the run.
+ends the run alone with a long file.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
-from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import Final
 
 import pytest
-from xdist.scheduler.loadscope import LoadScopeScheduling
 
 from tests.harness.needs import needs_of, uses_spark
 
-if TYPE_CHECKING:
-    from xdist.remote import Producer
-    from xdist.workermanage import WorkerController
-
-PLAN_FILE: Final = "plan.json"
-SPARK: Final = "spark"
 # A test that says that it takes long is begun early; so is what starts processes.
 EXTERNAL_COST_S: Final = 1.0
 QUICK_COST_S: Final = 0.02
@@ -49,54 +39,45 @@ def expected_cost_s(item: pytest.Item) -> float:
     return EXTERNAL_COST_S if needs_of(item) else QUICK_COST_S
 
 
-def write_plan(items: Iterable[pytest.Item], folder: Path) -> None:
-    """Tell the controller each test's unit, and each unit's cost and whether it uses Spark."""
-    units: dict[str, str] = {}
-    costs: dict[str, float] = {}
-    spark: set[str] = set()
-    for item in items:
-        unit = units[item.nodeid] = unit_of(item)
-        costs[unit] = costs.get(unit, 0.0) + expected_cost_s(item)
-        if uses_spark(item):
-            spark.add(unit)
-    plan = {"units": units, "costs": costs, SPARK: sorted(spark)}
-    partial = folder / f"{PLAN_FILE}.part"
-    partial.write_text(json.dumps(plan))
-    partial.rename(folder / PLAN_FILE)
+class Queue:
+    """The units that nobody has begun, in two lanes: those that use Spark, and all others."""
 
-
-class LaneScheduling(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
-    """Two lanes: the units that use the Spark session, for one worker, and all others."""
-
-    def __init__(self, config: pytest.Config, log: Producer, folder: Path) -> None:
-        super().__init__(config, log)
-        self._folder = folder
-        self._units: dict[str, str] = {}
+    def __init__(self, items: Sequence[pytest.Item]) -> None:
+        self._units: dict[str, list[int]] = {}
         self._costs: dict[str, float] = {}
         self._spark_units: set[str] = set()
-        self._spark_owner: WorkerController | None = None
+        self._spark_owner: str | None = None
+        for index, item in enumerate(items):
+            unit = unit_of(item)
+            self._units.setdefault(unit, []).append(index)
+            self._costs[unit] = self._costs.get(unit, 0.0) + expected_cost_s(item)
+            if uses_spark(item):
+                self._spark_units.add(unit)
+        self._waiting = list(self._units)
 
-    def schedule(self) -> None:
-        if self.collection is None and self.collection_is_completed:
-            plan = json.loads((self._folder / PLAN_FILE).read_text())
-            self._units, self._costs = plan["units"], plan["costs"]
-            self._spark_units = set(plan[SPARK])
-        super().schedule()
+    def __len__(self) -> int:
+        return len(self._waiting)
 
-    def _split_scope(self, nodeid: str) -> str:
-        return self._units.get(nodeid, nodeid.partition("::")[0])
+    def next_for(self, worker: str) -> list[int]:
+        """The tests of the costliest unit of the worker's own lane, or of the other if that is
+        empty; none if nothing is left."""
+        if not self._waiting:
+            return []
+        if self._spark_owner is None:
+            self._spark_owner = worker
+        spark = [unit for unit in self._waiting if unit in self._spark_units]
+        others = [unit for unit in self._waiting if unit not in self._spark_units]
+        own, other = (spark, others) if worker == self._spark_owner else (others, spark)
+        unit = max(own or other, key=lambda unit: self._costs[unit])
+        self._waiting.remove(unit)
+        return self._units[unit]
 
-    def _assign_work_unit(self, node: WorkerController) -> None:
-        unit = self._choose(node)
-        # The base class takes the first of the queue.
-        self.workqueue.move_to_end(unit, last=False)
-        super()._assign_work_unit(node)
-
-    def _choose(self, node: WorkerController) -> str:
-        """The costliest unit of the worker's own lane, or of the other one when that is empty."""
-        if self._spark_owner not in self.assigned_work:
-            self._spark_owner = node
-        spark = [unit for unit in self.workqueue if unit in self._spark_units]
-        others = [unit for unit in self.workqueue if unit not in self._spark_units]
-        own, other = (spark, others) if node is self._spark_owner else (others, spark)
-        return str(max(own or other, key=lambda unit: self._costs.get(unit, 0.0)))
+    def worker_is_gone(self, worker: str, rest: Sequence[int]) -> None:
+        """A worker died: the tests that it was given and did not begin wait again."""
+        if worker == self._spark_owner:
+            self._spark_owner = None
+        for unit, indexes in self._units.items():
+            left = [index for index in indexes if index in rest]
+            if left:
+                self._units[unit] = left
+                self._waiting.append(unit)

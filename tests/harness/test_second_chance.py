@@ -22,8 +22,8 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 CONFTEST: Final = (ROOT / "tests" / "conftest.py").read_text()
 PAGE: Final = "| test | seen | commit | failure |\n|---|---|---|---|\n"
 MARKS: Final = ("java", "databases", "processes", "independent", "proof")
-ALONE: Final = ("-p", "no:xdist")
-WITH_WORKERS: Final = ("-n", "2")
+ALONE: Final = ("--workers", "1")
+WITH_WORKERS: Final = ("--workers", "2")
 
 
 class Suite:
