@@ -43,7 +43,8 @@ def penstock_shared_broker() -> Iterator[Broker]:
 @pytest.fixture(scope="session")
 def penstock_spark() -> Iterator[SparkSession]:
     """One Spark session for the whole run, small; starting it takes seconds."""
-    from penstock.spark import session
+    from penstock.spark import register, session
+    from penstock.testing.source_forks import forking
 
     spark = session(
         "penstock tests",
@@ -55,8 +56,12 @@ def penstock_spark() -> Iterator[SparkSession]:
             "spark.ui.enabled": False,
         },
     )
-    yield spark
-    spark.stop()
+    context = spark.sparkContext
+    with forking(context.pythonExec) as context.pythonExec:
+        # What is registered keeps the Python of that time.
+        register(spark)
+        yield spark
+        spark.stop()
 
 
 @pytest.fixture
