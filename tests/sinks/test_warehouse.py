@@ -46,6 +46,7 @@ from penstock.testing.sinks import (
     read,
     same,
 )
+from tests.harness.profiles import BUCKET_BATCHES
 from tests.sinks.kit import StoreKit
 from tests.waiting import eventually
 
@@ -406,6 +407,7 @@ def bucket(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
     return name
 
 
+@pytest.mark.processes
 def test_a_damaged_commit_on_s3_is_told(s3_endpoint: str, bucket: str) -> None:
     """What is written there is whole, so somebody has damaged what counts."""
     with open_sink(f"parquet+s3://{bucket}/orders?endpoint={s3_endpoint}") as sink:
@@ -426,13 +428,14 @@ def test_a_damaged_commit_on_s3_is_told(s3_endpoint: str, bucket: str) -> None:
         assert ids(sink) == [0, 1]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("kind", ["delta+s3", "parquet+s3"])
 def test_the_same_on_s3(s3_endpoint: str, bucket: str, kind: str, seed: int) -> None:
     store = Store(f"{kind}://{bucket}/some/orders?endpoint={s3_endpoint}")
     kit, load = StoreKit(), Load(seed)
     with store.sink() as sink:
         assert sink.open(ALL) == Position()
-        for _ in range(3):
+        for _ in range(BUCKET_BATCHES):
             sink.apply(load.next(), never)
         assert same(read(sink), ordered(load.model))
         assert sink.position() == Position({PLACE: load.at})

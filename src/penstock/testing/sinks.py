@@ -7,23 +7,17 @@
 
 Random changes are compared with a dict; the rest goes for what the contract promises (see
 `penstock.sinks`). `Store` says what a store cannot hold, which then must be refused, not lost.
-
-Run as a program (`python -m penstock.testing.sinks URL SEED`) it writes changes until it is killed:
-`test_killed_at_any_moment` does so, and looks at what is left.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import random
-import signal
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
-from typing import Final
+from multiprocessing.connection import Connection
+from typing import ClassVar, Final
 
 import pyarrow as pa
 import pytest
@@ -41,7 +35,6 @@ from penstock.sinks import (
     SchemaChangedError,
     Sink,
     TooManyRefusedError,
-    open_sink,
 )
 from penstock.testing.sink_changes import (
     ALL,
@@ -62,7 +55,7 @@ from penstock.testing.sink_changes import (
     read,
     same,
 )
-from penstock.testing.sink_hazards import HazardKit
+from penstock.testing.sink_hazards import FORKS, KILLED_S, HazardKit
 
 __all__ = [
     "ALL",
@@ -83,10 +76,14 @@ __all__ = [
 ]
 
 KILL_ROWS: Final = 200
+BATCHES: Final = 12
 
 
 class SinkKit(HazardKit):
     """The tests; subclasses have the fixture `store`."""
+
+    # How many batches of random changes are written, one after the other.
+    batches: ClassVar[int] = BATCHES
 
     @pytest.fixture
     def store(self) -> Store:
@@ -98,10 +95,10 @@ class SinkKit(HazardKit):
             assert sink.position() is None
             assert sink.stored_schema() is None
             assert sink.open(ALL) == Position()
-            for _ in range(12):
+            for number in range(self.batches):
                 batch = load.next()
                 assert sink.apply(batch, never).rows == batch.rows
-                if load.at % 3 == 0:
+                if number % 3 == 0:
                     # A repetition does nothing.
                     assert sink.apply(batch, never).rows == 0
             assert sink.position() == Position({PLACE: load.at})
@@ -117,7 +114,9 @@ class SinkKit(HazardKit):
         load = Load(seed, store.cannot)
         with store.sink() as sink:
             sink.open(ALL)
-            for _ in range(6):
+            for _ in range(max(2, self.batches // 2)):
+                sink.apply(load.next(40), never)
+            while len(load.model) < 12:
                 sink.apply(load.next(40), never)
             if not sink.readable:
                 return
@@ -432,32 +431,29 @@ def _in_pieces(rows: pa.Table) -> pa.Table:
 
 def _kill_a_writer(store: Store, seed: int, after: int) -> None:
     """Let a process write, and end it at once some moment after it has told of so many batches."""
-    told = json.dumps({"url": store.url, "options": dict(store.options), "seed": seed,
-                       "cannot": sorted(store.cannot)})  # fmt: skip
-    process = subprocess.Popen(
-        [sys.executable, "-m", "penstock.testing.sinks", told], stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
+    applied, tell = FORKS.Pipe(duplex=False)
+    process = FORKS.Process(target=_write_for_ever, args=(store, seed, tell), daemon=True)
+    process.start()
+    tell.close()
     try:
         for _ in range(after):
-            assert process.stdout.readline().strip() == "applied", "the writer has failed"
+            assert applied.poll(KILLED_S), "the writer does not get on"
+            try:
+                applied.recv()
+            except EOFError:
+                raise AssertionError("the writer has failed") from None
     finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        process.stdout.close()
+        process.kill()
+        process.join()
+        applied.close()
 
 
-def _write_for_ever(told: str) -> None:
-    given = json.loads(told)
-    load = Load(given["seed"], frozenset(given["cannot"]))
-    with open_sink(given["url"], given["options"], name="kit") as sink:
+def _write_for_ever(store: Store, seed: int, tell: Connection) -> None:
+    load = Load(seed, store.cannot)
+    with store.sink() as sink:
         at = sink.open(ALL).offsets.get(PLACE, 0)
         while load.at < at:
             load.next(KILL_ROWS)
         for _ in count():
             sink.apply(merged(load.next(KILL_ROWS), load.next(KILL_ROWS)), never)
-            print("applied", flush=True)
-
-
-if __name__ == "__main__":
-    _write_for_ever(sys.argv[1])
+            tell.send("applied")

@@ -21,7 +21,7 @@ import duckdb
 import pyarrow as pa
 
 from penstock.errors import ConfigError, PenstockError
-from penstock.sinks.contract import SCAN_ROWS, Key
+from penstock.sinks.contract import SCAN_ROWS, Key, Position
 from penstock.sinks.errors import StoreError, StoreUnreachableError
 from penstock.sinks.schema import Schema
 from penstock.sinks.sql.base import SqlSink
@@ -120,6 +120,16 @@ class DuckdbSink(SqlSink):
             "SELECT count(*) FROM information_schema.tables WHERE table_name = ?", (name,)
         )
         return bool(found[0])
+
+    def _seen(self) -> tuple[int, Position, Schema] | None:
+        if self._connection is None and not self._is_there():
+            return None
+        with self._explaining():
+            # To ask for the table first takes a new connection as long as being made.
+            try:
+                return self._row()
+            except duckdb.CatalogException:
+                return None
 
     def _type(self, field: pa.Field, *, is_key: bool) -> str:
         kind = field.type
