@@ -99,6 +99,7 @@ def change(session: Session, database: Database, chance: random.Random) -> None:
     session.run(chance.choice(["COMMIT", "COMMIT", "COMMIT", "ROLLBACK"]))
 
 
+@pytest.mark.processes
 def test_with_kills(each: Database, log: str, tmp_path: Path, seed: int) -> None:
     chance = random.Random(seed)
     each.run(*(f"CREATE TABLE {table} (id $int PRIMARY KEY, text $text)" for table in "ab"))

@@ -11,6 +11,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -27,18 +28,10 @@ from penstock.client.connection import Cluster
 from penstock.client.metadata import Metadata
 from penstock.client.reading import Row, read_all
 from penstock.client.writer import LogWriter
+from tests.harness.forks import preload
 
 _FORKS: Final = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(
-    [
-        "penstock.capture.delivery.capture",
-        "penstock.capture.mysql.source",
-        "penstock.capture.postgres.source",
-        "penstock.capture.sqlite.source",
-        __name__,
-        "tests.capture.kit.warm",
-    ]
-)
+preload()
 QUICK: Final[Mapping[str, Any]] = {
     "idle_ms": 10,
     "control_ms": 50,
@@ -49,6 +42,8 @@ QUICK: Final[Mapping[str, Any]] = {
     "status_ms": 60_000,
     "transaction_metadata": True,
 }
+# Tables that were made since are found when the database is asked.
+DATABASE_STATUS_S: Final = 0.2
 _GONE_S: Final = 60.0
 
 
@@ -82,8 +77,7 @@ def _run(
     name: str, settings: dict[str, Any], bootstrap: str, steps: int | None, log_file: str
 ) -> None:
     """The child."""
-    # Tables that were made since are found when the database is asked.
-    capture._DATABASE_STATUS_S = 0.2
+    capture._DATABASE_STATUS_S = DATABASE_STATUS_S
     logging.basicConfig(
         filename=log_file,
         level=logging.INFO,
@@ -107,6 +101,40 @@ def _run(
     except BaseException:
         logging.getLogger(__name__).exception("the capture has failed")
         raise
+
+
+class CaptureThread:
+    """One capture in a thread of this process, to be started and stopped."""
+
+    def __init__(self, name: str, settings: Mapping[str, Any], bootstrap: str) -> None:
+        self.name = name
+        self._config = CaptureConfig.from_mapping(name, {**QUICK, **settings})
+        self._bootstrap = bootstrap
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._failures: list[BaseException] = []
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            Capture(self._config, self._bootstrap).run(self._stop)
+        except BaseException as error:
+            self._failures.append(error)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it runs; AssertionError if it has failed by itself."""
+        assert not self._failures, self._failures
+        return self._thread is not None and self._thread.is_alive()
+
+    def stop(self) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(_GONE_S)
+        assert not self.is_alive
 
 
 class CaptureProcess:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 import pytest
 
 from penstock.capture.postgres.source import PostgresSource
@@ -33,15 +35,40 @@ def read(
     source: PostgresSource, rebuilt: Rebuilt, table: str, limit: int, where: str = ""
 ) -> list[Values]:
     """A whole table, a chunk after the other."""
+    return [
+        row
+        for chunk in chunks(lambda request: ask(source, rebuilt, request), table, limit, where)
+        for row in chunk
+    ]
+
+
+def read_at_once(source: PostgresSource, rebuilt: Rebuilt, table: str, limit: int) -> list[Values]:
+    """The same from one stream."""
+    stream = source.stream(rebuilt.position)
+
+    def ask(request: ChunkRequest) -> Chunk:
+        source.ask(request)
+        while not isinstance(item := next(stream), Chunk):
+            rebuilt.apply(item)
+        return item
+
+    found = [row for chunk in chunks(ask, table, limit) for row in chunk]
+    stream.close()  # type: ignore[attr-defined]
+    return found
+
+
+def chunks(
+    ask: Callable[[ChunkRequest], Chunk], table: str, limit: int, where: str = ""
+) -> Iterator[list[Values]]:
+    """The rows of each chunk of a table."""
     after: Row | None = None
-    found: list[Values] = []
     while True:
-        chunk = ask(source, rebuilt, ChunkRequest("x", table, after, limit, where))
+        chunk = ask(ChunkRequest("x", table, after, limit, where))
         assert chunk.problem == ""
-        found += [values(chunk.table, row) for row in chunk.rows]
+        yield [values(chunk.table, row) for row in chunk.rows]
         after = chunk.last_key
         if chunk.is_last:
-            return found
+            return
 
 
 KEYS = [
@@ -69,7 +96,7 @@ def test_keys_of_every_kind(database: str, sql: Connection) -> None:
     with opened(database) as source:
         rebuilt = start(source)
         for number in range(len(KEYS)):
-            found = [row["g"] for row in read(source, rebuilt, f"public.t{number}", 4)]
+            found = [row["g"] for row in read_at_once(source, rebuilt, f"public.t{number}", 4)]
             query = f"SELECT g FROM t{number} ORDER BY k"
             assert found == [row[0] for row in sql.execute(query.encode())], KEYS[number]
 

@@ -35,7 +35,7 @@ from tests.capture.postgres.rebuilding import (
     start,
 )
 from tests.capture.postgres.workload import Load, ignore_conflicts, prepare
-from tests.harness.profiles import LOADED_SNAPSHOTS
+from tests.harness.profiles import LOAD_ROUNDS, LOADED_SNAPSHOTS
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_a_random_load(
             assert_same(rebuilt, sql, "public.t")
             earlier = [rebuilt.copy()]
             load = Load(sql, rng)
-            for _ in range(6):
+            for _ in range(LOAD_ROUNDS):
                 load.run(15)
                 catch_up(source, rebuilt, sql)
                 assert_same(rebuilt, sql, "public.t")

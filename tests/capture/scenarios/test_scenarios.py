@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -11,14 +12,22 @@ from uuid import uuid4
 import orjson
 import pytest
 
+from penstock.capture.delivery import capture
 from penstock.client.connection import Cluster
 from penstock.testing import Broker
-from tests.capture.kit.capturing import CaptureProcess, Told, check_transactions, records
+from tests.capture.kit.capturing import (
+    DATABASE_STATUS_S,
+    CaptureProcess,
+    CaptureThread,
+    Told,
+    check_transactions,
+    records,
+)
 from tests.capture.kit.databases import KINDS, Database
 from tests.capture.kit.databases import MARKS as DATABASE_MARKS
 from tests.capture.kit.following import MARKS, make_marks, mark
 from tests.capture.scenarios.script import FOLDER, Scenario, load, scenarios
-from tests.harness.profiles import some
+from tests.harness.profiles import PROFILE, Profile, some
 from tests.waiting import eventually
 
 # Processes by the dozen: slow machines take their time.
@@ -34,18 +43,22 @@ def log() -> Iterator[str]:
 
 
 class Run:
-    """A scenario on a database, with a capture of it."""
+    """A scenario on a database, with a capture of it in a thread."""
 
-    def __init__(self, scenario: Scenario, database: Database, log: str, folder: Path) -> None:
+    def __init__(self, scenario: Scenario, database: Database, log: str) -> None:
         self.scenario = scenario
         self.database = database
         # Of this name is a replication slot, and those are of the whole server.
         self.name = f"scenario{uuid4().hex[:12]}"
         self.cluster = Cluster(log)
-        settings: dict[str, Any] = {"url": database.url, "options": dict(database.options)}
-        settings |= scenario.capture(database.full_name, self.name)
-        self.process = CaptureProcess(self.name, settings, log, folder / "capture.log")
+        self.settings: dict[str, Any] = {"url": database.url, "options": dict(database.options)}
+        self.settings |= scenario.capture(database.full_name, self.name)
+        self.thread = CaptureThread(self.name, self.settings, log)
         make_marks(database)
+
+    @property
+    def is_alive(self) -> bool:
+        return self.thread.is_alive
 
     def execute(self, statements: list[str]) -> None:
         with self.database.connect() as session:
@@ -71,14 +84,7 @@ class Run:
             op = self._op_once_told(mark(self.database))
 
     def _op_once_told(self, number: int) -> str:
-        return eventually(lambda: self.mark_op(number) if self.process.is_alive else "")
-
-    def kill_within(self, steps: int) -> None:
-        """Run a process that is killed at a step, or when it has caught up before that."""
-        number = mark(self.database)
-        self.process.start(steps)
-        eventually(lambda: not self.process.is_alive or self.mark_op(number))
-        self.process.kill()
+        return eventually(lambda: self.mark_op(number) if self.is_alive else "")
 
     def told(self) -> dict[str, Told]:
         with self.database.connect() as session:
@@ -100,7 +106,7 @@ class Run:
     def verify(self) -> None:
         scenario = self.scenario
         # Tables that were made later are read by themselves, a while later.
-        eventually(lambda: self.process.is_alive and self.is_all_there())
+        eventually(lambda: self.is_alive and self.is_all_there())
         told = self.told()
         for name, found in told.items():
             if self.is_hidden(name):
@@ -130,53 +136,94 @@ class Run:
         return self.database.rows(table, extra=rowid)
 
     def close(self) -> None:
-        self.process.kill()
+        self.thread.stop()
         self.cluster.close()
 
 
-@pytest.fixture(params=scenarios())
-def run(request: pytest.FixtureRequest, each: Database, log: str, tmp_path: Path) -> Iterator[Run]:
-    scenario = load(FOLDER / f"{request.param}.sql", each.kind)
-    if scenario.skipped:
-        pytest.skip(scenario.skipped)
-    made = Run(scenario, each, log, tmp_path)
-    yield made
-    made.close()
+class KilledRun(Run):
+    """The same with a capture that is a process, to be killed."""
+
+    def __init__(self, scenario: Scenario, database: Database, log: str, folder: Path) -> None:
+        super().__init__(scenario, database, log)
+        self.process = CaptureProcess(self.name, self.settings, log, folder / "capture.log")
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process.is_alive
+
+    def kill_within(self, steps: int) -> None:
+        """Run a process that is killed at a step, or when it has caught up before that."""
+        number = mark(self.database)
+        self.process.start(steps)
+        eventually(lambda: not self.process.is_alive or self.mark_op(number))
+        self.process.kill()
+
+    def close(self) -> None:
+        self.process.kill()
+        super().close()
 
 
-def test_undisturbed(run: Run) -> None:
-    first, *rest = run.scenario.sections
-    run.execute(first)
-    run.process.start()
-    run.catch_up()
-    for section in rest:
-        run.execute(section)
-    run.catch_up()
-    run.verify()
-
-
-def killed_cases() -> Iterator[Any]:
+def killed_pairs() -> Iterator[tuple[str, str]]:
     """Each scenario on one of the databases, in turn; in `proof` on all of them."""
     for turn, name in enumerate(scenarios()):
-        kinds = [kind for kind in KINDS if not load(FOLDER / f"{name}.sql", kind).skipped]
+        kinds = kinds_of(name)
         first = turn % len(kinds)
         for kind in some(kinds[first:] + kinds[:first], test=1):
-            yield pytest.param(name, kind, marks=DATABASE_MARKS[kind])
+            yield name, kind
 
 
-@pytest.mark.parametrize(("run", "each"), list(killed_cases()), indirect=True)
-def test_killed_in_the_middle(run: Run, seed: int) -> None:
+def undisturbed_pairs() -> Iterator[tuple[str, str]]:
+    """Each scenario on all databases; in `test` on those on which it is not killed."""
+    killed = set(killed_pairs()) if PROFILE is Profile.TEST else set()
+    for name in scenarios():
+        yield from ((name, kind) for kind in kinds_of(name) if (name, kind) not in killed)
+
+
+def kinds_of(name: str) -> list[str]:
+    """The databases that a scenario is for."""
+    return [kind for kind in KINDS if not load(FOLDER / f"{name}.sql", kind).skipped]
+
+
+def on_each(pairs: Iterator[tuple[str, str]]) -> pytest.MarkDecorator:
+    """Parameters of a test: scenarios, and the databases on which they run."""
+    cases = [pytest.param(name, kind, marks=DATABASE_MARKS[kind]) for name, kind in pairs]
+    return pytest.mark.parametrize(("scenario", "each"), cases, indirect=["each"])
+
+
+@on_each(undisturbed_pairs())
+def test_undisturbed(
+    scenario: str, each: Database, log: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capture, "_DATABASE_STATUS_S", DATABASE_STATUS_S)
+    with closing(Run(load(FOLDER / f"{scenario}.sql", each.kind), each, log)) as run:
+        first, *rest = run.scenario.sections
+        run.execute(first)
+        run.thread.start()
+        run.catch_up()
+        for section in rest:
+            run.execute(section)
+        run.catch_up()
+        run.verify()
+
+
+@pytest.mark.processes
+@on_each(killed_pairs())
+def test_killed_in_the_middle(
+    scenario: str, each: Database, log: str, tmp_path: Path, seed: int
+) -> None:
     """The snapshot, and then each section, has a process that is killed at a random step of it."""
     chance = random.Random(seed)
-    first, *rest = run.scenario.sections
-    run.execute(first)
-    run.kill_within(chance.randint(0, STEPS_MAX))
-    run.process.start()
-    run.catch_up()
-    run.process.kill()
-    for section in rest:
-        run.execute(section)
+    loaded = load(FOLDER / f"{scenario}.sql", each.kind)
+    with closing(KilledRun(loaded, each, log, tmp_path)) as run:
+        first, *rest = run.scenario.sections
+        run.execute(first)
         run.kill_within(chance.randint(0, STEPS_MAX))
-    run.process.start()
-    run.catch_up()
-    run.verify()
+        run.process.start()
+        run.catch_up()
+        run.process.kill()
+        for section in rest:
+            run.execute(section)
+            run.kill_within(chance.randint(0, STEPS_MAX))
+        run.process.start()
+        run.catch_up()
+        run.verify()

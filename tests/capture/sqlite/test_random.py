@@ -212,6 +212,7 @@ while True:
 
 
 @pytest.mark.parametrize("wal", [True, False])
+@pytest.mark.processes
 def test_a_program_that_writes_meanwhile_and_is_killed(
     tmp_path: Path, seed: int, wal: bool
 ) -> None:

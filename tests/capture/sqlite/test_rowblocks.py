@@ -17,12 +17,13 @@ from penstock.capture.events.batch import Batch
 from penstock.capture.events.changes import Events
 from penstock.capture.events.settings import EventSettings
 from penstock.capture.source import Change, Part
+from penstock.capture.sqlite import rowblocks
 from penstock.capture.sqlite.rowblocks import ROWS_MIN as ROWS_MIN_REALLY
 from penstock.capture.sqlite.rowblocks import RowBlocks, Rows
 from penstock.capture.sqlite.tables import Definition
 from penstock.capture.sqlite.triggers import OP_DELETE, OP_INSERT, OP_REREAD, OP_UPDATE
 from penstock.capture.sqlite.values import DAY_MS, EPOCH_DAY, Blocks, log_decoder
-from tests.harness.profiles import examples
+from tests.harness.profiles import BLOCK_SHARE, examples
 
 COLUMNS = (
     ("id", "INTEGER", True),
@@ -163,6 +164,7 @@ def of_sizes(sizes: Iterable[int], letter: str = "x") -> list[tuple[Any, ...]]:
     ]
 
 
+BYTES_MAX = (4 << 20) // BLOCK_SHARE
 SIZES = {
     "small": [10] * 5_000,
     "a few hundred fit": [11_000] * 3_000,
@@ -176,12 +178,18 @@ SIZES = {
 }
 
 
+@pytest.fixture
+def smaller_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rowblocks, "_BYTES_MAX", BYTES_MAX)
+
+
+@pytest.mark.usefixtures("smaller_blocks")
 @pytest.mark.parametrize("letter", ["x", "€"])
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 def test_few_rows_are_flattened_in_vain(
     sizes: list[int], letter: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = of_sizes(sizes, letter)
+    rows = of_sizes([size if size < 50 else size // BLOCK_SHARE for size in sizes], letter)
     counted = Counted(monkeypatch)
     at = 0
     for changes in counted.reader.changes(rows, SOURCE):
@@ -191,14 +199,16 @@ def test_few_rows_are_flattened_in_vain(
         at += len(changes)
         if isinstance(changes, Block):
             assert len(changes) >= ROWS_MIN_REALLY
-            assert len(changes.fragments) <= 4 << 20
+            assert len(changes.fragments) <= BYTES_MAX
     assert at == len(rows)
     assert counted.flattened <= 2 * len(rows)
 
 
+@pytest.mark.usefixtures("smaller_blocks")
 def test_rows_of_which_enough_fit_are_in_blocks() -> None:
     reader = RowBlocks(DEFINITION, TABLE, DECODE)
-    rows = of_sizes([(4 << 20) // (ROWS_MIN_REALLY + 30)] * 2_000)
+    # Beside their texts, rows have some twenty bytes each.
+    rows = of_sizes([BYTES_MAX // (ROWS_MIN_REALLY + 30)] * 2_000)
     made = list(reader.changes(rows, SOURCE))
     in_blocks = sum(len(changes) for changes in made if isinstance(changes, Block))
     assert in_blocks > len(rows) - ROWS_MIN_REALLY - 30
