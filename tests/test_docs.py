@@ -17,6 +17,7 @@ import pytest
 
 from penstock.testing.broker import Broker
 from penstock.testing.flows import FlowTester
+from tests.cli.runner import share_session
 from tests.doc_pages import Reader, blocks, is_run
 from tools.generate_docs import DOCS, pages
 
@@ -70,16 +71,12 @@ def test_what_the_page_says_works(
     page: Path, penstock_spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("PYTHONPATH", "PENSTOCK_FLOWS", "PENSTOCK_SINKS", "PENSTOCK_PROJECT"):
+    for name in ("PENSTOCK_FLOWS", "PENSTOCK_SINKS", "PENSTOCK_PROJECT"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    # Commands run on the session of all tests, which outlives them.
-    monkeypatch.setattr("penstock.spark.session", lambda *_, **__: penstock_spark)
-    monkeypatch.setattr(penstock_spark, "stop", lambda: None)
-    monkeypatch.setattr(penstock_spark.sparkContext, "setLogLevel", lambda _: None)
-    monkeypatch.setattr("penstock.cli.run._log_to_stderr", lambda _: None)
+    share_session(penstock_spark, monkeypatch)
     with Broker() as broker:
         monkeypatch.setenv("PENSTOCK_BOOTSTRAP", broker.bootstrap)
         numbers = count()

@@ -41,6 +41,7 @@ from penstock.wire.messages.describe_acls import DescribeAclsRequest
 from tests.cli import group_scenarios
 from tests.cli.group_scenarios import SCENARIOS
 from tests.cli.runner import run
+from tests.harness.profiles import some
 from tests.waiting import eventually
 
 READY_TIMEOUT_S = 60.0
@@ -275,6 +276,7 @@ def read_until(descriptor: int, pattern: str) -> str:
     return text
 
 
+@pytest.mark.processes
 def test_watching_for_programs(at: str) -> None:
     place = group_scenarios.Place(at)
     place.commit(4, 6)
@@ -294,6 +296,7 @@ def test_watching_for_programs(at: str) -> None:
     assert (process.returncode, err) == (130, b"")
 
 
+@pytest.mark.processes
 def test_watching_at_a_terminal(at: str) -> None:
     place = group_scenarios.Place(at)
     place.commit(4, 6)
@@ -316,6 +319,7 @@ def test_watching_at_a_terminal(at: str) -> None:
     assert (process.returncode, err) == (130, b"")
 
 
+@pytest.mark.processes
 def test_a_group_that_goes_away_is_waited_for() -> None:
     with Broker() as broker:
         place = group_scenarios.Place(broker.bootstrap)
@@ -343,6 +347,7 @@ def test_a_group_that_goes_away_is_waited_for() -> None:
             os.close(ours)
 
 
+@pytest.mark.processes
 def test_a_broker_that_goes_away_is_told_of_and_waited_for() -> None:
     with Broker() as broker:
         place = group_scenarios.Place(broker.bootstrap)
@@ -411,6 +416,7 @@ def test_a_client_that_waits_in_vain_is_followed_by_a_new_one(
         assert [part.committed for part in view.partitions] == [4, 6]
 
 
+@pytest.mark.processes
 def test_programs_are_told_too_when_the_broker_goes_away() -> None:
     with Broker() as broker:
         place = group_scenarios.Place(broker.bootstrap)
@@ -454,9 +460,18 @@ def interrupt(process: subprocess.Popen[bytes]) -> None:
             process.wait(5)
 
 
-@pytest.mark.parametrize("what", ["groups", "topics"])
-@pytest.mark.parametrize(("answer", "status"), [("ctrl-c", 130), ("ctrl-d", 1), ("n", 1), ("y", 0)])
-def test_the_question_before_deleting(what: str, answer: str, status: int, at: str) -> None:
+STATUS_AFTER = {"ctrl-c": 130, "ctrl-d": 1, "n": 1, "y": 0}
+# Both commands ask in the same way: of the second one answer is enough.
+QUESTIONS = [
+    *(("groups", answer) for answer in STATUS_AFTER),
+    *(("topics", answer) for answer in ("y", "n", "ctrl-d", "ctrl-c")),
+]
+
+
+@pytest.mark.parametrize(("what", "answer"), some(QUESTIONS, test=5))
+@pytest.mark.processes
+def test_the_question_before_deleting(what: str, answer: str, at: str) -> None:
+    status = STATUS_AFTER[answer]
     place = group_scenarios.Place(at, records=1)
     place.commit(1, 1)
     name = place.group if what == "groups" else place.topic

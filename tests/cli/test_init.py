@@ -6,17 +6,17 @@ import json
 import re
 import signal
 import sqlite3
-import subprocess
-import sys
 import tomllib
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Producer
+from pyspark.sql import SparkSession
 
 from penstock.cli import examples, project
 from penstock.cli.sinks_file import declared
-from tests.cli.runner import run
+from tests.cli.runner import Live, run, run_until, share_session
 from tests.waiting import eventually
 
 WAIT_S = 200.0
@@ -46,42 +46,39 @@ def test_the_flows_of_a_project_are_declared(tmp_path: Path) -> None:
     assert {each.name for each in flows} == {"revenue", "browsing", "suspicious", "found"}
 
 
-@pytest.mark.java
-@pytest.mark.timeout(600)
-def test_the_steps_that_are_printed_lead_to_a_result(tmp_path: Path, at: str) -> None:
+@pytest.mark.timeout(300)
+def test_the_steps_that_are_printed_lead_to_a_result(
+    tmp_path: Path, at: str, penstock_spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    share_session(penstock_spark, monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PENSTOCK_PROJECT", raising=False)
     run("init", str(tmp_path)).ok()
     store = tmp_path / "derived.db"
-    said = tmp_path / "said.txt"
-    command = [sys.executable, "-m", "penstock.cli", "run", "flows.py", "--plain",
-               "--conf", "spark.ui.enabled=false", "--conf", "spark.driver.memory=1g"]  # fmt: skip
-    with said.open("wb") as file:
-        process = subprocess.Popen(command, cwd=tmp_path, stdout=file, stderr=file)
-    try:
+
+    def rows() -> list[tuple[str, int]]:
+        with closing(sqlite3.connect(f"file:{store}?mode=ro", uri=True)) as connection:
+            return connection.execute("SELECT text, length FROM lengths").fetchall()
+
+    def derived() -> bool:
+        try:
+            return rows() == [("hello", 5)]
+        except sqlite3.OperationalError:
+            return False
+
+    def look(live: Live) -> None:
         # The hastiest order: the flow is there before what it reads, the sink before both.
-        eventually(lambda: "flow lengths: waiting" in said.read_text(), WAIT_S)
-        run("produce", "texts", stdin=b"hello\n").ok()
-
-        def rows() -> list[tuple[str, int]]:
-            with closing(sqlite3.connect(f"file:{store}?mode=ro", uri=True)) as connection:
-                return connection.execute("SELECT text, length FROM lengths").fetchall()
-
-        def derived() -> bool:
-            try:
-                return rows() == [("hello", 5)]
-            except sqlite3.OperationalError:
-                return False
-
+        eventually(lambda: "flow lengths: waiting" in live.out, WAIT_S)
+        producer = Producer({"bootstrap.servers": at, "linger.ms": 0})
+        producer.produce("texts", b"hello")
+        assert producer.flush(60) == 0
         eventually(derived, WAIT_S)
-        assert json.loads(run("consume", "lengths", "--value-only").ok().out) == {
-            "text": "hello", "length": 5,
-        }  # fmt: skip
-        process.send_signal(signal.SIGINT)
-        assert process.wait(WAIT_S) == 0, said.read_text()
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
-    text = said.read_text()
+
+    ran = run_until(look, "run", "flows.py", "--plain", stop=signal.SIGINT).ok()
+    assert json.loads(run("consume", "lengths", "--value-only").ok().out) == {
+        "text": "hello", "length": 5,
+    }  # fmt: skip
+    text = ran.out + ran.err
     assert "running flow lengths, sink lengths;" in text
     # Told once, of the flow; the sink's topic was made for it.
     assert text.count("does not exist") == 1, text

@@ -76,6 +76,7 @@ def test_ctrl_c_ends_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("words", ["penstock to", "penstock topics de", "penstock consume --fo"])
+@pytest.mark.processes
 def test_the_shell_completes(words: str) -> None:
     environment = {
         **os.environ,
@@ -92,6 +93,7 @@ def test_the_shell_completes(words: str) -> None:
 
 
 @pytest.mark.parametrize("args", [["--help"], ["up", "--help"], ["consume", "--help"]])
+@pytest.mark.processes
 def test_help_does_not_wait_for_heavy_libraries(args: list[str]) -> None:
     """Time is measured elsewhere; what takes it is the loading of these."""
     code = (

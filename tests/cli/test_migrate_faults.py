@@ -229,6 +229,7 @@ def test_following_until_the_cut_over(
         assert rows(apache_kafka.bootstrap, topic, number) == expected
 
 
+@pytest.mark.processes
 def test_the_target_dies_and_comes_back(broker: Broker, topic: str, tmp_path: Path) -> None:
     """The command goes on by itself: what was open is tried again, what was decided counts."""
     create(broker.bootstrap, topic, PARTITIONS)

@@ -204,6 +204,7 @@ def test_an_unknown_topic_and_wrong_options(topic: str) -> None:
 # ---- as processes ------------------------------------------------------------------------
 
 
+@pytest.mark.processes
 def test_following_ends_with_ctrl_c(ten: str) -> None:
     with subprocess.Popen(
         [*COMMAND, "consume", ten, "--follow", "--value-only"],
@@ -220,6 +221,7 @@ def test_following_ends_with_ctrl_c(ten: str) -> None:
     assert b"Traceback" not in err
 
 
+@pytest.mark.processes
 def test_a_reader_that_has_seen_enough_is_no_error(topic: str) -> None:
     run("produce", topic, stdin=b"x" * 100 + b"\n" + (b"y" * 1000 + b"\n") * 2000).ok()
     with subprocess.Popen(
@@ -236,6 +238,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(topic: str) -> None:
     assert err == b""
 
 
+@pytest.mark.processes
 def test_records_go_through_a_pipe(ten: str) -> None:
     with subprocess.Popen(
         [*COMMAND, "consume", ten, "--json", "-q"], stdout=subprocess.PIPE
@@ -271,6 +274,7 @@ def test_a_full_topic_is_named_as_the_reason(full: str, monkeypatch: pytest.Monk
     assert f"overflow=reject: producers are refused until the slowest of {GROUP}" in shown
 
 
+@pytest.mark.processes
 def test_interrupted_it_says_what_was_acknowledged(full: str, at: str, tmp_path: Path) -> None:
     path = tmp_path / "input"
     path.write_bytes(b"a\nb\nc\n")

@@ -22,7 +22,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock.spark.flows.folder import Fingerprint, Folder, Record
-from tests.cli.runner import Ran, run
+from tests.cli.runner import Ran, run, share_session
 from tests.waiting import eventually
 
 WAIT_S = 200.0
@@ -288,11 +288,7 @@ def test_flows_are_run_commanded_and_stopped(tmp_path: Path, at: str, data: str)
 def test_state_without_a_bound_is_told_in_one_line(
     tmp_path: Path, at: str, data: str, penstock_spark: SparkSession, monkeypatch: Any
 ) -> None:
-    # On the session of all tests, which outlives this one.
-    monkeypatch.setattr("penstock.spark.session", lambda *_, **__: penstock_spark)
-    monkeypatch.setattr(penstock_spark, "stop", lambda: None)
-    monkeypatch.setattr(penstock_spark.sparkContext, "setLogLevel", lambda _: None)
-    monkeypatch.setattr("penstock.cli.run._log_to_stderr", lambda _: None)
+    share_session(penstock_spark, monkeypatch)
     source, file = f"in-{uuid4().hex[:8]}", tmp_path / "flows.py"
     text = f"""
     from penstock.spark import pattern

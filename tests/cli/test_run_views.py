@@ -9,13 +9,16 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pytest
+from pyspark.sql import SparkSession
 
-from tests.cli.runner import run
-from tests.cli.test_capture import running
-from tests.cli.test_run import WAIT_S, process
+from penstock.testing.reading import read_topic
+from tests.cli.runner import Live, run, run_until, share_session
+from tests.cli.test_verify import running
 from tests.waiting import eventually
+
+WAIT_S = 200.0
+POLL_S = 0.1
 
 TABLES = """
 CREATE TABLE orders (id INTEGER PRIMARY KEY, customer_id INTEGER, amount REAL);
@@ -37,29 +40,42 @@ def script(path: Path, text: str) -> None:
         database.executescript(text)
 
 
-def shown(topic: str) -> list[dict[str, Any]]:
+def shown(at: str, topic: str) -> list[dict[str, Any]]:
     """What a compacted topic comes to, by key."""
-    ran = run("consume", topic, "--json")
-    found: dict[str, Any] = {}
-    for each in ran.json_lines if ran.out else ():
-        found[each["key"]] = each["value"]
-    rows = [orjson.loads(each) for each in found.values() if each is not None]
+    found = {each.key: each for each in read_topic(at, topic)}
+    rows = [each.json() for each in found.values() if each.value is not None]
     return sorted(rows, key=lambda row: str(row["country"]))
 
 
-@pytest.mark.java
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(300)
 def test_views_follow_a_captured_database(
-    tmp_path: Path, at: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, at: str, penstock_spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    share_session(penstock_spark, monkeypatch)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PENSTOCK_PROJECT", raising=False)
     script(tmp_path / "shop.db", "PRAGMA journal_mode=WAL;" + TABLES)
     run("capture", "add", "shop", "sqlite:///shop.db").ok()
-    data = str(tmp_path / "data")
-    with running(at):
-        eventually(lambda: run("consume", "shop.orders").out.count("\n") >= 4, WAIT_S, 0.5)
-        # Types are checked when the views run; to do it here as well would start a second Spark.
+
+    def look(_: Live) -> None:
+        eventually(lambda: shown(at, "rich") == [{"country": "de", "revenue": 7.5}], WAIT_S, POLL_S)
+        assert shown(at, "revenue") == [
+            {"country": None, "n": 1, "revenue": 4.5},
+            {"country": "de", "n": 2, "revenue": 7.5},
+            {"country": "fr", "n": 1, "revenue": 3.0},
+        ]
+        script(tmp_path / "shop.db", CHANGES)
+        wanted = [
+            {"country": "de", "n": 2, "revenue": 106.0},
+            {"country": "it", "n": 1, "revenue": 4.5},
+        ]
+        eventually(lambda: shown(at, "revenue") == wanted, WAIT_S, POLL_S)
+        eventually(
+            lambda: shown(at, "rich") == [{"country": "de", "revenue": 106.0}], WAIT_S, POLL_S
+        )
+
+    with running("shop", at):
+        # Types are checked when the views run.
         with monkeypatch.context() as without_java:
             without_java.setenv("JAVA_HOME", os.devnull)
             made = run("view", "create", REVENUE, "-t", "orders=shop.orders", "-t",
@@ -69,25 +85,9 @@ def test_views_follow_a_captured_database(
             rich = "rich AS SELECT country, revenue FROM r WHERE revenue > 5"
             run("view", "create", rich, "-t", spec).ok()
         assert "as its records show: orders = shop.orders(id bigint, customer_id bigint" in made.err
-        with process("--views", "--data", data, "--conf", "spark.ui.enabled=false",
-                     "--conf", "spark.driver.memory=1g") as started:  # fmt: skip
-            eventually(lambda: shown("rich") == [{"country": "de", "revenue": 7.5}], WAIT_S, 0.5)
-            assert shown("revenue") == [
-                {"country": None, "n": 1, "revenue": 4.5},
-                {"country": "de", "n": 2, "revenue": 7.5},
-                {"country": "fr", "n": 1, "revenue": 3.0},
-            ]
-            script(tmp_path / "shop.db", CHANGES)
-            wanted = [
-                {"country": "de", "n": 2, "revenue": 106.0},
-                {"country": "it", "n": 1, "revenue": 4.5},
-            ]
-            eventually(lambda: shown("revenue") == wanted, WAIT_S, 0.5)
-            eventually(lambda: shown("rich") == [{"country": "de", "revenue": 106.0}], WAIT_S, 0.5)
-            os.kill(started.pid, signal.SIGTERM)
-            _, err = started.communicate(timeout=WAIT_S)
-        assert started.returncode == 0, err.decode()
-        assert b"Traceback" not in err, err.decode()
+        data = str(tmp_path / "data")
+        ran = run_until(look, "run", "--views", "--data", data, stop=signal.SIGTERM).ok()
+        assert "Traceback" not in ran.err
     run("view", "drop", "rich", "--yes").ok()
     run("view", "drop", "revenue", "--yes").ok()
     assert "the project has no views" in run("run", "--views").err

@@ -20,11 +20,13 @@ from uuid import uuid4
 
 import pytest
 import typer
+from pyspark.sql import SparkSession
 
 from penstock.cli import project
 from penstock.cli.sinks_alerts import SinkAlerts
 from penstock.cli.sinks_file import declared, read
 from penstock.cli.sinks_reach import must_reach_some
+from penstock.cli.verifying.origins import log_ends
 from penstock.client.connection import Cluster
 from penstock.client.topics import create
 from penstock.errors import ConfigError
@@ -39,7 +41,7 @@ from penstock.spark.flows.turns import Turns
 from penstock.spark.sinking.folder import SinkFolder, SinkRecord
 from penstock.spark.sinking.manager import SinkManager, _Unit
 from penstock.testing.sinks import changes, never
-from tests.cli.runner import Ran, run
+from tests.cli.runner import Live, Ran, run, run_until, share_session
 from tests.spark.sinking.changelog import Changelog, Row, table
 from tests.waiting import eventually
 
@@ -352,28 +354,31 @@ def rows(folder: Path) -> dict[int, Row]:
 @pytest.mark.java
 @pytest.mark.timeout(400)
 def test_killed_and_started_again_it_is_what_the_topic_says(
-    folder: Path, at: str, seed: int
+    folder: Path, at: str, seed: int, penstock_spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Killed as the process that it is; started again in this one."""
     topic = f"t-{uuid4().hex[:8]}"
     log = Changelog(at, topic, seed)
     log.feed(1000)
     declare(folder, GOOD.format(topic=topic) + "max_records = 400\n")
-    with feeding(folder, at):
-        eventually(lambda: _position(folder), timeout_s=WAIT_S)
-    # It was killed, most likely in the middle of something.
-    log.feed(100)
-    with feeding(folder, at) as process:
-        run("sinks", "wait", "orders", "--timeout", f"{WAIT_S:.0f}s").ok()
-        assert rows(folder) == table(at, topic), (folder / "run.log").read_text()
+
+    def told() -> dict[str, Any]:
         (status,) = run("sinks", "list", "--json").ok().json
-        assert status["state"] == "running"
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(WAIT_S) == 0, (folder / "run.log").read_text()
+        return dict(status)
 
+    with feeding(folder, at) as process:
+        # It is killed, most likely in the middle of something.
+        eventually(lambda: process.poll() is None and told()["put"], WAIT_S)
+        assert told()["state"] == "running", (folder / "run.log").read_text()
+    log.feed(100)
 
-def _position(folder: Path) -> bool:
-    if not (folder / "shop.db").exists():
-        return False
-    with open_sink(f"sqlite:///{folder}/shop.db?table=orders") as sink:
-        found = sink.position()
-    return found is not None and bool(found.offsets)
+    def look(_: Live) -> None:
+        with Cluster(at) as cluster, read(project.load(None), "orders").sink() as sink:
+            sink.wait_for(log_ends(cluster, topic), WAIT_S)
+        assert rows(folder) == table(at, topic)
+
+    share_session(penstock_spark, monkeypatch)
+    run_until(look, "sinks", "run", "--bootstrap", at, "--plain", stop=signal.SIGTERM).ok()
+    run("sinks", "wait", "orders", "--timeout", "10s").ok()
+    assert rows(folder) == table(at, topic)
+    assert told()["state"] == "stopped"

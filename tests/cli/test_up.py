@@ -63,6 +63,7 @@ def up(data: Path, *args: str) -> Iterator[Up]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.processes
 def test_it_says_where_it_is_and_stops_cleanly(tmp_path: Path, number: signal.Signals) -> None:
     data = tmp_path / "data"
     with up(data) as running:
@@ -78,6 +79,7 @@ def test_it_says_where_it_is_and_stops_cleanly(tmp_path: Path, number: signal.Si
     assert (report.clean_stop, report.findings) == (True, [])
 
 
+@pytest.mark.processes
 def test_records_are_there_after_a_restart(tmp_path: Path) -> None:
     for number in range(2):
         with up(tmp_path / "data", "--quiet") as running:
@@ -88,6 +90,7 @@ def test_records_are_there_after_a_restart(tmp_path: Path) -> None:
             assert running.stop() == (0, "")
 
 
+@pytest.mark.processes
 def test_defaults_for_topics_come_from_options(tmp_path: Path) -> None:
     options = ("-q", "--durability", "os", "-c", "retention.ms=5000", "--partitions", "3")
     with up(tmp_path / "data", *options) as running:
@@ -100,6 +103,7 @@ def test_defaults_for_topics_come_from_options(tmp_path: Path) -> None:
         running.stop()
 
 
+@pytest.mark.processes
 def test_clients_are_told_the_advertised_address(tmp_path: Path) -> None:
     from confluent_kafka.admin import AdminClient
 
@@ -122,6 +126,7 @@ def test_a_taken_port_is_explained(tmp_path: Path) -> None:
     assert "--listen" in ran.err
 
 
+@pytest.mark.processes
 def test_a_failed_start_leaves_nothing_of_its_own_behind(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
@@ -160,6 +165,7 @@ def test_a_new_directory_that_another_broker_took_is_left_to_it(
     assert (data / "meta.properties").exists()
 
 
+@pytest.mark.processes
 def test_a_port_alone_is_one_of_this_machine(tmp_path: Path) -> None:
     for where in ("0", ":0"):
         with up(tmp_path / "data", "-q", "--listen", where) as running:
@@ -228,6 +234,7 @@ def test_an_unknown_topic_setting_is_explained(tmp_path: Path) -> None:
     assert "no.such.setting" in ran.err
 
 
+@pytest.mark.processes
 def test_an_open_address_brings_a_warning(tmp_path: Path) -> None:
     with up(tmp_path / "data", "--listen", "0.0.0.0:0", "-q") as running:
         running.wait_for(r"0\.0\.0\.0:\d+\n")
@@ -236,6 +243,7 @@ def test_an_open_address_brings_a_warning(tmp_path: Path) -> None:
     assert "there is no authentication" in err
 
 
+@pytest.mark.processes
 def test_a_project_that_names_another_broker_brings_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,6 +261,7 @@ def test_a_project_that_names_another_broker_brings_a_warning(
     assert err == "stopped cleanly; everything is on disk\n"
 
 
+@pytest.mark.processes
 def test_log_lines_can_be_json(tmp_path: Path) -> None:
     with up(tmp_path / "data", "-q", "--log-level", "info", "--log-json") as running:
         address = running.wait_for(r"(\S+)\n")[1]

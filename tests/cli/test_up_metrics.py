@@ -14,6 +14,7 @@ from tests.cli.test_up import up
 
 
 @pytest.mark.parametrize("where", ["0", ":0", "127.0.0.1:0", "[::1]:0"])
+@pytest.mark.processes
 def test_the_page_is_where_it_says(tmp_path: Path, where: str) -> None:
     with up(tmp_path / "data", "--metrics", where) as running:
         address = running.wait_for(r"metrics +(\S+)\n")[1]
@@ -25,6 +26,7 @@ def test_the_page_is_where_it_says(tmp_path: Path, where: str) -> None:
         assert running.stop()[0] == 0
 
 
+@pytest.mark.processes
 def test_what_cannot_be_served_is_explained(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])

@@ -30,14 +30,15 @@ from penstock.sinks.contract import Position
 from penstock.spark.sinking.learning import parser_of
 from penstock.spark.sinking.task import Findings, packed
 from tests.cli.runner import run
-from tests.harness.profiles import some
+from tests.harness.profiles import VERIFIED_ROWS, some
 from tests.spark.sinking.changelog import Changelog
 from tests.waiting import eventually
 
 pytestmark = pytest.mark.timeout(300)
-ROWS = 3000
+ROWS = VERIFIED_ROWS
 # The writer leaves rows from here on alone; the faults are in them.
-QUIET = 2000
+QUIET = ROWS * 2 // 3
+WRITES = ROWS // 10
 STORES = {
     "sqlite": "sqlite:///{name}.db",
     "duckdb": "duckdb:///{name}.duckdb?table={name}",
@@ -87,7 +88,7 @@ class Feeder:
         with Cluster(self._bootstrap) as cluster, self._spec.sink() as sink:
             parser = parser_of(self._spec, cluster, topic, sink.stored_schema())
             at = sink.open(parser.schema)
-            while not self._stop.wait(0.02):
+            while not self._stop.wait(0.05):
                 end = log_ends(cluster, topic)
                 if at.reaches(end):
                     if once:
@@ -228,14 +229,15 @@ def test_faults_are_found_and_nothing_else(kind: str, capture: str, at: str, see
         stack.enter_context(Feeder(kind, at))
         stack.enter_context(Feeder(f"bad_{kind}", at, spoilt))
         before = writer.count
-        report = verify(load(), f"{capture}.orders", kind, timeout_s=90, bootstrap=at,
-                        on_progress=told.append)  # fmt: skip
-        assert report.equal, report.differences
-        assert report.rows > ROWS - QUIET
-        wrong = verify(load(), f"{capture}.orders", f"bad_{kind}", timeout_s=90, bootstrap=at)
-        assert found(wrong) == WRONG
-        assert wrong.count == 3
-        assert writer.count > before
+        # As often as it takes until much was written meanwhile.
+        while writer.count - before < WRITES:
+            report = verify(load(), f"{capture}.orders", kind, timeout_s=90, bootstrap=at,
+                            on_progress=told.append)  # fmt: skip
+            assert report.equal, report.differences
+            assert report.rows > ROWS - QUIET
+            wrong = verify(load(), f"{capture}.orders", f"bad_{kind}", timeout_s=90, bootstrap=at)
+            assert found(wrong) == WRONG
+            assert wrong.count == 3
     assert {each.phase for each in told} >= {"source", "log", "sink"}
     assert wrong.differences[0].columns["name"] == (f"name {QUIET + 1}", "spoilt")
 
@@ -268,13 +270,13 @@ def test_the_command(capture: str, at: str, seed: int) -> None:
     # Somebody else has written to the store: behind its back, no position moves.
     with closing(sqlite3.connect("sqlite.db", timeout=60)) as store, store:
         store.execute("UPDATE sqlite SET price = 1, note = 'x' WHERE id = 5")
-        store.execute("DELETE FROM sqlite WHERE id = 2999")
+        store.execute("DELETE FROM sqlite WHERE id = ?", (ROWS - 1,))
         store.execute("INSERT INTO sqlite (id, name) VALUES (-1, 'extra')")
     for each in (source, f"topic:{source}"):
         ran = run("verify", each, "sqlite", "--json")
         assert ran.status == 1, ran.err
         rows = {(item["kind"], item["key"]["id"]): item for item in ran.json["differences"]}
-        assert set(rows) == {("other", 5), ("missing", 2999), ("extra", -1)}
+        assert set(rows) == {("other", 5), ("missing", ROWS - 1), ("extra", -1)}
         assert set(rows["other", 5]["columns"]) == {"price", "note"}
         assert rows["other", 5]["columns"]["note"] == {"source": None, "sink": "x"}
     ran = run("verify", source, "sqlite", "--limit", "1")
@@ -282,7 +284,7 @@ def test_the_command(capture: str, at: str, seed: int) -> None:
     assert "DIFFERENT" in ran.err
     assert "2 keys more" in ran.err
     # Larger tables are compared in shares; the answer is the same.
-    shared = verify(load(), source, "sqlite", timeout_s=60, bootstrap=at, share_rows=500)
+    shared = verify(load(), source, "sqlite", timeout_s=60, bootstrap=at, share_rows=ROWS // 6)
     assert (shared.count, shared.rows) == (3, ROWS)
     with closing(sqlite3.connect("shop.db", timeout=60)) as database, database:
         database.execute("UPDATE orders SET name = 'later' WHERE id = 0")

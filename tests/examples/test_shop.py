@@ -36,7 +36,8 @@ from penstock.testing.apache_kafka import ApacheKafka
 from penstock.testing.postgres import PostgresServer
 from penstock.testing.redis import RedisServer
 from penstock.testing.spark_cluster import SparkCluster
-from tests.harness.profiles import DEMO_KILLS
+from tests.cli.runner import run
+from tests.harness.profiles import DEMO_KILLS, some
 from tests.waiting import eventually
 
 SINKS = ("search", "cache", "warehouse", "revenue_by_country", "revenue_by_minute")
@@ -120,8 +121,7 @@ def equal(told: str) -> set[str]:
 @pytest.mark.timeout(2400)
 def test_whoever_is_killed_all_is_equal_in_the_end(demo: Demo) -> None:
     eventually(demo.is_feeding, START_S, poll_s=0.5)
-    parts = ["flows", "broker", "capture", "shop"]
-    for part in parts[:DEMO_KILLS]:
+    for part in ["capture", "flows", "broker", "shop"][:DEMO_KILLS]:
         demo.kill(part)
     eventually(demo.is_feeding, START_S, poll_s=0.5)
     demo.process.send_signal(signal.SIGINT)
@@ -179,18 +179,14 @@ def test_servers_in_the_place_of_all_that_is_embedded(tmp_path: Path, cluster: b
 # ---- what stands in the way of a start -------------------------------------------------------
 
 
-def refused(data: Path, *options: str, **environment: str) -> str:
+def refused(data: Path, *options: str) -> str:
     """What a start that fails says."""
-    ran = subprocess.run(
-        [sys.executable, "-m", "penstock.cli", "demo", "--data", str(data), *options],
-        check=False, capture_output=True, text=True, timeout=120,
-        env={**os.environ, **environment},
-    )  # fmt: skip
-    assert ran.returncode == 1, ran.stdout + ran.stderr
-    assert "Traceback" not in ran.stderr
-    assert ran.stderr.count("error:") == 1
+    ran = run("demo", "--data", str(data), *options)
+    assert ran.status == 1, ran.out + ran.err
+    assert "Traceback" not in ran.err
+    assert ran.err.count("error:") == 1
     assert not (data / "parts.json").exists()
-    return ran.stderr
+    return ran.err
 
 
 @pytest.mark.java
@@ -203,8 +199,9 @@ def test_an_occupied_port(tmp_path: Path) -> None:
     assert "--listen" in told
 
 
-def test_no_java(tmp_path: Path) -> None:
-    told = refused(tmp_path / "shop", JAVA_HOME=str(tmp_path))
+def test_no_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    told = refused(tmp_path / "shop")
     assert "JAVA_HOME" in told
     assert not (tmp_path / "shop").exists()
 
@@ -251,10 +248,11 @@ def test_a_start_that_fails_deletes_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.java
 @pytest.mark.independent
-def test_a_second_signal_leaves_nothing_running(tmp_path: Path) -> None:
+@pytest.mark.parametrize("last", some(["capture", "flows"], test=1))
+def test_a_second_signal_leaves_nothing_running(tmp_path: Path, last: str) -> None:
     demo = Demo(tmp_path / "shop")
     try:
-        eventually(lambda: demo.running() and "flows" in demo.parts(), START_S)
+        eventually(lambda: demo.running() and last in demo.parts(), START_S)
         pids = list(demo.parts().values())
         demo.process.send_signal(signal.SIGINT)
         demo.process.send_signal(signal.SIGINT)
@@ -276,6 +274,7 @@ def test_a_folder_of_somebody_else(tmp_path: Path) -> None:
 # ---- the parts -------------------------------------------------------------------------------
 
 
+@pytest.mark.processes
 def test_what_fails_before_it_is_ready_is_not_tried_again(tmp_path: Path) -> None:
     crew = Crew(tmp_path, os.environ)
     crew.start("part", [sys.executable, "-c", "import sys; sys.exit('error: no\\n       so do')"])
@@ -285,6 +284,7 @@ def test_what_fails_before_it_is_ready_is_not_tried_again(tmp_path: Path) -> Non
     assert crew.parts == {}
 
 
+@pytest.mark.processes
 def test_what_is_killed_is_started_again(tmp_path: Path) -> None:
     crew = Crew(tmp_path, os.environ)
     part = crew.start("part", [sys.executable, "-c", "import signal; signal.pause()"])
@@ -424,6 +424,7 @@ def test_servers_that_are_named_stand_in_the_project(
     assert urls["cache"] == plan.redis
 
 
+@pytest.mark.processes
 def test_the_memory_of_a_tree_of_processes() -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
