@@ -27,7 +27,7 @@ from conformance.scenario import REQUEST_TIMEOUT_S
 from penstock.testing.apache_kafka import ApacheKafkaCluster
 from penstock.testing.broker import Broker
 from penstock.testing.reading import read_topic
-from penstock.testing.spark_cluster import SparkCluster
+from penstock.testing.spark_cluster import SparkCluster, quick_java_options
 from tests.waiting import eventually
 
 PARTITIONS: Final = 3
@@ -123,8 +123,7 @@ def flows(folder: Path, master: str, bootstrap: str) -> Iterator[subprocess.Pope
         *("--master", master, "--bootstrap", bootstrap, "--data", str(folder / "data")),
         *("--conf", "spark.executor.memory=700m", "--conf", "spark.driver.memory=700m"),
         *("--conf", "spark.driver.host=127.0.0.1", "--conf", "spark.sql.shuffle.partitions=2"),
-        # For short runs: what is compiled once more for speed comes too late.
-        *("--conf", "spark.executor.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"),
+        *("--conf", f"spark.executor.extraJavaOptions={quick_java_options()}"),
     ]
     with (folder / "run.log").open("wb") as log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)

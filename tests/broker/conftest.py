@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
 
 from penstock.testing.broker import Broker
-from tests.broker.disks import HastyDisk
+from tests.broker.disks import HastyDisk, temporary_files_in_memory
 from tests.broker.raw import RawClient
 from tests.broker.requests import create, new_name
 
 # Old records stay for as long as a test needs them: nothing is looked after meanwhile.
 NEVER_MS = 3_600_000
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _freeze() -> None:
+    """What pytest has collected stays: the garbage collector need not look at it each time."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _files_in_memory() -> Iterator[None]:
+    """Brokers that make their own folder have it in memory."""
+    with temporary_files_in_memory():
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,10 @@
-"""Two disks for tests: one whose syncs wait at a gate, one that does not sync at all."""
+"""Disks for tests: one whose syncs wait at a gate, one that does not sync at all, and memory."""
 
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +13,24 @@ from typing import Final
 from penstock.log.disk import OsDisk, OsFile
 
 TIMEOUT_S: Final = 60.0
+_MEMORY: Final = "/dev/shm"
+# A container may have next to nothing there.
+_MEMORY_FREE_BYTES: Final = 1 << 30
+
+
+@contextmanager
+def temporary_files_in_memory() -> Iterator[None]:
+    """Meanwhile `tempfile` of this process uses memory, where the system has a folder for that.
+
+    A broker starts and stops there in a third of the time.
+    """
+    before = tempfile.tempdir
+    if os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free >= _MEMORY_FREE_BYTES:
+        tempfile.tempdir = _MEMORY
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
 
 
 class GatedFile(OsFile):

@@ -289,6 +289,7 @@ def test_aiokafka_administers(shared: Broker) -> None:
     asyncio.run(asyncio.wait_for(run(), 20))
 
 
+@pytest.mark.processes
 def test_kcat_shows_the_cluster(shared: Broker, filled: str) -> None:
     told = json.loads(KcatClient(shared.bootstrap).listing())
     assert [broker["name"] for broker in told["brokers"]] == [shared.bootstrap]

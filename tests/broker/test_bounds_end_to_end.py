@@ -90,6 +90,7 @@ def test_archived_records_are_still_read(broker: Broker) -> None:
     assert len(consume(broker, "events", until_offset=399)) == 400
 
 
+@pytest.mark.processes
 def test_compaction_keeps_the_latest_record_of_each_key(broker: Broker) -> None:
     create(
         broker,

@@ -363,6 +363,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
+@pytest.mark.processes
 def test_it_runs_until_it_is_stopped(tmp_path: Path) -> None:
     async def scenario() -> None:
         setting = Setting(OsDisk(), {"compacted": COMPACTED}, folder=str(tmp_path / "data"))
@@ -402,6 +403,7 @@ def test_a_stop_ends_the_child_process(tmp_path: Path, monkeypatch: pytest.Monke
     asyncio.run(scenario())
 
 
+@pytest.mark.processes
 def test_a_child_that_dies_is_a_failure_like_any_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from time import monotonic
 from typing import Any
@@ -10,13 +11,16 @@ from penstock.broker.server import Broker as Server
 from penstock.testing.broker import Broker
 
 TIMEOUT_S = 60.0
+_POLL_S = 0.002
 
 
 def wait_until(broker: Broker, condition: Callable[[Server], Any]) -> None:
     """Until the condition holds on the broker's own thread."""
     deadline = monotonic() + TIMEOUT_S
+    pause = threading.Event()
     while not broker.call(condition):
         assert monotonic() < deadline, "it did not happen in time"
+        pause.wait(_POLL_S)
 
 
 def waiting_fetches(server: Server) -> int:

@@ -11,6 +11,7 @@ import pytest
 from penstock.client import topics
 from penstock.client.connection import Cluster
 from penstock.testing.broker import Broker
+from tests.broker.disks import temporary_files_in_memory
 
 _KAFKA_MARKS = [pytest.mark.java]
 # Records of tests may carry times of long ago.
@@ -19,9 +20,16 @@ MakeTopic = Callable[..., str]
 _numbers = count()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _files_in_memory() -> Iterator[None]:
+    """Brokers that make their own folder have it in memory."""
+    with temporary_files_in_memory():
+        yield
+
+
 @pytest.fixture(scope="session")
 def embedded() -> Iterator[Broker]:
-    with Broker() as running:
+    with temporary_files_in_memory(), Broker() as running:
         yield running
 
 

@@ -25,6 +25,7 @@ from penstock.testing.broker import Broker
 from penstock.testing.tcp_proxy import TcpProxy
 from tests.client.conftest import KEEP, MakeTopic, unique
 from tests.client.reader import Through, read_topic
+from tests.harness.profiles import WRITER_RECORDS
 
 CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
 
@@ -49,11 +50,12 @@ def test_records_come_once_and_in_their_keys_order(
 ) -> None:
     topic = make_topic(3)
     with LogWriter(cluster, codec=codec, batch_bytes=2_000) as writer:
-        write_numbers(writer, topic, range(20_000), 50, 700)
+        count = WRITER_RECORDS * 2 // 3
+        write_numbers(writer, topic, range(count), 50, 700)
         writer.flush()
-        assert sum(writer.ends.values()) == 20_000
-        write_numbers(writer, topic, range(20_000, 20_100), 50, 1)
-    in_order(cluster, topic, 20_100, 50)
+        assert sum(writer.ends.values()) == count
+        write_numbers(writer, topic, range(count, count + 100), 50, 1)
+    in_order(cluster, topic, count + 100, 50)
 
 
 def test_keys_go_where_other_clients_put_them(cluster: Cluster, make_topic: MakeTopic) -> None:
@@ -280,7 +282,7 @@ def test_a_broker_that_dies_and_comes_back(id_: str | None) -> None:
         thread = threading.Thread(target=fail_often)
         thread.start()
         with LogWriter(cluster, transactional_id=id_, batch_bytes=1_000, linger_ms=1) as writer:
-            for first in range(0, 30_000, 100):
+            for first in range(0, WRITER_RECORDS, 100):
                 if first % 3_000 == 0:
                     writer.begin()
                 write_numbers(writer, "t", range(first, first + 100), 50, 100)
@@ -288,7 +290,7 @@ def test_a_broker_that_dies_and_comes_back(id_: str | None) -> None:
                     writer.commit()
                 written.release()
         thread.join()
-        in_order(cluster, "t", 30_000, 50)
+        in_order(cluster, "t", WRITER_RECORDS, 50)
 
 
 @pytest.mark.parametrize("id_", [None, "txn"])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import StorageError
 from penstock.log.checkpoint import parse_checkpoint, read_checkpoint, seal, write_checkpoint
 from penstock.log.epochs import LeaderEpochs
 from penstock.testing.faults import SimulatedCrash, SimulatedDisk
+from tests.harness.profiles import examples
 
 
 def disk_with_folder() -> SimulatedDisk:
@@ -22,6 +23,7 @@ def disk_with_folder() -> SimulatedDisk:
 rows = st.lists(st.tuples(st.sampled_from(("a", "orders")), st.integers(0, 9), st.integers(0)))
 
 
+@settings(max_examples=examples(50))
 @given(rows)
 def test_rows_there_and_back(written: list[tuple[str, int, int]]) -> None:
     disk = disk_with_folder()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import CorruptBatchError
@@ -19,6 +19,7 @@ from penstock.records.batch import read_header
 from penstock.records.record import BatchOptions, Record
 from penstock.testing.clock import START_MS, ManualClock
 from penstock.testing.faults import SimulatedDisk
+from tests.harness.profiles import examples
 from tests.log.keeping import (
     COMPACTED,
     HOUR_MS,
@@ -370,6 +371,7 @@ def test_a_swap_is_off_when_its_segments_are_gone() -> None:
 fields = st.one_of(st.none(), st.binary(max_size=70), st.integers(60, 9000).map(bytes))
 
 
+@settings(max_examples=examples(50))
 @given(
     st.lists(st.tuples(st.integers(-(2**40), 2**40), fields, fields), min_size=1, max_size=8),
     st.integers(1, 70_000),
@@ -392,6 +394,7 @@ def test_columns_say_what_spans_say(rows: list[tuple[int, bytes, bytes]], gap: i
             assert key == span.key
 
 
+@settings(max_examples=examples(50))
 @given(st.binary(max_size=80), st.integers(0, 5))
 def test_garbage_is_an_error_and_nothing_else(data: bytes, count: int) -> None:
     with contextlib.suppress(CorruptBatchError):

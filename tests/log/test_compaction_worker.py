@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import penstock
 from penstock.log.cleaner import Cleaner
 from penstock.log.compaction import Result, compact
@@ -102,6 +104,7 @@ def cleaned_files(partition: Partition) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in Path(partition.folder).glob("*.cleaned")}
 
 
+@pytest.mark.processes
 def test_the_child_process_does_the_same(tmp_path: Path) -> None:
     _, partition, clock = real_log(tmp_path / "data")
     due = Cleaner(partition).due(clock.now_ms())
@@ -114,6 +117,7 @@ def test_the_child_process_does_the_same(tmp_path: Path) -> None:
     assert cleaned_files(partition) == files
 
 
+@pytest.mark.processes
 def test_the_child_process_says_what_went_wrong(tmp_path: Path) -> None:
     _, partition, clock = real_log(tmp_path / "data")
     due = Cleaner(partition).due(clock.now_ms())
@@ -124,6 +128,7 @@ def test_the_child_process_says_what_went_wrong(tmp_path: Path) -> None:
     assert "shorter" in answer["error"]
 
 
+@pytest.mark.processes
 def test_the_child_process_ends_with_its_parent() -> None:
     with start_worker() as child:
         assert child.stdin is not None

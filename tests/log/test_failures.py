@@ -11,6 +11,7 @@ from penstock.errors import DiskFullError, StorageError
 from penstock.log.partition import Partition
 from penstock.testing.clock import START_MS
 from penstock.testing.faults import SimulatedCrash, SimulatedDisk
+from tests.harness.profiles import FAILED_WRITES
 from tests.log.engine import PARTITION_FOLDER, SMALL, Engine, batch, numbered, texts
 
 AS_OS = replace(SMALL, durability="os")
@@ -311,7 +312,7 @@ def test_a_write_that_can_neither_be_done_nor_undone() -> None:
 
 def test_remains_of_a_failed_write_do_not_come_back() -> None:
     """In a segment that was closed they would be believed."""
-    for seed in range(200):
+    for seed in range(FAILED_WRITES):
         engine = Engine(disk=SimulatedDisk(seed))
         engine.write("a")
         engine.reopen()
@@ -326,7 +327,7 @@ def test_remains_of_a_failed_write_do_not_come_back() -> None:
 def test_a_crash_while_repairing() -> None:
     """What a sync had finished before it failed goes in an order that leaves no hole."""
     words = numbered(range(30))
-    for seed in range(150):
+    for seed in range(FAILED_WRITES):
         engine = Engine(disk=SimulatedDisk(seed))
         engine.write(*words[:5])
         engine.write(*words[5:], sync=False)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import struct
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.log.index import OffsetIndex, TimeIndex
+from tests.harness.profiles import examples
 
 rising = st.lists(st.integers(0, 10_000), unique=True, max_size=30).map(sorted)
 
@@ -23,6 +24,7 @@ def offset_indexes(draw: st.DrawFn) -> tuple[OffsetIndex, list[tuple[int, int]]]
     return index, pairs
 
 
+@settings(max_examples=examples(50))
 @given(offset_indexes(), st.integers(-5, 11_000))
 def test_floors_of_the_offset_index(
     made: tuple[OffsetIndex, list[tuple[int, int]]], wanted: int
@@ -34,6 +36,7 @@ def test_floors_of_the_offset_index(
     assert index.floor_of_position(wanted) == (by_position[-1] if by_position else 0)
 
 
+@settings(max_examples=examples(50))
 @given(offset_indexes())
 def test_the_offset_index_on_disk(made: tuple[OffsetIndex, list[tuple[int, int]]]) -> None:
     index, pairs = made
@@ -55,6 +58,7 @@ def test_an_offset_index_that_does_not_rise_is_refused() -> None:
 entries = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 3)), max_size=30)
 
 
+@settings(max_examples=examples(50))
 @given(entries, st.integers(-5, 60))
 def test_the_time_index_keeps_only_news(seen: list[tuple[int, int]], wanted: int) -> None:
     index = TimeIndex()

@@ -6,7 +6,7 @@ import struct
 
 import pytest
 from crc32c import crc32c
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import OutOfOrderSequenceError, ProducerFencedError
@@ -22,6 +22,7 @@ from penstock.log.producers import (
 )
 from penstock.records.batch import next_sequence, read_header
 from penstock.testing.faults import SimulatedDisk
+from tests.harness.profiles import examples
 from tests.log.engine import batch
 
 ID, EPOCH = 7, 3
@@ -115,6 +116,7 @@ metas = st.builds(
 )
 
 
+@settings(max_examples=examples(50))
 @given(st.dictionaries(st.integers(0, 2**60), st.lists(metas, min_size=1, max_size=7), max_size=5))
 def test_snapshots_forget_nothing(content: dict[int, list[BatchMeta]]) -> None:
     states = ProducerStates()

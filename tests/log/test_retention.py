@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import OffsetOutOfRangeError, StorageError
@@ -16,6 +16,7 @@ from penstock.log.slice import Slice
 from penstock.log.store import LogStore
 from penstock.testing.clock import START_MS, ManualClock
 from penstock.testing.faults import SimulatedCrash, SimulatedDisk
+from tests.harness.profiles import RETENTION_LOGS, examples
 from tests.log.keeping import ID, append, close_segment, consume, fill, open_store, sync
 
 DAY_MS = 24 * 3_600_000
@@ -205,6 +206,7 @@ def test_memory_is_kept_within_bounds_too() -> None:
     assert len(logs) == len(partition.segments)
 
 
+@settings(max_examples=examples(50))
 @given(st.data())
 def test_exactly_the_expired_prefix_goes(data: st.DataObject) -> None:
     age_ms = data.draw(st.integers(-1, 50))
@@ -261,7 +263,7 @@ def prepared(disk: SimulatedDisk, seed: int) -> tuple[LogStore, Partition, Manua
 
 @pytest.mark.parametrize("power_loss", [True, False])
 def test_a_crash_at_any_step_neither_loses_nor_reuses_offsets(seed: int, power_loss: bool) -> None:
-    for number in range(4):
+    for number in range(RETENTION_LOGS):
         whole = SimulatedDisk(seed + number)
         store, partition, _ = prepared(whole, seed + number)
         before = consume(partition)

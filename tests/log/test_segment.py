@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import StorageError
@@ -13,6 +13,7 @@ from penstock.log.segment import Segment, create_segment, open_segment
 from penstock.records.batch import BatchHeader, verify
 from penstock.records.record import Record, encode
 from penstock.testing.faults import SimulatedDisk
+from tests.harness.profiles import examples
 
 BASE = 1000
 
@@ -53,6 +54,7 @@ steps = st.lists(
 segments = st.builds(make, steps, st.sampled_from((0, 100, 500, 10_000)))
 
 
+@settings(max_examples=examples(50))
 @given(segments, st.integers(BASE - 3, BASE + 150))
 def test_find_by_offset(made: Made, offset: int) -> None:
     naive = next((item for item in made.batches if item[1].last_offset >= offset), None)
@@ -60,6 +62,7 @@ def test_find_by_offset(made: Made, offset: int) -> None:
     assert list(made.segment.scan(0)) == made.batches
 
 
+@settings(max_examples=examples(50))
 @given(segments, st.integers(-2, 45))
 def test_find_by_time(made: Made, timestamp_ms: int) -> None:
     naive = next((item for item in made.batches if item[1].max_timestamp >= timestamp_ms), None)
@@ -70,6 +73,7 @@ def test_find_by_time(made: Made, timestamp_ms: int) -> None:
     assert made.segment.max_timestamp_ms == max(times, default=-1)
 
 
+@settings(max_examples=examples(50))
 @given(segments, st.integers(0, 40), st.integers(0, 3000))
 def test_slices_end_between_batches(made: Made, at: int, max_bytes: int) -> None:
     if not made.batches:
@@ -85,6 +89,7 @@ def test_slices_end_between_batches(made: Made, at: int, max_bytes: int) -> None
     assert (end > position) == (max(fits) > position)
 
 
+@settings(max_examples=examples(50))
 @given(segments)
 def test_stored_indexes_are_what_a_rebuild_gives(made: Made) -> None:
     segment = made.segment
@@ -109,6 +114,7 @@ def test_stored_indexes_are_what_a_rebuild_gives(made: Made) -> None:
     assert stored.time_index.to_bytes()[: len(rebuilt)] == rebuilt
 
 
+@settings(max_examples=examples(50))
 @given(segments, st.data())
 def test_damaged_indexes_are_not_believed(made: Made, data: st.DataObject) -> None:
     made.segment.write_indexes()

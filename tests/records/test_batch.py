@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import CorruptBatchError
@@ -18,6 +18,7 @@ from penstock.records.batch import (
     verify,
 )
 from penstock.records.record import BatchOptions, Record, decode, encode, simple_batch
+from tests.harness.profiles import examples
 from tests.records.samples import options, record_lists
 
 SAMPLE = encode(
@@ -26,6 +27,7 @@ SAMPLE = encode(
 )
 
 
+@settings(max_examples=examples(50))
 @given(record_lists(), options)
 def test_the_header_tells_what_went_in(records: list[Record], chosen: BatchOptions) -> None:
     batch = encode(records, chosen)
@@ -64,6 +66,7 @@ def test_every_cut_is_found() -> None:
             verify(SAMPLE[:size])
 
 
+@settings(max_examples=examples(50))
 @given(st.binary(max_size=200))
 @example(bytes(61))
 @example(bytes(16) + b"\x02" + bytes(44))
@@ -72,6 +75,7 @@ def test_anything_else_is_refused(data: bytes) -> None:
         verify(data)
 
 
+@settings(max_examples=examples(50))
 @given(st.integers(0, 2**63 - 1), st.integers(0, 2**31 - 1))
 def test_a_patch_changes_the_place_and_nothing_else(offset: int, epoch: int) -> None:
     patched = bytearray(SAMPLE)

@@ -29,7 +29,7 @@ from penstock.records.record import (
     surely_keyed,
     write_varint,
 )
-from tests.harness.profiles import examples
+from tests.harness.profiles import DAMAGED_BATCHES, examples
 from tests.records.samples import CODECS, for_other_writers, options, record_lists
 
 with warnings.catch_warnings():
@@ -99,6 +99,7 @@ def test_numbers_that_are_too_long() -> None:
             read_varint(endless, 0)
 
 
+@settings(max_examples=examples(50))
 @given(record_lists(), options)
 def test_spans_know_the_place_the_key_and_whether_there_is_a_value(
     records: list[Record], chosen: BatchOptions
@@ -199,7 +200,7 @@ def test_damage_is_corruption_and_nothing_else(codec: int, seed: int) -> None:
         for at in range(20)
     ]
     batch = encode(records, BatchOptions(codec=codec))
-    for _ in range(1500):
+    for _ in range(DAMAGED_BATCHES):
         damaged = bytearray(batch)
         for _ in range(rng.choice((1, 1, 2, 8))):
             # Half of it in the header, where lengths, counts and the codec are.
@@ -213,11 +214,13 @@ def test_damage_is_corruption_and_nothing_else(codec: int, seed: int) -> None:
             list(headers(damaged))
 
 
+@settings(max_examples=examples(50))
 @given(st.binary(max_size=300))
 def test_noise_is_corruption_and_nothing_else(noise: bytes) -> None:
     read_everything(noise)
 
 
+@settings(max_examples=examples(50))
 @given(st.binary(max_size=60), st.sampled_from(CODECS), st.integers(-1, 2**31 - 1))
 def test_noise_behind_a_header_is_too(noise: bytes, codec: int, count: int) -> None:
     batch = bytearray(encode([Record(0, 0, None, b"")], BatchOptions(codec=codec)))[:HEADER_SIZE]

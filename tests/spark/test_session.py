@@ -165,6 +165,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(
     assert java_options(JAVA) == ""
 
 
+@pytest.mark.processes
 def test_workers_do_not_look_again_at_what_stays(tmp_path: Path) -> None:
     """In a process of its own, for it changes how Python imports and collects."""
     for name in ("pyspark.zip", "other.zip"):
@@ -220,6 +221,7 @@ def test_a_connection_is_hastened() -> None:
         worker_daemon.hasten(one)
 
 
+@pytest.mark.processes
 def test_workers_do_not_look_into_the_zip_files_of_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SPARK_HOME", raising=False)
     program = worker_python()

@@ -5,10 +5,11 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
-from penstock.testing.apache_kafka import SMALL_JVM_OPTIONS, ApacheKafka
+from penstock.testing.apache_kafka import ApacheKafka
 from penstock.testing.java import HOME_VARIABLE, JavaProcess
 from penstock.testing.java_client import NewRecord
 from penstock.testing.kafka_tools import DumpError, KafkaTools, KafkaToolsError, parse_dump
@@ -18,20 +19,27 @@ SEGMENT = "00000000000000000000"
 
 
 @pytest.fixture(scope="session")
-def kafka_log(kafka_tools: KafkaTools, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A partition that Apache Kafka wrote and closed: several batches, indexes, a snapshot."""
+def kafka_log(
+    kafka_tools: KafkaTools, apache_kafka: ApacheKafka, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """A segment that Apache Kafka wrote and closed: several batches, indexes, a snapshot."""
     kept = tmp_path_factory.mktemp("kafka-log") / "events-0"
-    with ApacheKafka(jvm_options=SMALL_JVM_OPTIONS) as kafka:
-        with kafka_tools.java_client(kafka.bootstrap) as client:
-            # An index entry for every batch.
-            client.create_topic("events", 1, {"index.interval.bytes": "0"})
-            for number in range(BATCHES):
-                record = NewRecord(b"v%d" % number, b"k%d" % number, [("h", b"1")], 1000 + number)
-                # Long enough that both are in one batch, however slow the machine is.
-                settings = {"compression.type": "lz4", "linger.ms": "60000"}
-                client.produce("events", [record, record], settings)
-        kafka.stop()
-        shutil.copytree(kafka.log_dir / "events-0", kept)
+    kept.mkdir()
+    topic = f"events-{uuid4().hex[:8]}"
+    with kafka_tools.java_client(apache_kafka.bootstrap) as client:
+        # An index entry for every batch; and nothing goes for being from long ago.
+        configs = {"index.interval.bytes": "0", "segment.ms": "60000", "retention.ms": "-1"}
+        client.create_topic(topic, 1, configs)
+        # Long enough that both are in one batch, however slow the machine is.
+        settings = {"compression.type": "lz4", "linger.ms": "60000"}
+        for number in range(BATCHES):
+            record = NewRecord(b"v%d" % number, b"k%d" % number, [("h", b"1")], 1000 + number)
+            client.produce(topic, [record, record], settings)
+        # So much later that the broker closes the segment before it.
+        client.produce(topic, [NewRecord(b"late", None, [], 10_000_000)], settings)
+    folder = apache_kafka.log_dir / f"{topic}-0"
+    for file in (*folder.glob(f"{SEGMENT}.*"), folder / f"{2 * BATCHES:020d}.snapshot"):
+        shutil.copy(file, kept)
     return kept
 
 
@@ -46,7 +54,8 @@ def test_a_folder_is_dumped_whole(kafka_tools: KafkaTools, kafka_log: Path) -> N
     batches = [line for line in lines if line.kind == "batch"]
     assert [line.number("baseOffset") for line in batches] == list(range(0, 2 * BATCHES, 2))
     assert {line.fields["compresscodec"] for line in batches} == {"lz4"}
-    assert {line.number("producerId") for line in batches} == {0}
+    (producer,) = kafka_tools.dump_snapshot(next(kafka_log.glob("*.snapshot")))
+    assert {line.number("producerId") for line in batches} == {producer.number("producerId")}
     records = [line for line in lines if line.kind == "record"]
     assert [line.number("offset") for line in records] == list(range(2 * BATCHES))
     assert records[-1].fields["headerKeys"] == "[h]"

@@ -30,6 +30,7 @@ def test_what_is_taken_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("kind", ["here", "process"])
+@pytest.mark.processes
 def test_a_port_that_is_taken_just_then(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from uuid import UUID
 from penstock.wire import APIS, Api, Message, Struct
 from penstock.wire.errors import ErrorCode
 from penstock.wire.message import Field
+from tests.harness.profiles import ORACLE_VERSIONS
 
 SEED = int(os.environ.get("PENSTOCK_SEED", random.SystemRandom().randrange(1 << 32)))
 """One seed per run, part of every failure's text; set PENSTOCK_SEED to see a failure again."""
@@ -102,6 +103,13 @@ def every_message() -> list[tuple[Api, type[Message]]]:
 def versions_of(cls: type[Message]) -> range:
     """All versions, the unstable ones too."""
     return range(cls.VERSIONS[0], cls.UNSTABLE_MAX + 1)
+
+
+def some_versions(versions: range) -> list[int]:
+    """The oldest, the newest and some of those between, as many as the profile compares."""
+    between = versions[1:-1]
+    drawn = random.Random(SEED).sample(between, min(len(between), ORACLE_VERSIONS - 2))
+    return sorted({versions[0], versions[-1], *drawn})
 
 
 def name_of(value: Any) -> str:

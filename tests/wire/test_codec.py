@@ -31,6 +31,7 @@ from penstock.wire.messages.produce import (
 )
 from penstock.wire.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
 from penstock.wire.primitive import encode_uvarint
+from tests.harness.profiles import ABSURD_PLACES, DAMAGED_MESSAGES
 from tests.wire.samples import SEED, Sampler, every_message, name_of, versions_of
 
 MESSAGES = [cls for _, cls in every_message()]
@@ -78,7 +79,7 @@ def test_damage_raises_nothing_but_wire_error(cls: type[Message]) -> None:
         sampler = Sampler("damage", cls.NAME, version, items_max=2)
         rng = sampler.rng
         data = encoder(cls, version)(sampler.message(cls, version))
-        for _ in range(30):
+        for _ in range(DAMAGED_MESSAGES):
             damaged = bytearray(data)
             for _ in range(rng.randint(1, 4)):
                 if damaged:
@@ -93,7 +94,7 @@ def test_damage_raises_nothing_but_wire_error(cls: type[Message]) -> None:
 def test_absurd_lengths_cost_no_memory(cls: type[Message]) -> None:
     version = cls.UNSTABLE_MAX
     sampler = Sampler("absurd", cls.NAME, items_max=1)
-    data = encoder(cls, version)(sampler.message(cls, version))[:300]
+    data = encoder(cls, version)(sampler.message(cls, version))[:ABSURD_PLACES]
     absurd = [b"\x7f\xff\xff\xff", b"\xff\xff\xff\xff\x07", b"\xff\xff\x7f", b"\x80\0\0\0", b"\x7f"]
     inputs = [data[:i] + value + data[i:] for i in range(len(data) + 1) for value in absurd]
     for hostile in inputs:

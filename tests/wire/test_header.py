@@ -19,7 +19,7 @@ from penstock.wire import (
     request_header,
     response_header,
 )
-from tests.wire.samples import name_of
+from tests.wire.samples import name_of, some_versions
 
 API_VERSIONS = 18
 PRODUCE = 0
@@ -33,7 +33,7 @@ def kio_header(api: Api, version: int, role: str) -> Any:
 
 @pytest.mark.parametrize("api", APIS.values(), ids=name_of)
 def test_headers_are_those_of_kio(api: Api) -> None:
-    for version in range(api.versions[0], api.unstable_max + 1):
+    for version in some_versions(range(api.versions[0], api.unstable_max + 1)):
         for client_id in ("me", "", None):
             ours = request_header(api.key, version, 77, client_id)
             theirs = kio_header(api, version, "request")

@@ -37,6 +37,7 @@ def test_lookup() -> None:
         api(12345)
 
 
+@pytest.mark.processes
 def test_importing_loads_no_message() -> None:
     script = (
         "import sys, penstock.wire\n"

@@ -30,6 +30,19 @@ _MASTER_READY: Final = re.compile(r"Starting Spark master at (spark://\S+)")
 _WORKER_READY: Final = "Successfully registered with master"
 
 
+def quick_java_options() -> str:
+    """For a Java process that lives for a minute, be it a part of a cluster or an executor.
+
+    What is compiled once more for speed comes too late, and an archive of Spark's classes, where
+    there is one, halves the work of a start.
+    """
+    from penstock.spark.archive import java_options
+    from penstock.spark.java import find_java
+
+    archive = java_options(find_java())
+    return f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {archive}".rstrip()
+
+
 class SparkClusterError(PenstockError):
     """A part of the cluster did not start."""
 
@@ -50,7 +63,7 @@ class _Part:
             "SPARK_HOME": str(home),
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_DAEMON_MEMORY": "256m",
-            "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+            "SPARK_DAEMON_JAVA_OPTS": quick_java_options(),
             "SPARK_LOCAL_DIRS": str(folder / "scratch"),
             "PYSPARK_PYTHON": sys.executable,
             "PYTHONPATH": str(Path(__file__).resolve().parents[2]),

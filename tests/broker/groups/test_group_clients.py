@@ -258,6 +258,7 @@ while True:
 """
 
 
+@pytest.mark.processes
 def test_a_dead_members_partitions_move(shared: Broker, topic: Topic) -> None:
     group = new_name("g")
     command = [sys.executable, "-c", DOOMED, shared.bootstrap, group, topic.name]

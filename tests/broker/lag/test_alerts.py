@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.broker.lag.alerts import MAX_PARTITIONS_TOLD, Alert, Alerts, show_seconds
 from penstock.broker.lag.formulas import Lag
+from tests.harness.profiles import examples
 
 HOUR_S = 3600.0
 
@@ -120,6 +121,7 @@ def test_time_spans_for_people() -> None:
     ]
 
 
+@settings(max_examples=examples(50))
 @given(st.lists(st.none() | st.floats(0, 4 * HOUR_S), max_size=40))
 def test_beginnings_and_ends_take_turns(times: list[float | None]) -> None:
     alerts = Alerts(HOUR_S)

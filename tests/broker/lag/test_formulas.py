@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from penstock.broker.lag.formulas import (
@@ -20,6 +20,7 @@ from penstock.broker.lag.formulas import (
     retention_of,
     time_to_loss_s,
 )
+from tests.harness.profiles import examples
 
 NOW_MS = 1_700_000_000_000
 HOUR_S = 3600.0
@@ -149,6 +150,7 @@ def later(a: float | None, b: float | None) -> bool:
     return b is None or (a is not None and b >= a * (1 - 1e-6) - 1e-6)
 
 
+@settings(max_examples=examples(50))
 @given(counts, spans, spans, rates, st.floats(1, 10))
 def test_who_reads_faster_loses_later(
     records: int, age_s: float, keep_s: float, now: Rates, factor: float
@@ -159,6 +161,7 @@ def test_who_reads_faster_loses_later(
     )
 
 
+@settings(max_examples=examples(50))
 @given(counts, spans, spans, rates, st.floats(1, 10))
 def test_more_writing_never_gives_more_time(
     records: int, age_s: float, keep_s: float, now: Rates, factor: float
@@ -169,6 +172,7 @@ def test_more_writing_never_gives_more_time(
     )
 
 
+@settings(max_examples=examples(50))
 @given(counts, spans, spans, rates, st.floats(1, 10))
 def test_longer_retention_never_gives_less_time(
     records: int, age_s: float, keep_s: float, now: Rates, factor: float
@@ -179,6 +183,7 @@ def test_longer_retention_never_gives_less_time(
     )
 
 
+@settings(max_examples=examples(50))
 @given(counts, spans, spans, rates)
 def test_standing_still_is_the_soonest(
     records: int, age_s: float, keep_s: float, now: Rates
@@ -188,6 +193,7 @@ def test_standing_still_is_the_soonest(
     assert later(still, loss_by_age_s(records, age_s, keep_s, now))
 
 
+@settings(max_examples=examples(50))
 @given(
     st.integers(0, 10**12), st.integers(0, 10**12), st.integers(0, 10**12), rates,
     st.none() | spans, st.none() | st.integers(0, 10**12),
@@ -204,6 +210,7 @@ def test_no_number_is_ever_negative(
     assert (lag.time_to_loss_s is None) or lag.records
 
 
+@settings(max_examples=examples(50))
 @given(st.integers(0, 100), st.floats(0, 5), st.floats(10, 20), st.floats(0.5, 100))
 def test_the_formula_is_what_a_simulation_of_it_gives(
     backlog_s: int, read: float, keep_s: float, written: float
@@ -245,6 +252,7 @@ def test_rates_are_those_of_the_window() -> None:
     assert 10 <= window.span_s <= 12
 
 
+@settings(max_examples=examples(50))
 @given(st.lists(st.floats(0.001, 100), max_size=300), st.integers(1, 10))
 def test_memory_is_bounded_and_the_span_nearly_kept(steps: list[float], samples: int) -> None:
     window, t = Window(span_s=60, samples=samples), 0.0

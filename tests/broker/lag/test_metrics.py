@@ -110,6 +110,7 @@ def test_any_label_and_value_is_read_back(rows: list[tuple[str, float]]) -> None
         assert found[key] == number or (math.isnan(found[key]) and math.isnan(number))
 
 
+@settings(max_examples=examples(50))
 @given(st.lists(st.floats(0, 100)))
 def test_a_histogram_adds_up(values: list[float]) -> None:
     histogram = Histogram((0.1, 1.0, 10.0))

@@ -27,6 +27,7 @@ from tests.broker.quota_requests import alter, change
 from tests.broker.raw import RawClient
 from tests.broker.requests import create, new_name
 from tests.broker.waits import wait_until
+from tests.harness.profiles import PUSHED_RECORDS
 
 with warnings.catch_warnings():
     # It reads its schemas by a function that Python 3.11 calls deprecated.
@@ -37,6 +38,7 @@ TIMEOUT_S = 60.0
 VALUE = b"v" * 1_000
 # More than fits into a topic at a time.
 COUNT = 60
+PUSHED_BYTES = 1_600_000
 
 
 @pytest.fixture(scope="module")
@@ -300,9 +302,10 @@ def test_discard_oldest_drops_and_the_slow_consumer_is_told(broker: Broker) -> N
 # ---- under pressure --------------------------------------------------------------------------
 
 
+@pytest.mark.processes
 def test_eight_producers_push_a_hundred_times_the_bound(tmp_path: Path) -> None:
     """The broker's memory stays, nothing is lost, and another topic is as quick as ever."""
-    bound, producers, records = 128 << 10, 8, 1_600
+    bound, producers, records = 128 << 10, 8, PUSHED_RECORDS
     with BrokerProcess(tmp_path / "data", durability="os") as process:
         topic, other = "guarded", "other"
         with RawClient(process.bootstrap) as raw:
@@ -340,6 +343,7 @@ def test_eight_producers_push_a_hundred_times_the_bound(tmp_path: Path) -> None:
 
 
 def _push(bootstrap: str, topic: str, name: int, records: int, failures: list[Any]) -> None:
+    value = bytes(PUSHED_BYTES // records)
     producer = Producer(
         {
             "bootstrap.servers": bootstrap,
@@ -352,7 +356,7 @@ def _push(bootstrap: str, topic: str, name: int, records: int, failures: list[An
         key = str(name * records + at)
         producer.produce(
             topic,
-            VALUE,
+            value,
             key,
             on_delivery=lambda error, _: failures.append(error) if error is not None else None,
         )

@@ -31,6 +31,7 @@ from tests.broker.overload.guarded import (
 )
 from tests.broker.raw import RawClient
 from tests.broker.requests import one
+from tests.harness.profiles import GUARDED_RUNS
 
 STEPS = 150
 PATIENCE_S = 60.0
@@ -106,7 +107,7 @@ class Run:
 
 
 @pytest.mark.parametrize("overflow", ["block", "reject"])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(GUARDED_RUNS))
 def test_what_must_hold_at_every_moment(seed: int, overflow: str) -> None:
     rng = random.Random(f"{seed} {overflow}")
     limits = Limits(max_hold_ms=rng.choice([10, NEVER_MS]))

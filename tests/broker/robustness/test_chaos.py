@@ -128,6 +128,7 @@ def describe(name: str) -> Message:
 
 
 @pytest.mark.parametrize("durability", ["disk", "memory"])
+@pytest.mark.processes
 def test_everyone_gets_a_sensible_answer(durability: str, seed: int) -> None:
     settings = {"durability": durability, "housekeeping_interval_ms": 10}
     with quick_broker(**settings) as broker, no_errors(broker):

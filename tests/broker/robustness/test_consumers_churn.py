@@ -17,6 +17,7 @@ TOTAL = 600
 
 
 @pytest.mark.parametrize("kind", ["older", "newer"])
+@pytest.mark.processes
 def test_the_work_goes_on(tmp_path: Path, seed: int, kind: str) -> None:
     protocol = PROTOCOLS[0] if kind == "newer" else PROTOCOLS[1 + seed % 2]
     churn = Churn(tmp_path / "data", seed, total=TOTAL, protocol=protocol)

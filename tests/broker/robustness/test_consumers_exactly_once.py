@@ -16,6 +16,7 @@ TOTAL = 300
 
 
 @pytest.mark.parametrize("kind", ["older", "newer"])
+@pytest.mark.processes
 def test_each_record_is_copied_once(tmp_path: Path, seed: int, kind: str) -> None:
     protocol = PROTOCOLS[0] if kind == "newer" else PROTOCOLS[1 + seed % 2]
     pipeline = Pipeline(tmp_path / "data", seed, total=TOTAL, protocol=protocol)

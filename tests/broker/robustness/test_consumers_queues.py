@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from penstock.broker.server import Broker as Server
 from penstock.broker.shares.partition import DYING
 from penstock.testing.broker import Broker
@@ -20,6 +22,7 @@ from tests.harness.profiles import CONSUMER_FAULTS
 TOTAL = 400
 
 
+@pytest.mark.processes
 def test_nothing_acknowledged_comes_again(tmp_path: Path, seed: int) -> None:
     test = QueueTest(tmp_path / "data", seed, total=TOTAL, ordered=seed % 2 == 1)
     test.run(CONSUMER_FAULTS)

@@ -12,6 +12,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, Final
 
+import pytest
+
 from penstock.testing.history import History, Place
 from tests.broker import requests as rq
 from tests.broker.raw import RawClient
@@ -66,6 +68,7 @@ def deaf_reader(scene: Scene) -> RawClient:
     return deaf
 
 
+@pytest.mark.processes
 def test_other_groups_members_and_producers_go_on(tmp_path: Path, seed: int) -> None:
     with Scene(tmp_path / "data", seed) as scene:
         scene.make_topic(TOPIC, PARTITIONS)
@@ -105,6 +108,7 @@ def test_other_groups_members_and_producers_go_on(tmp_path: Path, seed: int) -> 
         scene.stop_cleanly()
 
 
+@pytest.mark.processes
 def test_other_consumers_of_a_queue_go_on(tmp_path: Path, seed: int) -> None:
     """One takes records and hangs, one is killed with some: the others get all the rest, and
     theirs once they are given up."""

@@ -27,6 +27,7 @@ FENCED: Final = {
 }  # fmt: skip
 
 
+@pytest.mark.processes
 def test_a_worker_that_was_held_at_the_brink(tmp_path: Path, seed: int) -> None:
     """Stopped between its last write and its commit; its successor does the work meanwhile."""
     pipeline = Pipeline(tmp_path / "data", seed, total=TOTAL, protocol=PROTOCOLS[seed % 3])
@@ -53,6 +54,7 @@ def test_a_worker_that_was_held_at_the_brink(tmp_path: Path, seed: int) -> None:
         scene.stop_cleanly()
 
 
+@pytest.mark.processes
 def test_a_worker_whose_partitions_were_given_to_another(tmp_path: Path, seed: int) -> None:
     """Held before it commits its offsets. Nobody has taken its id, but its group has left it."""
     pipeline = Pipeline(tmp_path / "data", seed, total=TOTAL, protocol=PROTOCOLS[seed % 3])

@@ -65,6 +65,7 @@ def check_outcomes(outcomes: Counter[str], wanted: int) -> None:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.processes
 def test_no_frame_disturbs_the_broker_or_another_client(broker: Broker, seed: int) -> None:
     with Witness(broker) as witness, no_errors(broker):
         work = fuzz_work(broker, seed, 2_000, 500)

@@ -15,6 +15,7 @@ from tests.harness.profiles import BROKER_KILLS
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.processes
 def test_nothing_acknowledged_is_lost_by_being_killed(tmp_path: Path, seed: int) -> None:
     test = KillTest(tmp_path / "data", seed)
     with test.running():

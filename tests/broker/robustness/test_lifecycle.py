@@ -27,6 +27,7 @@ def leader_epoch(client: RawClient, topic: str) -> int:
     return int(told.partitions[0].leader_epoch)
 
 
+@pytest.mark.processes
 def test_it_listens_on_the_loopback_unless_told_otherwise(tmp_path: Path) -> None:
     assert BrokerConfig(data="x").host == "127.0.0.1"
     with BrokerProcess(tmp_path / "data") as broker:
@@ -38,6 +39,7 @@ def test_it_listens_on_the_loopback_unless_told_otherwise(tmp_path: Path) -> Non
     assert listening == ["127.0.0.1"]
 
 
+@pytest.mark.processes
 def test_a_second_broker_on_the_same_directory_is_refused(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with BrokerProcess(data) as broker, RawClient(broker.bootstrap) as client:
@@ -64,6 +66,7 @@ def test_a_start_that_fails_for_its_port_leaves_the_directory_clean(tmp_path: Pa
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.processes
 def test_a_stop_under_load_is_clean_and_loses_nothing(tmp_path: Path, seed: int) -> None:
     test = KillTest(tmp_path / "data", seed)
     with test.running():
@@ -83,6 +86,7 @@ def test_a_stop_under_load_is_clean_and_loses_nothing(tmp_path: Path, seed: int)
     assert "are cut off" not in log
 
 
+@pytest.mark.processes
 def test_a_stop_answers_what_was_asked_and_waits_for_nobody_else(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "data") as broker:
         with RawClient(broker.bootstrap) as client:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +18,7 @@ from penstock.broker.server import Broker as Server
 from penstock.testing.broker import Broker
 from penstock.testing.history import History, Place, Read
 from tests.broker import requests as rq
+from tests.broker.disks import temporary_files_in_memory
 from tests.broker.raw import RawClient
 
 _PATIENCE_S: Final = 60.0
@@ -28,11 +27,7 @@ _PATIENCE_S: Final = 60.0
 @contextmanager
 def quick_broker(**settings: Any) -> Iterator[Broker]:
     """A broker that waits for no disk: what is tested with it is not durability."""
-    place = "/dev/shm" if os.path.isdir("/dev/shm") else None
-    with (
-        tempfile.TemporaryDirectory(prefix="penstock-test-", dir=place) as data,
-        Broker(data, **settings) as broker,
-    ):
+    with temporary_files_in_memory(), Broker(**settings) as broker:
         yield broker
 
 

@@ -114,6 +114,7 @@ class Worker(threading.Thread):
 
 
 @pytest.mark.parametrize("ordered", ["false", "true"])
+@pytest.mark.processes
 def test_nothing_is_lost_and_nothing_comes_back(tmp_path: Path, seed: int, ordered: str) -> None:
     rng = random.Random(seed)
     history = History()

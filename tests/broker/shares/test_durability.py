@@ -93,6 +93,7 @@ def test_a_topic_made_anew_is_read_anew(broker: Broker) -> None:
         assert taker.fetch().offsets == [0, 1]
 
 
+@pytest.mark.processes
 def test_killed_again_and_again_under_load(tmp_path: Path, seed: int) -> None:
     """Every record is delivered, and none after it was acknowledged."""
     rng = random.Random(seed)

@@ -82,6 +82,7 @@ def test_several_archived_partitions_in_one_fetch(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("ordered", ["false", "true"])
+@pytest.mark.processes
 def test_what_compaction_has_removed_is_not_waited_for(broker: Broker, ordered: str) -> None:
     """In a group ordered by key the gaps are seen; otherwise consumers answer that they are."""
     topic, group = new_queue(broker, configs=COMPACTED, share_ordered_by_key=ordered)

@@ -343,7 +343,9 @@ def test_without_power_a_prepared_transaction_waits_for_its_decision(
 def test_a_failing_disk_delays_an_end_but_does_not_change_it() -> None:
     disk = SimulatedDisk()
     with (
-        Broker("/simulated/data", disk=disk, durability="disk") as broker,
+        Broker(
+            "/simulated/data", disk=disk, durability="disk", housekeeping_interval_ms=20
+        ) as broker,
         RawClient(broker.bootstrap) as client,
     ):
         make_topics(client)

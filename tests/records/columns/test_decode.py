@@ -9,7 +9,7 @@ import struct
 import pyarrow as pa
 import pytest
 from crc32c import crc32c
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import CorruptBatchError
@@ -19,6 +19,7 @@ from penstock.records.columns.decode import SCHEMA, SCHEMA_WITH_HEADERS, Decoded
 from penstock.records.control import Marker, encode_marker
 from penstock.records.record import BatchOptions, Record, encode, write_varint
 from penstock.records.record import decode as read_records
+from tests.harness.profiles import DAMAGED_BATCHES, examples
 from tests.records.samples import CODECS, options, record_lists
 
 NO_END = 2**63 - 1
@@ -60,6 +61,7 @@ def answers(draw: st.DrawFn) -> tuple[bytes, list[Record], int]:
     return data, records, at
 
 
+@settings(max_examples=examples(50))
 @given(answers(), st.booleans())
 def test_columns_are_what_the_records_are(
     answer: tuple[bytes, list[Record], int], headers: bool
@@ -74,6 +76,7 @@ def test_columns_are_what_the_records_are(
     assert set(decoded.batch.column("timestampType").to_pylist()) <= {0}
 
 
+@settings(max_examples=examples(50))
 @given(answers(), st.integers(0, 30), st.integers(0, 30), st.data())
 def test_only_the_asked_range_and_whole_batches(
     answer: tuple[bytes, list[Record], int], skip: int, take: int, data: st.DataObject
@@ -99,6 +102,7 @@ def test_only_the_asked_range_and_whole_batches(
     assert (decoded.bytes_used, decoded.next_offset) == (at, after)
 
 
+@settings(max_examples=examples(50))
 @given(answers(), st.integers(1, 5000))
 def test_a_limit_leaves_the_rest_for_the_next_call(
     answer: tuple[bytes, list[Record], int], limit: int
@@ -182,6 +186,7 @@ def transactions(draw: st.DrawFn) -> tuple[bytes, list[tuple[int, int]], list[Re
     return data, aborted, sorted(visible)
 
 
+@settings(max_examples=examples(50))
 @given(transactions(), st.integers(0, 80), st.randoms())
 @example((b"", [], []), 0, random.Random(1))
 def test_aborted_records_and_markers_are_left_out(
@@ -196,6 +201,7 @@ def test_aborted_records_and_markers_are_left_out(
     assert not set(visible) - set(rows(everything))
 
 
+@settings(max_examples=examples(50))
 @given(transactions(), st.integers(1, 200))
 def test_an_answer_in_steps_is_the_same_as_in_one(
     case: tuple[bytes, list[tuple[int, int]], list[Record]], limit_bytes: int
@@ -312,7 +318,7 @@ def test_damage_is_corruption_and_nothing_else(codec: int, seed: int) -> None:
         for i in range(20)
     ]
     whole = encode(records, BatchOptions(codec=codec))
-    for _ in range(600):
+    for _ in range(DAMAGED_BATCHES):
         batch = bytearray(whole)
         for _ in range(rng.randint(1, 4)):
             batch[rng.randrange(21, len(batch))] = rng.choice([0, 1, 0x7F, 0x80, 0xFF])

@@ -70,6 +70,7 @@ def test_what_goes_in_comes_out(
         done += batch.count
 
 
+@settings(max_examples=examples(50))
 @given(st.lists(rows, min_size=1, max_size=20), st.integers(0, 10_000))
 def test_batches_are_as_large_as_allowed(given_rows: list[Row], batch_bytes: int) -> None:
     keys, values = [r[0] for r in given_rows], [r[1] for r in given_rows]
@@ -87,6 +88,7 @@ def test_batches_are_as_large_as_allowed(given_rows: list[Row], batch_bytes: int
         assert after.first == end
 
 
+@settings(max_examples=examples(50))
 @given(st.lists(rows, min_size=1, max_size=20))
 def test_the_bytes_are_those_of_our_other_writer(given_rows: list[Row]) -> None:
     records = [Record(at, r[3], r[0], r[1], r[2]) for at, r in enumerate(given_rows)]
@@ -100,6 +102,7 @@ def test_the_bytes_are_those_of_our_other_writer(given_rows: list[Row]) -> None:
     assert packed.data == write_records(records)
 
 
+@settings(max_examples=examples(50))
 @given(st.lists(rows, max_size=12), st.integers(0, 4), st.integers(0, 12))
 def test_slices_and_other_types(given_rows: list[Row], start: int, length: int) -> None:
     wanted = given_rows[start : start + length]

@@ -151,6 +151,7 @@ def test_questions_are_bounded_and_need_topics(log_broker: Broker, names: tuple[
         Asker(log_broker.bootstrap, requests="nowhere", replies=answered)
 
 
+@pytest.mark.processes
 def test_asking_needs_no_spark() -> None:
     code = "import sys, penstock.client.asking; assert 'pyspark' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENT_S)

@@ -27,6 +27,7 @@ RUNNER = "pyspark.sql.streaming.python_streaming_source_runner"
         ("anything", "BrokenPipeError", True),
     ],
 )
+@pytest.mark.processes
 def test_only_that_spark_has_gone_is_not_told(name: str, error: str, is_told: bool) -> None:
     code = PROGRAM.format(name=name, error=error)
     ran = subprocess.run(
