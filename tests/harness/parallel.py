@@ -25,7 +25,7 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe
@@ -67,8 +67,11 @@ class WorkerDiedError(Exception):
 class Controller:
     """Forks the workers, hands out units and reports their results."""
 
-    def __init__(self, session: pytest.Session, count: int) -> None:
+    def __init__(
+        self, session: pytest.Session, count: int, started: Callable[[pytest.Config], None]
+    ) -> None:
         self._session = session
+        self._started = started
         self._items = session.items
         self._queue = schedule.Queue(session.items)
         self._count = count
@@ -104,7 +107,7 @@ class Controller:
             ours.close()
             for other in self._workers.values():
                 other.connection.close()
-            work(self._session, name, theirs)
+            work(self._session, name, theirs, self._started)
         theirs.close()
         worker = self._workers[name] = Worker(name, pid, ours)
         self._selector.register(ours, selectors.EVENT_READ, worker)
@@ -215,7 +218,12 @@ class Controller:
 # ---- in the worker ---------------------------------------------------------------------------
 
 
-def work(session: pytest.Session, name: str, connection: Connection[Any, Any]) -> NoReturn:
+def work(
+    session: pytest.Session,
+    name: str,
+    connection: Connection[Any, Any],
+    started: Callable[[pytest.Config], None],
+) -> NoReturn:
     """Run tests until there are no more; never returns to the code of the controller."""
     code = 1
     try:
@@ -224,12 +232,13 @@ def work(session: pytest.Session, name: str, connection: Connection[Any, Any]) -
         _own_folder(session.config, name)
         reporter = _Reporter(session.config, connection)
         session.config.pluginmanager.register(reporter, "penstock-worker")
-        session.config.hook.penstock_worker_started(config=session.config, name=name)
+        started(session.config)
         _run(session, connection)
         connection.send((DONE, None))
         code = 0
     except (KeyboardInterrupt, EOFError, ConnectionError):
-        # The controller stops, or is gone.
+        # The controller stops, or is gone. Ctrl-C reaches a worker twice: from the terminal, too.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         session._setupstate.teardown_exact(None)
     except BaseException:
         os.write(2, traceback.format_exc().encode())
@@ -294,20 +303,15 @@ class _Reporter:
         self._connection.send((REPORT, data))
 
 
-class Hooks:
-    """A hook of ours."""
-
-    @pytest.hookspec()
-    def penstock_worker_started(self, config: pytest.Config, name: str) -> None:
-        """In a worker, before its first test."""
-
-
 def options(parser: pytest.Parser) -> None:
     parser.addoption("--workers", type=int, default=1, help="run the tests in so many processes")
 
 
-def run_loop(session: pytest.Session) -> bool | None:
-    """Run the tests of a session in workers; None if pytest itself should run them."""
+def run_loop(session: pytest.Session, started: Callable[[pytest.Config], None]) -> bool | None:
+    """Run the tests of a session in workers; None if pytest itself should run them.
+
+    `started` is called in each worker before its first test.
+    """
     config = session.config
     count = config.getoption("workers")
     if count <= 1 or config.option.collectonly or not session.items:
@@ -322,8 +326,5 @@ def run_loop(session: pytest.Session) -> bool | None:
         terminal.showfspath = False
     with suppress(AttributeError):
         capture.read_global_capture()
-    Controller(session, count).run()
+    Controller(session, count, started).run()
     return True
-
-
-__all__: Sequence[str] = ("Controller", "Hooks", "options", "run_loop")

@@ -36,10 +36,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parallel.options(parser)
 
 
-def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
-    pluginmanager.add_hookspecs(parallel.Hooks)
-
-
 def pytest_configure(config: pytest.Config) -> None:
     named = os.environ.get(failures.RUN_VARIABLE)
     folder = Path(named) if named else Path(tempfile.mkdtemp(prefix="penstock-run-"))
@@ -68,10 +64,10 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     servers = stash[servers_key]
     assert isinstance(servers, Servers)
     stash[host_key] = ServerHost(servers, stash[folder_key])
-    return parallel.run_loop(session)
+    return parallel.run_loop(session, _borrow_servers)
 
 
-def penstock_worker_started(config: pytest.Config) -> None:
+def _borrow_servers(config: pytest.Config) -> None:
     """The controller owns the servers."""
     config.stash[servers_key] = RemoteServers(config.stash[host_key].address)
 

@@ -61,7 +61,10 @@ def suite(tmp_path: Path) -> Suite:
 
 
 FAILS_ONCE: Final = """
+import os
 from pathlib import Path
+
+from tests.harness.servers import RemoteServers, Servers, servers_key
 
 def test_unlucky():
     mark = Path("ran")
@@ -70,13 +73,13 @@ def test_unlucky():
     print("for the first time" if first else "again")
     assert not first, "bad | luck"
 
-def test_sound():
-    pass
+def test_sound(request):
+    # A worker asks the controller for servers, and does not start its own.
+    servers = request.config.stash[servers_key]
+    assert isinstance(servers, RemoteServers if "PYTEST_XDIST_WORKER" in os.environ else Servers)
 """
 FAILS_TWICE: Final = """
-import os
 import subprocess
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
