@@ -16,6 +16,9 @@ ARGS ?=
 # One more than there are cores: tests that kill, start and wait leave half of a core to others.
 WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((n > 3 ? 4 : n + 1)))
 
+# These tests wait for timers and disks more than for processors, and need little memory.
+check: WORKERS = 4
+
 TEST_OPTIONS = --workers $(WORKERS) --durations 20
 # Without compiled modules each process that the tests start compiles them again.
 unexport PYTHONDONTWRITEBYTECODE

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
@@ -15,13 +14,6 @@ from tests.broker.requests import create, new_name
 
 # Old records stay for as long as a test needs them: nothing is looked after meanwhile.
 NEVER_MS = 3_600_000
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _freeze() -> None:
-    """What pytest has collected stays: the garbage collector need not look at it each time."""
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.fixture(scope="module", autouse=True)

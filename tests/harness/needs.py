@@ -24,8 +24,6 @@ FIXTURES: Final = {
     JAVA: SPARK_FIXTURES | {"kafka_tools", "apache_kafka", "opensearch"},
     DATABASES: frozenset({"postgres_of", "shared_mariadb", "shared_mysql", "shared_redis"}),
 }
-# Of the kit for sinks, which is shipped and does not know our marks.
-TESTS_WITH_PROCESSES: Final = frozenset({"test_killed_at_any_moment", "test_killed_inside_of_open"})
 PROGRAMS: Final = {
     "java": JAVA,
     "spark-submit": JAVA,
@@ -40,10 +38,8 @@ PROGRAMS: Final = {
 
 
 def add_marks(items: list[pytest.Item]) -> None:
-    """Mark the tests whose fixtures need Java or a database server, and the kit's."""
+    """Mark the tests whose fixtures need Java or a database server."""
     for item in items:
-        if getattr(item, "originalname", item.name) in TESTS_WITH_PROCESSES:
-            item.add_marker(PROCESSES)
         fixtures = set(getattr(item, "fixturenames", ()))
         for mark, names in FIXTURES.items():
             if fixtures & names:

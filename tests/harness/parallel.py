@@ -79,6 +79,9 @@ class Controller:
         self._selector = selectors.DefaultSelector()
         self._restarts = 0
         self._forked = 0
+        # Tests that came to an end, be it a bad one.
+        self._ended = 0
+        self._faults: list[str] = []
 
     def run(self) -> None:
         try:
@@ -94,6 +97,10 @@ class Controller:
                     raise self._session.Interrupted(self._session.shouldstop)
         finally:
             self._stop()
+        if self._ended != len(self._items):
+            self._faults.append(f"{len(self._items) - self._ended} tests did not run")
+        if self._faults:
+            raise WorkerDiedError("; ".join(self._faults))
 
     def _fork(self) -> None:
         """Start a worker with its first unit."""
@@ -142,6 +149,7 @@ class Controller:
             if report.when == "teardown" and worker.running is not None:
                 worker.pending.remove(worker.running)
                 worker.running = None
+                self._ended += 1
         elif kind == DONE:
             self._forget(worker)
             with suppress(ChildProcessError):
@@ -177,7 +185,11 @@ class Controller:
         with suppress(ChildProcessError):
             os.waitpid(worker.pid, 0)
         rest = list(worker.pending)
-        if worker.running is not None:
+        if worker.running is None:
+            # No test can be blamed, and so nothing else would tell.
+            self._faults.append(f"worker {worker.name} died between tests")
+        else:
+            self._ended += 1
             item = self._items[worker.running]
             rest.remove(worker.running)
             text = f"worker {worker.name} died while it ran {item.nodeid}"

@@ -174,6 +174,29 @@ def test_a_flaky_test_is_listed_once_and_proof_gives_no_second_chance(suite: Sui
     assert "flaky:" not in output
 
 
+def test_a_worker_that_dies_between_tests_fails_the_run(suite: Suite) -> None:
+    body = """
+import os
+
+import pytest
+
+from tests.harness import parallel
+
+class Deadly:
+    def __eq__(self, other): return False
+    def __reduce__(self): os._exit(0)
+
+@pytest.mark.parametrize("number", range(4))
+def test_sound(number):
+    # All reports have been sent when a worker says that it is done.
+    parallel.DONE = Deadly()
+"""
+    code, output = suite.run("test", body, *WITH_WORKERS)
+    assert code not in (0, 1), output
+    assert "4 passed" in output
+    assert "died between tests" in output
+
+
 def test_many_failures_are_no_bad_luck(suite: Suite) -> None:
     body = """
 import pytest
