@@ -12,7 +12,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 
-from tests.harness import failures, needs, parallel
+from tests.harness import failures, needs, parallel, processor_time
 from tests.harness.profiles import PROFILE, Profile
 from tests.harness.servers import RemoteServers, ServerHost, Servers, servers_key
 
@@ -34,6 +34,9 @@ settings.load_profile("penstock")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parallel.options(parser)
+    parser.addoption(
+        "--cpu", type=int, default=0, metavar="N", help="show the N tests that cost most processor time"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -64,12 +67,24 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     servers = stash[servers_key]
     assert isinstance(servers, Servers)
     stash[host_key] = ServerHost(servers, stash[folder_key])
-    return parallel.run_loop(session, _borrow_servers)
+    return parallel.run_loop(session, _begin_worker)
 
 
-def _borrow_servers(config: pytest.Config) -> None:
-    """The controller owns the servers."""
+def _begin_worker(config: pytest.Config) -> None:
+    # The controller owns the servers.
     config.stash[servers_key] = RemoteServers(config.stash[host_key].address)
+    name = os.environ[parallel.WORKER_VARIABLE]
+    processor_time.start(config, name, config.stash[folder_key] / processor_time.FILE)
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    count = config.getoption("cpu")
+    if count:
+        terminalreporter.section("processor time, time, test")
+        for line in processor_time.report(config.stash[folder_key] / processor_time.FILE, count):
+            terminalreporter.line(line)
 
 
 # ---- which tests -----------------------------------------------------------------------------
