@@ -7,7 +7,6 @@ import io
 import os
 import pty
 import re
-import select
 import signal
 import socket
 import subprocess
@@ -42,7 +41,7 @@ from tests.cli import group_scenarios
 from tests.cli.group_scenarios import SCENARIOS
 from tests.cli.runner import run
 from tests.harness.profiles import some
-from tests.waiting import eventually
+from tests.waiting import eventually, read_until
 
 READY_TIMEOUT_S = 60.0
 
@@ -264,16 +263,6 @@ def watching(place: group_scenarios.Place, *args: str) -> list[str]:
         sys.executable, "-m", "penstock.cli", "groups", "describe", place.group, "--watch",
         "--sample", "50ms", "--bootstrap", place.at, *args,
     ]  # fmt: skip
-
-
-def read_until(descriptor: int, pattern: str) -> str:
-    text, deadline = "", monotonic() + READY_TIMEOUT_S
-    while not re.search(pattern, text, re.DOTALL):
-        ready, _, _ = select.select([descriptor], [], [], max(0, deadline - monotonic()))
-        data = os.read(descriptor, 65536) if ready else b""
-        assert data, f"no {pattern!r} in {text!r}"
-        text += data.decode()
-    return text
 
 
 @pytest.mark.processes

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import select
 import signal
 import socket
 import subprocess
@@ -12,7 +11,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from time import monotonic
 
 import orjson
 import pytest
@@ -20,6 +18,7 @@ import pytest
 from penstock.log.store import LogStore
 from penstock.log.verify import verify
 from tests.cli.runner import run
+from tests.waiting import read_until
 
 COMMAND = (sys.executable, "-m", "penstock.cli", "up")
 READY_TIMEOUT_S = 60.0
@@ -35,13 +34,9 @@ class Up:
     def wait_for(self, pattern: str) -> re.Match[str]:
         """Read what it prints until the pattern is there."""
         assert self.process.stdout is not None
-        descriptor = self.process.stdout.fileno()
-        deadline = monotonic() + READY_TIMEOUT_S
-        while (match := re.search(pattern, self.printed)) is None:
-            ready, _, _ = select.select([descriptor], [], [], max(0, deadline - monotonic()))
-            data = os.read(descriptor, 65536) if ready else b""
-            assert data, f"no {pattern!r} in {self.printed!r}"
-            self.printed += data.decode()
+        self.printed = read_until(self.process.stdout.fileno(), pattern, self.printed)
+        match = re.search(pattern, self.printed, re.DOTALL)
+        assert match is not None
         return match
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str]:

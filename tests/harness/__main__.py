@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -76,6 +77,9 @@ def main(arguments: list[str]) -> int:
         print(f"usage: python -m tests.harness {'|'.join(Profile)} [pytest's arguments]")
         return 2
     profile = Profile(arguments[0])
+    # A shell lets what it starts in the background ignore Ctrl-C, and so would all that the tests
+    # start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     run = Path(tempfile.mkdtemp(prefix="penstock-run-"))
     try:
         # What the caller gives comes last, and wins.

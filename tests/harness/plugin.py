@@ -12,7 +12,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 
-from tests.harness import failures, needs, parallel, processor_time
+from tests.harness import costs, failures, needs, parallel
 from tests.harness.profiles import PROFILE, Profile
 from tests.harness.servers import RemoteServers, ServerHost, Servers, servers_key
 
@@ -35,7 +35,11 @@ settings.load_profile("penstock")
 def pytest_addoption(parser: pytest.Parser) -> None:
     parallel.options(parser)
     parser.addoption(
-        "--cpu", type=int, default=0, metavar="N", help="show the N tests that cost most processor time"
+        "--costs",
+        type=int,
+        default=0,
+        metavar="N",
+        help="show the N tests that cost most processor time",
     )
 
 
@@ -74,16 +78,16 @@ def _begin_worker(config: pytest.Config) -> None:
     # The controller owns the servers.
     config.stash[servers_key] = RemoteServers(config.stash[host_key].address)
     name = os.environ[parallel.WORKER_VARIABLE]
-    processor_time.start(config, name, config.stash[folder_key] / processor_time.FILE)
+    costs.start(config, name, config.stash[folder_key] / costs.FILE)
 
 
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    count = config.getoption("cpu")
+    count = config.getoption("costs")
     if count:
         terminalreporter.section("processor time, time, test")
-        for line in processor_time.report(config.stash[folder_key] / processor_time.FILE, count):
+        for line in costs.report(config.stash[folder_key] / costs.FILE, count):
             terminalreporter.line(line)
 
 

@@ -318,6 +318,12 @@ class CoordinatorRules(RuleBasedStateMachine):
         loose = len(self.machine.journal) - self.machine.durable
         open_before = {n: t for n, t in self.machine.coordinator.transactions.items() if t.enduring}
         self.machine.restart(lost=True, without_last=round(loose * share))
+        # Of the older form only the completion is lost: nothing was begun since.
+        ended_again = {
+            name
+            for name in self.machine.coordinator.undone
+            if not self.machine.of(name).bumped and not self.producers[name].records
+        }
         self.finish_all()
         for where, number in PLACES:
             place = self.places[where.name, number]
@@ -332,7 +338,7 @@ class CoordinatorRules(RuleBasedStateMachine):
         for name, producer in self.producers.items():
             if producer.ending is not None:
                 producer.uncertain = True
-            elif not self.machine.of(name).endures:
+            elif not self.machine.of(name).endures and name not in ended_again:
                 producer.fenced = True
         for name, txn in open_before.items():
             if txn.state == State.ONGOING:

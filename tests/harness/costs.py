@@ -1,11 +1,12 @@
-"""How much processor time each test costs, the processes that it starts included: `--cpu N`.
+"""What each test costs: processor time, that of the processes it starts included, and files that
+stay open: `--costs N`.
 
 Two busy cores end a run no sooner than what all tests cost together, whoever waits for whom, so
 this is what to look at when `make test` takes too long. Each worker has a control group of its own
 (Linux, cgroup v1, as root), which counts everything that descends from it, detached daemons and the
 Java of a Spark session too.
 
-    make test ARGS='--cpu 40'
+    make test ARGS='--costs 40'
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Final, NamedTuple
 import pytest
 
 _ROOT: Final = Path("/sys/fs/cgroup/cpuacct")
-FILE: Final = "processor-time.jsonl"
+FILE: Final = "costs.jsonl"
 
 
 class Cost(NamedTuple):
@@ -32,6 +33,8 @@ class Cost(NamedTuple):
     worker: str
     cpu_s: float
     wall_s: float
+    # How many more files and sockets the worker had open afterwards.
+    left_open: int = 0
 
 
 class Meter:
@@ -49,12 +52,16 @@ class Meter:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, bool, bool]:
-        cpu_s, at_s = self._cpu_s(), time.monotonic()
+        cpu_s, at_s, files = self._cpu_s(), time.monotonic(), _open_files()
         try:
             return (yield)
         finally:
             cost = Cost(
-                item.nodeid, self._worker, self._cpu_s() - cpu_s, time.monotonic() - at_s
+                item.nodeid,
+                self._worker,
+                self._cpu_s() - cpu_s,
+                time.monotonic() - at_s,
+                _open_files() - files,
             )
             with self._log.open("a") as log:
                 log.write(json.dumps(cost) + "\n")
@@ -62,7 +69,7 @@ class Meter:
 
 def start(config: pytest.Config, name: str, log: Path) -> None:
     """Count for this process from now on, if that is asked for and can be done."""
-    if config.getoption("cpu"):
+    if config.getoption("costs"):
         with suppress(OSError):
             config.pluginmanager.register(Meter(name, log), "penstock-processor-time")
 
@@ -70,7 +77,7 @@ def start(config: pytest.Config, name: str, log: Path) -> None:
 def report(log: Path, count: int) -> list[str]:
     """The lines to show: the costliest files and tests, and the total."""
     if not log.exists():
-        return ["no control groups here: --cpu needs Linux with cgroup v1, and root"]
+        return ["no control groups here: --costs needs Linux with cgroup v1, and root"]
     costs = [Cost(*json.loads(line)) for line in log.read_text().splitlines()]
     files: dict[str, list[Cost]] = defaultdict(list)
     for cost in costs:
@@ -80,7 +87,13 @@ def report(log: Path, count: int) -> list[str]:
         (Cost(f"{name} ({len(of)})", "", sum(c.cpu_s for c in of), sum(c.wall_s for c in of))
          for name, of in files.items()), count,
     )  # fmt: skip
-    return [*lines, "", *_costliest(costs, count)]
+    lines += ["", *_costliest(costs, count), "", "files and sockets left open:"]
+    leaks = sorted((cost for cost in costs if cost.left_open > 0), key=lambda c: -c.left_open)
+    return [*lines, *(f"{cost.left_open:8}  {cost.nodeid}" for cost in leaks[:count])]
+
+
+def _open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
 
 
 def _costliest(costs: Iterable[Cost], count: int) -> list[str]:
