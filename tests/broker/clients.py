@@ -174,6 +174,8 @@ class KcatClient:
         (headers,) = {item.headers for item in items}
         options = ["-z", how.codec] if how.codec != "none" else []
         options += ["-X", f"acks={how.acks}", "-X", f"enable.idempotence={how.idempotent}".lower()]
+        # One batch: of a smaller one librdkafka keeps the plain form where that is shorter.
+        options += ["-X", "linger.ms=1000", "-X", f"batch.num.messages={len(items)}"]
         for name, value in headers:
             options += ["-H", name if value is None else f"{name}={value.decode()}"]
         lines = [(item.key or b"") + b"\x01" + (item.value or b"") for item in items]
