@@ -63,7 +63,8 @@ class Meter:
                 time.monotonic() - at_s,
                 _open_files() - files,
             )
-            with self._log.open("a") as log:
+            # After Ctrl-C the folder of the run may be gone before its workers are.
+            with suppress(FileNotFoundError), self._log.open("a") as log:
                 log.write(json.dumps(cost) + "\n")
 
 

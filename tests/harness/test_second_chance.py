@@ -242,3 +242,23 @@ def test_quick():
     code, output = suite.run("check", body)
     assert code == 0, output
     assert "1 passed" in output
+
+
+STARTS_A_PROCESS = """
+import subprocess, sys
+import pytest
+
+{mark}
+def test_starts():
+    subprocess.run([sys.executable, "-c", ""], check=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("mark", "passes"), [("", False), ("processes", True), ("databases", True), ("proof", True)]
+)
+def test_a_test_must_say_that_it_starts_a_process(suite: Suite, mark: str, passes: bool) -> None:
+    body = STARTS_A_PROCESS.format(mark=f"@pytest.mark.{mark}" if mark else "")
+    code, output = suite.run("proof", body)
+    assert (code == 0) == passes, output
+    assert ("MissingMarkError" in output) != passes
