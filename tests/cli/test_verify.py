@@ -28,6 +28,7 @@ from penstock.client.topics import create
 from penstock.errors import PenstockError
 from penstock.sinks.contract import Position
 from penstock.spark.sinking.learning import parser_of
+from penstock.spark.sinking.letters import Letters
 from penstock.spark.sinking.task import Findings, packed
 from tests.cli.runner import run
 from tests.harness.profiles import VERIFIED_ROWS, some
@@ -106,7 +107,9 @@ class Feeder:
                 last = records.group_by("partition").aggregate([("offset", "max")]).to_pylist()
                 read = Position({(topic, r["partition"]): r["offset_max"] + 1 for r in last})
                 position = at.merged(end).merged(read)
-                changes = Findings(parser.schema, told).changes(at, position)
+                findings = Findings(parser.schema, told)
+                Letters(cluster, self._spec.letters, self._spec.name).unread(findings.letters)
+                changes = findings.changes(at, position)
                 changes = type(changes)(
                     self._tamper(changes.upserts), changes.deletes, position, at,
                     changes.upserted_at, changes.deleted_at,

@@ -11,7 +11,7 @@ import typer
 from penstock.cli import output, project
 from penstock.cli.kafka import BOOTSTRAP_VARIABLE, AsJson, ClientSettings, bootstrap_of, connect
 from penstock.cli.project import ProjectFile
-from penstock.cli.run import need_spark, seconds
+from penstock.cli.run import DEFAULT_DATA, Data, need_spark, seconds
 from penstock.cli.values import parse_pairs
 from penstock.errors import PenstockError
 
@@ -55,6 +55,7 @@ def verify(
     sink: SinkName,
     timeout: Timeout = "10m",
     limit: Limit = 100,
+    data: Data = DEFAULT_DATA,
     bootstrap: Broker = None,
     file: ProjectFile = None,
     json: AsJson = False,
@@ -74,7 +75,7 @@ def verify(
       penstock verify topic:revenue revenue --timeout 60s
     """
     try:
-        report = _compared(source, sink, timeout, limit, bootstrap, file, client)
+        report = _compared(source, sink, timeout, limit, data, bootstrap, file, client)
     except PenstockError as error:
         output.fail(error)
         raise typer.Exit(output.EXIT_USAGE) from None
@@ -87,8 +88,8 @@ def verify(
 
 
 def _compared(
-    source: str, sink: str, timeout: str, limit: int, bootstrap: str | None, file: Path | None,
-    client: list[str],
+    source: str, sink: str, timeout: str, limit: int, data: Path, bootstrap: str | None,
+    file: Path | None, client: list[str],
 ) -> Report:  # fmt: skip
     need_spark()
     from penstock.cli.verifying import verify as compare
@@ -104,7 +105,7 @@ def _compared(
         telling = _Line()
         try:
             return compare(found, source, sink, timeout_s=timeout_s, on_progress=telling.show,
-                           cluster=cluster, max_shown=limit)  # fmt: skip
+                           cluster=cluster, max_shown=limit, data=data)  # fmt: skip
         finally:
             telling.end()
 
@@ -144,11 +145,23 @@ def _show(report: Report) -> None:
     more = report.count - len(report.differences)
     if more > 0:
         output.say(f"... and {output.count(more, 'key')} more; --limit shows more of them")
-    found = "equal" if report.equal else f"DIFFERENT: {output.count(report.count, 'key')}"
+    for each in report.dead_letters:
+        if each.count:
+            output.say(
+                f"dead letters of {each.writer}: {each.count:,} in {each.topic}; {each.command}"
+            )
     output.say(
-        f"{report.source} and {report.sink}: {found}; {output.count(report.rows, 'row')} in "
-        f"{report.seconds:.1f} s, at {report.position}"
+        f"{report.source} and {report.sink}: {_verdict(report)} in {report.seconds:.1f} s, at "
+        f"{report.position}"
     )
+
+
+def _verdict(report: Report) -> str:
+    if report.empty:
+        return "both are empty, nothing was compared"
+    found = "equal" if report.equal else f"DIFFERENT: {output.count(report.count, 'key')}"
+    aside = f", {output.count(report.set_aside, 'key')} set aside" if report.set_aside else ""
+    return f"{found}; {output.count(report.rows, 'row')} compared{aside}"
 
 
 def _rows(each: Difference) -> list[tuple[str, str, str, str]]:

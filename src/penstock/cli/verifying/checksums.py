@@ -124,17 +124,18 @@ class Digest:
         self.rows: Numbers = np.zeros(0, np.uint64)
 
     def put(self, keys: Numbers, rows: Numbers) -> None:
-        self._add(keys, rows, gone=False)
+        self.add(keys, rows, gone=np.zeros(len(keys), np.bool_))
 
     def take_out(self, keys: Numbers) -> None:
         """Rows that were put before are not there any more."""
-        self._add(keys, np.zeros(len(keys), np.uint64), gone=True)
+        self.add(keys, np.zeros(len(keys), np.uint64), gone=np.ones(len(keys), np.bool_))
 
-    def _add(self, keys: Numbers, rows: Numbers, *, gone: bool) -> None:
+    def add(self, keys: Numbers, rows: Numbers, *, gone: NDArray[np.bool_]) -> None:
+        """Rows that are there, and keys that are gone, in the order of the log."""
         if len(keys):
             self._keys.append(keys)
             self._rows.append(rows)
-            self._gone.append(np.full(len(keys), gone))
+            self._gone.append(gone)
 
     def sort(self, *, last_counts: bool) -> Digest:
         """Order it by key; of a log only the last row of each key counts."""

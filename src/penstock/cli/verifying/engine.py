@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import repeat
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -26,7 +27,9 @@ from penstock.cli.verifying.checksums import (
     keys_of,
     rows_of,
 )
+from penstock.cli.verifying.flow_graph import FlowGraph
 from penstock.cli.verifying.lapsing import Lapsing
+from penstock.cli.verifying.letters import DeadLetters, of_flow, of_sink
 from penstock.cli.verifying.origins import (
     Origin,
     TableOrigin,
@@ -35,6 +38,7 @@ from penstock.cli.verifying.origins import (
     records_since,
 )
 from penstock.cli.verifying.report import Difference, OnProgress, Progress, Report, VerifyError
+from penstock.cli.verifying.set_aside import SetAside
 from penstock.client.connection import Cluster
 from penstock.errors import ConfigError
 from penstock.sinks.contract import Position, Sink
@@ -46,6 +50,7 @@ from penstock.spark.sinking.learning import parser_of
 from penstock.spark.sinking.parsing import Parsed, Parser
 
 TIMEOUT_S: Final = 600.0
+DATA: Final = Path(".penstock") / "flows"
 TOPIC: Final = "topic:"
 MAX_SHOWN: Final = 1000
 # Two numbers of eight bytes for each row of both sides; larger tables are compared in shares.
@@ -68,9 +73,12 @@ def verify(
     cluster: Cluster | None = None,
     max_shown: int = MAX_SHOWN,
     share_rows: int = SHARE_ROWS,
+    data: Path = DATA,
 ) -> Report:
     """Compare a table of a capture (`shop.orders`) or what a topic tells (`topic:NAME`) with a sink
-    of the project, or with a store by its URL. VerifyError if that cannot be done in time."""
+    of the project, or with a store by its URL. VerifyError if that cannot be done in time.
+
+    `data` is where `penstock run` keeps its flows."""
     began = time.monotonic()
     with ExitStack() as stack:
         if cluster is None:
@@ -98,7 +106,21 @@ def verify(
             )
         work = _Comparison(cluster, origin, spec, store, began + timeout_s, on_progress)
         work.share_rows = share_rows
-        return work.run(began, shown, max_shown)
+        report = work.run(began, shown, max_shown)
+        letters = _dead_letters(cluster, spec, "" if "://" in sink else sink, FlowGraph(data))
+        return replace(report, dead_letters=letters, seconds=time.monotonic() - began)
+
+
+def _dead_letters(
+    cluster: Cluster, spec: SinkSpec, sink: str, flows: FlowGraph
+) -> tuple[DeadLetters, ...]:
+    """Those of a sink, and of the flow that writes its topic."""
+    found = [of_sink(cluster, spec.letters, sink)]
+    flow = flows.writer(spec.topic)
+    for topic in flow.dead_letters if flow is not None else ():
+        assert flow is not None
+        found.append(of_flow(cluster, topic, flow.name, flow.streams))
+    return tuple(found)
 
 
 def _origin(project: projects.Project, source: str, cluster: Cluster) -> Origin:
@@ -143,8 +165,7 @@ class _Comparison:
         self._lapsing = Lapsing(cluster, origin.topic, store)
         self._parser = self._make_parser()
         self._schema = self._parser.schema
-        self._aside: dict[bytes, str] = {}
-        self._rows = 0
+        self._rows = self._stored_rows = 0
         self._round = 0
         self._position = Position()
         self._since = Position()
@@ -161,14 +182,17 @@ class _Comparison:
         shown = self._explained(found, max_shown) if len(found) else []
         # What has become equal while it was looked at is not a difference any more.
         count = len(shown) if len(found) <= max_shown else len(found)
-        aside = [
-            Difference("aside", {"key": key.decode(errors="replace")}, reason=reason)
-            for key, reason in list(self._aside.items())[: max_shown - len(shown)]
-        ]
+        set_aside, reasons = self._origin.aside.found()
+        aside = [self._aside(each) for each in reasons[: max_shown - len(shown)]]
         return Report(
-            self._origin.name, sink, self._rows, count + len(self._aside), (*shown, *aside),
-            self._position, time.monotonic() - began, self._round,
+            self._origin.name, sink, self._rows, count + set_aside, (*shown, *aside),
+            self._position, time.monotonic() - began, self._round, self._stored_rows, set_aside,
         )  # fmt: skip
+
+    def _aside(self, found: SetAside) -> Difference:
+        where = f" ({self._origin.topic}-{found.partition} at {found.offset})"
+        return Difference("aside", {"key": found.key},
+                          reason=found.reason + (where if self._origin.is_log else ""))  # fmt: skip
 
     def _make_parser(self, new: Mapping[str, Column] | None = None) -> Parser:
         stored = self._store.stored_schema()
@@ -248,6 +272,8 @@ class _Comparison:
             chosen = self._chosen(keys, wanted)
             sink.put(keys[chosen], rows_of(batch, self._schema)[chosen])
         sink.sort(last_counts=False)
+        if wanted is None:
+            self._stored_rows += len(sink.keys)
         source.drop(self._lapsing.lapsed(
             self._parser, lambda keys: self._chosen(keys, wanted), sink.keys
         ))  # fmt: skip
@@ -269,15 +295,9 @@ class _Comparison:
         for parsed in self._origin.rows(self._parser):
             if parsed.new:
                 raise _GrownError(parsed.new)
-            if parsed.bad.num_rows and not self._origin.is_log:
-                self._put_aside(parsed.bad)
             self._told.add(parsed.upserts.num_rows + parsed.deletes.num_rows)
             self._check_time()
             yield parsed
-
-    def _put_aside(self, bad: pa.Table) -> None:
-        for key, reason in zip(bad["key"].to_pylist(), bad["reason"].to_pylist(), strict=True):
-            self._aside[key or b""] = reason
 
     def _reach(self) -> None:
         """Wait until the store has all that the source's rows showed."""

@@ -27,6 +27,7 @@ from penstock.capture.source import Row, Snapshot, Source, Table
 from penstock.capture.sources import open_source
 from penstock.cli.capture_view import is_running
 from penstock.cli.verifying.report import VerifyError
+from penstock.cli.verifying.set_aside import AsideKeys
 from penstock.client.connection import Cluster
 from penstock.client.metadata import EARLIEST, LATEST, Metadata, offsets
 from penstock.client.reading import read_batches
@@ -48,6 +49,10 @@ class Origin(ABC):
     name: str
     # Of the same key the last row counts.
     is_log = False
+
+    def __init__(self) -> None:
+        # Of the last time that the rows were read.
+        self.aside = AsideKeys()
 
     @abstractmethod
     def rows(self, parser: Parser) -> Iterator[Parsed]:
@@ -118,6 +123,7 @@ class TopicOrigin(Origin):
     is_log = True
 
     def __init__(self, cluster: Cluster, topic: str) -> None:
+        super().__init__()
         self.topic = topic
         self.name = f"topic:{topic}"
         self._cluster = cluster
@@ -127,8 +133,11 @@ class TopicOrigin(Origin):
             )
 
     def rows(self, parser: Parser) -> Iterator[Parsed]:
+        self.aside = AsideKeys()
         for records in records_since(self._cluster, self.topic):
-            yield parser.parse(records)
+            parsed = parser.parse(records)
+            self.aside.note(records, parsed)
+            yield parsed
 
     def settle(self, deadline: float) -> None:
         return
@@ -145,6 +154,7 @@ class TableOrigin(Origin):
     """A table of a captured database."""
 
     def __init__(self, cluster: Cluster, config: CaptureConfig, table: str) -> None:
+        super().__init__()
         self._cluster = cluster
         self._config = config
         self._source: Source = open_source(config.source)
@@ -189,6 +199,7 @@ class TableOrigin(Origin):
         return composer
 
     def rows(self, parser: Parser) -> Iterator[Parsed]:
+        self.aside = AsideKeys()
         with self._source.snapshot() as snapshot:
             self._position = dict(snapshot.position)
             table = _chosen(self._config, snapshot.tables, self.table.full_name)
@@ -200,7 +211,10 @@ class TableOrigin(Origin):
                 composer.rows(rows, source, batch)
                 for run in batch.take():
                     keys, values = run.whole()
-                    yield parser.parse(as_records(keys, values, self.topic))
+                    records = as_records(keys, values, self.topic)
+                    parsed = parser.parse(records)
+                    self.aside.note(records, parsed)
+                    yield parsed
 
     def _read(self, snapshot: Snapshot, table: Table) -> Iterator[Sequence[Row]]:
         where = self._config.snapshot.where.get(table.full_name, "")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any, Literal
 
+from penstock.cli.verifying.letters import DeadLetters
 from penstock.errors import PenstockError
 from penstock.sinks.contract import Position
 
@@ -24,8 +25,8 @@ class Difference:
     """A key of which the store does not hold what the source holds.
 
     `missing`: not in the store. `extra`: only in the store. `other`: with other values. `double`:
-    more than once in the store. `aside`: the source's row is one that the store's columns cannot
-    hold, so it was put aside.
+    more than once in the store. `aside`: the source's record cannot be read, or its row is one that
+    the store's columns cannot hold, so it was set aside.
     """
 
     kind: Kind
@@ -53,9 +54,9 @@ class Report:
 
     source: str
     sink: str
-    # Of the source, when it was read first.
+    # Rows of the source that were compared, when it was read first.
     rows: int
-    # How many keys differ for sure; `differences` has the first of them.
+    # How many keys differ for sure, those set aside included; `differences` has the first of them.
     count: int
     differences: tuple[Difference, ...]
     # What the store had reached when it was compared.
@@ -63,10 +64,20 @@ class Report:
     seconds: float
     # How often something was looked at again because it had changed meanwhile.
     rounds: int = 1
+    # Rows of the store, when it was read first.
+    stored_rows: int = 0
+    # Keys of the source that no store can hold; each is a difference.
+    set_aside: int = 0
+    dead_letters: tuple[DeadLetters, ...] = ()
 
     @property
     def equal(self) -> bool:
         return self.count == 0
+
+    @property
+    def empty(self) -> bool:
+        """Whether there was nothing to compare."""
+        return not (self.rows or self.stored_rows or self.count)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -74,7 +85,11 @@ class Report:
             "source": self.source,
             "sink": self.sink,
             "equal": self.equal,
+            "empty": self.empty,
             "rows": self.rows,
+            "stored_rows": self.stored_rows,
+            "set_aside": self.set_aside,
+            "dead_letters": [each.as_dict() for each in self.dead_letters],
             "different": self.count,
             "differences": [each.as_dict() for each in self.differences],
             "position": self.position.as_json(),

@@ -1,0 +1,150 @@
+"""Which flows write which topics, and how far each has read: the data folder of `penstock run`.
+
+    DATA/NAME/flow.json                  what the flow reads and writes
+    CHECKPOINT/commits/BATCH             the micro-batch is done, its output is committed
+    CHECKPOINT/offsets/BATCH             up to where it has read each stream
+
+The folder must be on this machine, or its checkpoints in a store that this machine reaches.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+from typing import Any, Final
+
+import orjson
+
+from penstock.cli.verifying.report import VerifyError
+from penstock.client.connection import Cluster
+from penstock.client.metadata import EARLIEST, Metadata, offsets
+from penstock.client.reading import read_batches
+from penstock.sinks.contract import Position
+from penstock.spark.flows.folder import Folder, Record
+from penstock.spark.state.files import Files
+
+_STREAM: Final = re.compile(r"stream (?P<topic>[A-Za-z0-9._-]+) \(")
+_LETTERS: Final = re.compile(r".*, unreadable ones to (?P<topic>[A-Za-z0-9._-]+)", re.DOTALL)
+_TOPIC: Final = "topic "
+_POLL_S: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class KnownFlow:
+    """A flow that has run with the data folder."""
+
+    name: str
+    streams: tuple[str, ...]
+    topics: tuple[str, ...]
+    # Where its records go that it cannot read.
+    dead_letters: tuple[str, ...]
+    checkpoint: str
+
+    @classmethod
+    def of(cls, record: Record, folder: Folder) -> KnownFlow:
+        streams = [each for each in map(_STREAM.match, record.inputs) if each]
+        letters = [each for each in map(_LETTERS.fullmatch, record.inputs) if each]
+        return cls(
+            record.name,
+            tuple(each["topic"] for each in streams),
+            tuple(e.removeprefix(_TOPIC) for e in record.outputs if e.startswith(_TOPIC)),
+            tuple(dict.fromkeys(each["topic"] for each in letters)),
+            folder.checkpoint(record.name, record.generation),
+        )
+
+    def read(self) -> Position:
+        """Up to where it has read its streams, with all that follows from that committed."""
+        done = _numbers(Files(f"{self.checkpoint}/commits"))
+        if not done:
+            return Position()
+        return _position(Files(f"{self.checkpoint}/offsets"), max(done))
+
+
+class FlowGraph:
+    """The flows of a data folder, by the topics that they write."""
+
+    def __init__(self, data: Path) -> None:
+        self.data = data
+        folder = Folder(data)
+        self._flows = [KnownFlow.of(each, folder) for each in folder.records()]
+
+    def writer(self, topic: str) -> KnownFlow | None:
+        """The flow that writes a topic; None if none of the folder does."""
+        return next((each for each in self._flows if topic in each.topics), None)
+
+    def upstream(self, topic: str) -> list[KnownFlow]:
+        """The flows between captured topics and this one, in the order of the data."""
+        found: list[KnownFlow] = []
+
+        def add(target: str, inside: tuple[str, ...]) -> None:
+            flow = self.writer(target)
+            if flow is None or flow in found or flow.name in inside:
+                return
+            for each in flow.streams:
+                add(each, (*inside, flow.name))
+            found.append(flow)
+
+        add(topic, ())
+        return found
+
+
+def wait_for_flow(
+    cluster: Cluster, flow: KnownFlow, wanted: Position, left_s: Callable[[], float]
+) -> None:
+    """Return when a flow has read all records up to a position; VerifyError when the time is up."""
+    pause = Event()
+    while True:
+        at = flow.read()
+        behind = {place: end for place, end in wanted.offsets.items()
+                  if at.offsets.get(place, 0) < end}  # fmt: skip
+        if not behind or not _has_records(cluster, at, behind):
+            return
+        if left_s() <= 0:
+            raise VerifyError(
+                f"flow {flow.name} has not read {Position(behind)} in time; it is at {at}",
+                advice="Does it run? `penstock flows list` tells; --timeout gives it more time.",
+            )
+        pause.wait(_POLL_S)
+
+
+def _has_records(cluster: Cluster, at: Position, behind: Mapping[tuple[str, int], int]) -> bool:
+    """Whether what was not read has records: the end of a transaction is none."""
+    metadata = Metadata(cluster)
+    first = offsets(cluster, dict.fromkeys(behind, EARLIEST), metadata=metadata)
+    for (topic, number), end in behind.items():
+        start = max(at.offsets.get((topic, number), 0), first[topic, number])
+        if start >= end:
+            continue
+        for _, batch in read_batches(cluster, topic, partitions=[number], start={number: start}):
+            if batch.column("offset")[0].as_py() < end:
+                return True
+            break
+    return False
+
+
+def _numbers(files: Files) -> list[int]:
+    """The micro-batches that a folder of a checkpoint has."""
+    return [int(name) for name in files.names() if name.isdecimal()]
+
+
+def _position(files: Files, batch: int) -> Position:
+    """The offsets of all sources: the lines after the format's version and Spark's own words."""
+    try:
+        lines = bytes(files.read(str(batch))).splitlines()[2:]
+        # A source without any offset yet has a dash.
+        told: list[Any] = [orjson.loads(line) for line in lines if line != b"-"]
+        found = {
+            (str(topic), int(number)): int(offset)
+            for source in told
+            if isinstance(source, dict)
+            for topic, places in source.items()
+            for number, offset in places.items()
+        }
+    except (OSError, ValueError, AttributeError) as error:
+        raise VerifyError(
+            f"{files.folder} does not tell how far micro-batch {batch} has read: {error}"
+        ) from error
+    return Position(found)
