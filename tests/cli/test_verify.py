@@ -21,8 +21,9 @@ from penstock.capture.delivery.state import DONE, State
 from penstock.cli.capture_project import configured
 from penstock.cli.project import load
 from penstock.cli.sinks_file import named
-from penstock.cli.verifying import Progress, Report, origins, verify
-from penstock.cli.verifying.origins import as_records, log_ends, reached, records_since
+from penstock.cli.verifying import Progress, Report, captured, verify
+from penstock.cli.verifying.captured import reached
+from penstock.cli.verifying.origins import as_records, log_ends, records_since
 from penstock.client.connection import Cluster
 from penstock.client.topics import create
 from penstock.errors import PenstockError
@@ -338,7 +339,7 @@ def test_a_capture_that_does_not_run_is_told(
     run("verify", f"{name}.orders", "s").ok()
     with closing(sqlite3.connect("shop.db", timeout=60)) as database, database:
         database.execute("INSERT INTO orders VALUES (2, 'b')")
-    monkeypatch.setattr(origins, "_GRACE_S", 0.5)
+    monkeypatch.setattr(captured, "GRACE_S", 0.5)
     assert "does not run" in refused(f"{name}.orders", "s")
 
 

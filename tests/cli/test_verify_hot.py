@@ -14,7 +14,7 @@ import pytest
 from confluent_kafka import Producer
 
 from penstock.cli.verifying import Report, VerifyError
-from penstock.cli.verifying.engine import _Comparison
+from penstock.cli.verifying.engine import Comparison
 from penstock.cli.verifying.origins import TopicOrigin, log_ends
 from penstock.client.connection import Cluster
 from penstock.client.topics import create
@@ -81,7 +81,7 @@ def compared(log: Log, store: Any, *, timeout_s: float = 60) -> Report:
     spec = SinkSpec("s", log.topic, "sqlite:///x", key=("id",), fields=FIELDS, format="json")
     began = time.monotonic()
     origin = TopicOrigin(log.cluster, log.topic)
-    work = _Comparison(log.cluster, origin, spec, store, began + timeout_s, None)
+    work = Comparison(log.cluster, origin, spec, store, began + timeout_s, None)
     return work.run(began, "s", 10)
 
 

@@ -13,7 +13,7 @@ from penstock.cli.kafka import BOOTSTRAP_VARIABLE, AsJson, ClientSettings, boots
 from penstock.cli.project import ProjectFile
 from penstock.cli.run import DEFAULT_DATA, Data, need_spark, seconds
 from penstock.cli.values import parse_pairs
-from penstock.errors import PenstockError
+from penstock.errors import ConfigError, PenstockError
 
 if TYPE_CHECKING:
     from penstock.cli.verifying import Difference, Progress, Report
@@ -22,12 +22,39 @@ Source = Annotated[
     str,
     typer.Argument(
         metavar="SOURCE",
-        help="A captured table, CAPTURE.TABLE, or topic:NAME for the table that a topic tells.",
+        help="A captured table, CAPTURE.TABLE; topic:NAME for the table that a topic tells; with "
+        "--query the CAPTURE whose database is asked.",
     ),
 ]
 SinkName = Annotated[
-    str, typer.Argument(metavar="SINK", help="A sink of the project file, or a store's URL.")
+    str,
+    typer.Argument(
+        metavar="SINK",
+        help="A sink of the project file, or a store's URL; with --query also topic:NAME.",
+    ),
 ]
+Query = Annotated[
+    str | None,
+    typer.Option(
+        "--query", "-q", metavar="SQL",
+        help="The SELECT whose rows the sink should have, with the sink's key among its columns.",
+    ),
+]  # fmt: skip
+QueryFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--query-file", metavar="FILE", exists=True, dir_okay=False, readable=True,
+        help="A file with that SELECT.",
+    ),
+]  # fmt: skip
+FloatTolerance = Annotated[
+    float | None,
+    typer.Option(
+        "--float-tolerance", metavar="FRACTION", min=0.0, max=1.0,
+        help="With --query: floats that differ by no more than this part of the larger one are "
+        "equal, such as 1e-9; otherwise floats are compared exactly.",
+    ),
+]  # fmt: skip
 Timeout = Annotated[
     str, typer.Option("--timeout", "-t", metavar="DURATION", help="How long it may take.")
 ]
@@ -53,6 +80,9 @@ _PHASES = {
 def verify(
     source: Source,
     sink: SinkName,
+    query: Query = None,
+    query_file: QueryFile = None,
+    float_tolerance: FloatTolerance = None,
     timeout: Timeout = "10m",
     limit: Limit = 100,
     data: Data = DEFAULT_DATA,
@@ -61,10 +91,14 @@ def verify(
     json: AsJson = False,
     client: ClientSettings = [],  # noqa: B006
 ) -> None:
-    """Compare a table with a store that is derived from it, row by row, while both change.
+    """Compare a table, or a query, with what is derived from it, row by row, while both change.
 
     Rows are compared as the store would have them, after the store has reached what the log held
     when the source was read; keys that change meanwhile are looked at again. Nothing is written.
+
+    With --query the database of a capture is asked, read only, in its own SQL, and the answer is
+    compared with what a view or another flow has made of the log: in a sink, or in its topic. The
+    query's columns are named as the sink's, and have its key.
 
     The status is 0 if they are equal, 1 if they differ, 2 if they could not be compared.
 
@@ -73,9 +107,15 @@ def verify(
       penstock verify shop.orders orders
       penstock verify shop.public.orders 'sqlite:///shop.db?table=orders' --json
       penstock verify topic:revenue revenue --timeout 60s
+      penstock verify shop revenue -q 'SELECT country, count(*) AS orders FROM orders GROUP BY 1'
+      penstock verify shop topic:revenue --query-file revenue.sql --float-tolerance 1e-9
     """
     try:
-        report = _compared(source, sink, timeout, limit, data, bootstrap, file, client)
+        sql = _sql(query, query_file, float_tolerance)
+        report = _compared(
+            source, sink, timeout, limit, data, bootstrap, file, client,
+            query=sql, float_tolerance=float_tolerance or 0.0,
+        )  # fmt: skip
     except PenstockError as error:
         output.fail(error)
         raise typer.Exit(output.EXIT_USAGE) from None
@@ -87,9 +127,29 @@ def verify(
         raise typer.Exit(output.EXIT_FAILURE)
 
 
+def _sql(query: str | None, file: Path | None, tolerance: float | None) -> str:
+    """The query that is meant, "" if there is none."""
+    if query is not None and file is not None:
+        raise ConfigError("there are --query and --query-file", advice="Leave one of them out.")
+    if query is None and file is None:
+        if tolerance is not None:
+            raise ConfigError(
+                "--float-tolerance is for --query",
+                advice="Rows of a table are the same in the store, to the last digit.",
+            )
+        return ""
+    try:
+        text = query if query is not None else Path(str(file)).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}") from error
+    if not text.strip().rstrip(";"):
+        raise ConfigError("the query is empty", advice="It is one SELECT statement.")
+    return text
+
+
 def _compared(
     source: str, sink: str, timeout: str, limit: int, data: Path, bootstrap: str | None,
-    file: Path | None, client: list[str],
+    file: Path | None, client: list[str], **options: Any,
 ) -> Report:  # fmt: skip
     need_spark()
     from penstock.cli.verifying import verify as compare
@@ -105,7 +165,7 @@ def _compared(
         telling = _Line()
         try:
             return compare(found, source, sink, timeout_s=timeout_s, on_progress=telling.show,
-                           cluster=cluster, max_shown=limit, data=data)  # fmt: skip
+                           cluster=cluster, max_shown=limit, data=data, **options)  # fmt: skip
         finally:
             telling.end()
 
@@ -145,6 +205,10 @@ def _show(report: Report) -> None:
     more = report.count - len(report.differences)
     if more > 0:
         output.say(f"... and {output.count(more, 'key')} more; --limit shows more of them")
+    if report.not_compared:
+        output.say(
+            f"not compared, since the query does not give it: {', '.join(report.not_compared)}"
+        )
     for each in report.dead_letters:
         if each.count:
             output.say(

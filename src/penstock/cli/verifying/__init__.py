@@ -19,14 +19,23 @@ and `end`. So a key that differs and has no record there differs for sure: it co
 read at a wrong moment. Keys that do have one are looked at again, only they, until they are equal
 or quiet. A key that never is quiet counts as in step if the store has what the log has for it.
 
-- `checksums`: rows to numbers, ranges of them; `origins`: what is compared with: a table of a
-  captured database, or what a topic says; `lapsing`: stores whose rows live for a while; `engine`:
-  the rounds; `report`: what came out.
+A query of the database is compared in the same way with what flows have made of the log. They
+write what has come of a whole micro-batch, so the log need not have each value that the database
+had: what differs is looked at several times, unless nothing was captured meanwhile.
+
+- `sides`: what a user names, as two sides; `engine`: the rounds; `report`: what came out.
+- `checksums`: rows to numbers, ranges of them; `values`: what values mean, where the types of both
+  sides are not the same; `set_aside`: keys whose last record cannot be read; `lapsing`: stores
+  whose rows live for a while.
+- `origins`: what is compared with: a table of a captured database, or what a topic says; `query`:
+  what the database answers, `databases`: how it is asked; `captured`, `flow_graph`: when captures
+  and flows have come so far; `topic_rows`: a topic in the place of a store; `letters`: dead
+  letters.
 """
 
 from __future__ import annotations
 
-from penstock.cli.verifying.engine import verify
 from penstock.cli.verifying.report import Difference, Progress, Report, VerifyError
+from penstock.cli.verifying.sides import verify
 
 __all__ = ["Difference", "Progress", "Report", "VerifyError", "verify"]

@@ -5,20 +5,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import replace
 from itertools import repeat
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.cli import project as projects
-from penstock.cli.capture_project import configured
-from penstock.cli.kafka import bootstrap_of
-from penstock.cli.sinks_file import named
 from penstock.cli.verifying.checksums import (
     Digest,
     Numbers,
@@ -27,32 +21,33 @@ from penstock.cli.verifying.checksums import (
     keys_of,
     rows_of,
 )
-from penstock.cli.verifying.flow_graph import FlowGraph
 from penstock.cli.verifying.lapsing import Lapsing
-from penstock.cli.verifying.letters import DeadLetters, of_flow, of_sink
 from penstock.cli.verifying.origins import (
     Origin,
-    TableOrigin,
-    TopicOrigin,
     log_ends,
     records_since,
 )
+from penstock.cli.verifying.query import QueryOrigin
 from penstock.cli.verifying.report import Difference, OnProgress, Progress, Report, VerifyError
 from penstock.cli.verifying.set_aside import SetAside
+from penstock.cli.verifying.topic_rows import TopicRows
+from penstock.cli.verifying.values import (
+    Form,
+    Meaning,
+    compared_as,
+    form_of,
+    shown,
+    values_of,
+)
 from penstock.client.connection import Cluster
-from penstock.errors import ConfigError
 from penstock.sinks.contract import Position, Sink
 from penstock.sinks.errors import NotReachedError
 from penstock.sinks.fields import Column
-from penstock.sinks.schema import is_json
+from penstock.sinks.schema import Schema, is_json
 from penstock.sinks.spec import SinkSpec
 from penstock.spark.sinking.learning import parser_of
-from penstock.spark.sinking.parsing import Parsed, Parser
+from penstock.spark.sinking.parsing import Parser
 
-TIMEOUT_S: Final = 600.0
-DATA: Final = Path(".penstock") / "flows"
-TOPIC: Final = "topic:"
-MAX_SHOWN: Final = 1000
 # Two numbers of eight bytes for each row of both sides; larger tables are compared in shares.
 SHARE_ROWS: Final = 20_000_000
 # A key that has changed in each of so many rounds is compared with the log.
@@ -60,79 +55,17 @@ _PATIENCE: Final = 3
 # Versions of such keys that are looked at in one round.
 _MAX_VERSIONS: Final = 20_000
 _TELL_S: Final = 0.5
+# What differs between a query and the store in so many rounds does so for sure.
+_SAME: Final = 4
+# So many keys are named that could not be compared.
+_NAMED: Final = 5
 
 
-def verify(
-    project: projects.Project,
-    source: str,
-    sink: str,
-    *,
-    timeout_s: float = TIMEOUT_S,
-    on_progress: OnProgress | None = None,
-    bootstrap: str = "",
-    cluster: Cluster | None = None,
-    max_shown: int = MAX_SHOWN,
-    share_rows: int = SHARE_ROWS,
-    data: Path = DATA,
-) -> Report:
-    """Compare a table of a capture (`shop.orders`) or what a topic tells (`topic:NAME`) with a sink
-    of the project, or with a store by its URL. VerifyError if that cannot be done in time.
-
-    `data` is where `penstock run` keeps its flows."""
-    began = time.monotonic()
-    with ExitStack() as stack:
-        if cluster is None:
-            at = bootstrap_of(bootstrap, project)
-            cluster = stack.enter_context(Cluster(at, client_id="penstock-verify"))
-        # Before anything is connected to: what is asked for is there.
-        spec = None if "://" in sink else named(project, sink)
-        origin = _origin(project, source, cluster)
-        stack.callback(origin.close)
-        if spec is None:
-            spec = SinkSpec(sink.partition("://")[0], origin.topic, sink)
-        elif spec.topic != origin.topic:
-            raise ConfigError(
-                f"sink {spec.name!r} is fed from the topic {spec.topic}, and {source} goes to "
-                f"{origin.topic}",
-                advice=f"Compare it with its topic: penstock verify {TOPIC}{spec.topic} {sink}",
-            )
-        store = stack.enter_context(spec.sink())
-        # A URL may have a password in it.
-        shown = store.target if "://" in sink else sink
-        if not store.readable:
-            raise VerifyError(
-                f"{store.target} cannot be read back, so there is nothing to compare",
-                advice="Its deliveries can be seen at the receiver, and in its dead letters.",
-            )
-        work = _Comparison(cluster, origin, spec, store, began + timeout_s, on_progress)
-        work.share_rows = share_rows
-        report = work.run(began, shown, max_shown)
-        letters = _dead_letters(cluster, spec, "" if "://" in sink else sink, FlowGraph(data))
-        return replace(report, dead_letters=letters, seconds=time.monotonic() - began)
-
-
-def _dead_letters(
-    cluster: Cluster, spec: SinkSpec, sink: str, flows: FlowGraph
-) -> tuple[DeadLetters, ...]:
-    """Those of a sink, and of the flow that writes its topic."""
-    found = [of_sink(cluster, spec.letters, sink)]
-    flow = flows.writer(spec.topic)
-    for topic in flow.dead_letters if flow is not None else ():
-        assert flow is not None
-        found.append(of_flow(cluster, topic, flow.name, flow.streams))
-    return tuple(found)
-
-
-def _origin(project: projects.Project, source: str, cluster: Cluster) -> Origin:
-    if source.startswith(TOPIC):
-        return TopicOrigin(cluster, source.removeprefix(TOPIC))
-    capture, dot, table = source.partition(".")
-    if not dot or not table:
-        raise ConfigError(
-            f"{source!r} is no source",
-            advice=f"It is CAPTURE.TABLE, as shop.orders, or {TOPIC}NAME for what a topic tells.",
-        )
-    return TableOrigin(cluster, configured(project, capture), table)
+def not_there(target: str) -> VerifyError:
+    """There is no store to compare with."""
+    return VerifyError(
+        f"{target} is not there yet", advice="Feed it first: penstock run, or penstock sinks run."
+    )
 
 
 class _GrownError(Exception):
@@ -143,7 +76,7 @@ class _GrownError(Exception):
         self.new = dict(new)
 
 
-class _Comparison:
+class Comparison:
     """One run."""
 
     def __init__(
@@ -151,7 +84,7 @@ class _Comparison:
         cluster: Cluster,
         origin: Origin,
         spec: SinkSpec,
-        store: Sink,
+        store: Sink | TopicRows,
         deadline: float,
         on_progress: OnProgress | None,
     ) -> None:
@@ -163,8 +96,8 @@ class _Comparison:
         self._timeout_s = deadline - time.monotonic()
         self._told = _Telling(on_progress)
         self._lapsing = Lapsing(cluster, origin.topic, store)
-        self._parser = self._make_parser()
-        self._schema = self._parser.schema
+        self._names: dict[int, str] = {}
+        self._parser, self._form = self._make_parser()
         self._rows = self._stored_rows = 0
         self._round = 0
         self._position = Position()
@@ -182,11 +115,16 @@ class _Comparison:
         shown = self._explained(found, max_shown) if len(found) else []
         # What has become equal while it was looked at is not a difference any more.
         count = len(shown) if len(found) <= max_shown else len(found)
-        set_aside, reasons = self._origin.aside.found()
+        set_aside, reasons = self._origin.set_aside()
+        if isinstance(self._store, TopicRows):
+            more, others = self._store.aside.found()
+            set_aside, reasons = set_aside + more, reasons + others
         aside = [self._aside(each) for each in reasons[: max_shown - len(shown)]]
+        origin = self._origin
         return Report(
-            self._origin.name, sink, self._rows, count + set_aside, (*shown, *aside),
-            self._position, time.monotonic() - began, self._round, self._stored_rows, set_aside,
+            origin.name, sink, self._rows, count + set_aside, (*shown, *aside), self._position,
+            time.monotonic() - began, self._round, self._stored_rows, set_aside,
+            not_compared=tuple(origin.not_compared) if isinstance(origin, QueryOrigin) else (),
         )  # fmt: skip
 
     def _aside(self, found: SetAside) -> Difference:
@@ -194,13 +132,10 @@ class _Comparison:
         return Difference("aside", {"key": found.key},
                           reason=found.reason + (where if self._origin.is_log else ""))  # fmt: skip
 
-    def _make_parser(self, new: Mapping[str, Column] | None = None) -> Parser:
+    def _make_parser(self, new: Mapping[str, Column] | None = None) -> tuple[Parser, Form]:
         stored = self._store.stored_schema()
         if stored is None:
-            raise VerifyError(
-                f"{self._store.target} is not there yet",
-                advice="Feed it first: penstock run, or penstock sinks run.",
-            )
+            raise not_there(self._store.target)
         at = self._store.position()
         topics = {topic for topic, _ in at.offsets} if at is not None else set()
         if topics and self._origin.topic not in topics:
@@ -213,16 +148,40 @@ class _Comparison:
         columns = [*parser.columns, *(
             column for name, column in (new or {}).items() if name not in known
         )]  # fmt: skip
-        types = {field.name: field for field in stored.fields}
-        return replace(
-            parser, columns=tuple(replace(each, field=types.get(each.name, each.field))
-                                  for each in columns)
-        )  # fmt: skip
+        fields = {field.name: field for field in stored.fields}
+        meanings: dict[str, Meaning] = {}
+        for place, column in enumerate(columns):
+            field = fields.get(column.name, column.field)
+            meaning = compared_as(column.field, field)
+            if meaning is None:
+                # Read as the store has it, a wider integer for example.
+                columns[place] = replace(column, field=field)
+            else:
+                meanings[column.name] = meaning
+        parser = replace(parser, columns=tuple(columns))
+        return parser, Form(parser.schema, meanings)
+
+    @property
+    def _compared(self) -> Form:
+        """How both sides are brought together; of a query its answer tells."""
+        return self._origin.form if isinstance(self._origin, QueryOrigin) else self._form
+
+    def _keys(self, rows: pa.Table) -> Numbers:
+        """The checksums of the keys of what a parser gives."""
+        form = self._compared
+        return keys_of(form.of(rows), form.schema)
+
+    def _sums(self, rows: pa.Table) -> Numbers:
+        """The checksums of the rows that a parser gives."""
+        form = self._compared
+        return rows_of(form.of(rows), form.schema)
 
     # ---- rounds --------------------------------------------------------------------------
 
     def _settled(self) -> Numbers:
         """The keys of this share that differ for sure."""
+        if isinstance(self._origin, QueryOrigin) and not self._origin.is_exact:
+            return self._settled_query(self._origin)
         wanted: Numbers | None = None
         certain: list[Numbers] = []
         looked = 0
@@ -232,8 +191,7 @@ class _Comparison:
             try:
                 unlike, changed, sink = self._compare(wanted)
             except _GrownError as grown:
-                self._parser = self._make_parser(grown.new)
-                self._schema = self._parser.schema
+                self._parser, self._form = self._make_parser(grown.new)
                 self._check_time()
                 continue
             moved = np.isin(unlike, changed)
@@ -248,38 +206,129 @@ class _Comparison:
                 return np.sort(np.concatenate(certain))
             self._check_time(f"{len(wanted)} keys differ and change all the time")
 
+    def _settled_query(self, origin: QueryOrigin) -> Numbers:
+        """The same, where flows are between the database and the store.
+
+        A flow writes what has come of a whole micro-batch, so the log need not have each value that
+        the database had. What differs does so for sure if nothing was captured meanwhile, or if
+        it differs each time and nothing was written of the key. Of a key that is written all the
+        time, it is enough that the answer is among what was written of it, or was there before, and
+        that the store has what the log has.
+        """
+        wanted: Numbers | None = None
+        certain: list[Numbers] = []
+        # By key the store's row, and how often it was looked at.
+        before: dict[int, tuple[list[int], int]] = {}
+        written: dict[int, set[int | None]] = {}
+        while True:
+            self._round += 1
+            unlike, changed, sink = self._compare(wanted)
+            if not len(unlike) or origin.is_quiet():
+                return np.sort(np.concatenate([*certain, unlike]))
+            moved = np.isin(unlike, changed)
+            self._note_written(written, unlike[moved])
+            sure, left, seen = [], [], []
+            for key, has_moved in zip(map(int, unlike), moved, strict=True):
+                stored = sink.row(key)
+                last, times = before.get(key, (stored, 0))
+                times = times + 1 if stored == last and not has_moved else 1
+                before[key] = stored, times
+                known = written.setdefault(key, set())
+                if times >= _SAME or len(stored) > 1:
+                    sure.append(key)
+                elif has_moved and next(iter(self._source.row(key)), None) in known:
+                    seen.append(key)
+                else:
+                    left.append(key)
+                known.add(next(iter(stored), None))
+            left += map(int, self._out_of_step(np.array(seen, np.uint64), sink))
+            certain.append(np.array(sure, np.uint64))
+            wanted = np.array(left, np.uint64)
+            if not len(wanted):
+                return np.sort(np.concatenate(certain))
+            told = [self._names[key] for key in left if key in self._names][:_NAMED]
+            self._check_time(
+                f"{len(left)} keys differ and change all the time"
+                + (f", among them {', '.join(told)}" if told else "")
+            )
+
+    def _note_written(self, written: dict[int, set[int | None]], keys: Numbers) -> None:
+        """What was written of keys since the last look began."""
+        chosen = set(map(int, keys))
+        # Of each record, and not of the last of each key.
+        parser = replace(self._parser, by_row=True)
+        for records in records_since(self._cluster, self._origin.topic, self._since):
+            parsed = parser.parse(records)
+            rows = map(int, self._sums(parsed.upserts))
+            for key, row in zip(map(int, self._keys(parsed.upserts)), rows, strict=True):
+                if key in chosen:
+                    written.setdefault(key, set()).add(row)
+            for key in chosen.intersection(map(int, self._keys(parsed.deletes))):
+                written.setdefault(key, set()).add(None)
+
     def _compare(self, wanted: Numbers | None) -> tuple[Numbers, Numbers, Digest]:
         """One round: the keys that differ, those that have changed meanwhile, and the store's
         rows."""
         self._since = log_ends(self._cluster, self._origin.topic)
-        source = Digest()
-        for parsed in self._source_rows():
+        self._source = source = Digest()
+        for _, formed, gone in self._source_rows():
             self._divide()
-            keys = keys_of(parsed.upserts, self._schema)
+            keys, rows = keys_of(formed, self._schema), rows_of(formed, self._schema)
             chosen = self._chosen(keys, wanted)
-            source.put(keys[chosen], rows_of(parsed.upserts, self._schema)[chosen])
-            gone = keys_of(parsed.deletes, self._schema)
+            source.put(keys[chosen], rows[chosen])
             source.take_out(gone[self._chosen(gone, wanted)])
+            if wanted is not None and self._origin.has_forms:
+                self._note_names(formed, keys, chosen)
         source.sort(last_counts=self._origin.is_log)
+        self._check_single(source)
         self._divide()
         if wanted is None:
             self._rows += len(source.keys)
         self._reach()
         sink = Digest()
         self._lapsing.begin()
-        for batch in self._sink_rows():
-            keys = keys_of(batch, self._schema)
+        for _, formed in self._sink_rows():
+            keys = keys_of(formed, self._schema)
+            rows = rows_of(formed, self._schema)
+            if isinstance(self._origin, QueryOrigin):
+                rows = self._origin.forgiven(formed, keys, rows)
             chosen = self._chosen(keys, wanted)
-            sink.put(keys[chosen], rows_of(batch, self._schema)[chosen])
+            sink.put(keys[chosen], rows[chosen])
         sink.sort(last_counts=False)
         if wanted is None:
             self._stored_rows += len(sink.keys)
         source.drop(self._lapsing.lapsed(
-            self._parser, lambda keys: self._chosen(keys, wanted), sink.keys
+            self._parser, self._keys, lambda keys: self._chosen(keys, wanted), sink.keys
         ))  # fmt: skip
         unlike = differing(source, sink)
         changed = self._changed() if len(unlike) else np.zeros(0, np.uint64)
         return unlike, changed, sink
+
+    @property
+    def _schema(self) -> Schema:
+        return self._compared.schema
+
+    def _note_names(self, formed: pa.Table, keys: Numbers, chosen: Any) -> None:
+        """Names for people of the keys that are looked at again."""
+        places = np.flatnonzero(chosen)[:_NAMED]
+        names = formed.select(list(self._schema.key)).take(pa.array(places, pa.int64()))
+        for key, row in zip(keys[places], names.to_pylist(), strict=True):
+            self._names[int(key)] = " ".join(map(str, row.values()))
+
+    def _check_single(self, source: Digest) -> None:
+        """VerifyError if a query has several rows of a key."""
+        if not self._origin.has_forms:
+            return
+        twice = source.keys[1:][source.keys[1:] == source.keys[:-1]]
+        if not len(twice):
+            return
+        rows = (self._picked(raw, formed, twice[:1]) for raw, formed, _ in self._source_rows())
+        row = next((row for found in rows for _, row in found), {})
+        key = ", ".join(f"{name} = {shown(row.get(name))}" for name in self._schema.key)
+        raise VerifyError(
+            f"the query has several rows of {key}, which is the key of {self._store.target}",
+            advice=f"It must have one row of each: GROUP BY {', '.join(self._schema.key)}.",
+        )
 
     def _divide(self) -> None:
         if not self._shares:
@@ -290,14 +339,18 @@ class _Comparison:
             return np.isin(keys, wanted)
         return keys % np.uint64(self._shares) == np.uint64(self._share)
 
-    def _source_rows(self) -> Iterator[Parsed]:
+    def _source_rows(self) -> Iterator[tuple[pa.Table, pa.Table, Numbers]]:
+        """The source's rows as they are and as they are compared, and the keys that are gone."""
         self._told.begin("source", self._round, self._origin.estimate())
         for parsed in self._origin.rows(self._parser):
             if parsed.new:
                 raise _GrownError(parsed.new)
             self._told.add(parsed.upserts.num_rows + parsed.deletes.num_rows)
             self._check_time()
-            yield parsed
+            if self._origin.has_forms:
+                yield parsed.upserts, parsed.upserts, np.zeros(0, np.uint64)
+            else:
+                yield parsed.upserts, self._form.of(parsed.upserts), self._keys(parsed.deletes)
 
     def _reach(self) -> None:
         """Wait until the store has all that the source's rows showed."""
@@ -312,19 +365,24 @@ class _Comparison:
                 advice="Is it fed? `penstock sinks list` tells; --timeout gives it more time.",
             ) from error
 
-    def _sink_rows(self) -> Iterator[pa.RecordBatch]:
+    def _sink_rows(self) -> Iterator[tuple[pa.Table, pa.Table]]:
+        """The store's rows as they are, and as they are compared."""
         self._told.begin("sink", self._round, self._rows or None)
-        wanted = self._schema.arrow
+        form = self._compared
         for batch in self._store.scan():
             self._told.add(batch.num_rows)
             self._check_time()
-            columns = [
-                batch.column(field.name).cast(field.type)
-                if field.name in batch.schema.names
-                else pa.nulls(batch.num_rows, field.type)
-                for field in wanted
-            ]
-            yield pa.record_batch(columns, schema=wanted)
+            columns = []
+            for field in form.schema.fields:
+                if field.name not in batch.schema.names:
+                    column = pa.nulls(batch.num_rows, field.type)
+                elif form.meaning(field.name) is None:
+                    column = batch.column(field.name).cast(field.type)
+                else:
+                    column = batch.column(field.name)
+                columns.append(column)
+            raw = pa.table(columns, names=list(form.schema.names))
+            yield raw, form.of(raw)
 
     def _changed(self) -> Numbers:
         """The keys that have records since the source was read."""
@@ -332,7 +390,7 @@ class _Comparison:
         found = []
         for records in records_since(self._cluster, self._origin.topic, self._since):
             parsed = self._parser.parse(records)
-            found += [keys_of(parsed.upserts, self._schema), keys_of(parsed.deletes, self._schema)]
+            found += [self._keys(parsed.upserts), self._keys(parsed.deletes)]
             self._told.add(records.num_rows)
         return np.unique(np.concatenate(found)) if found else np.zeros(0, np.uint64)
 
@@ -370,13 +428,13 @@ class _Comparison:
         found = [
             *zip(
                 parsed.upserted_at["offset"].to_pylist(),
-                map(int, keys_of(parsed.upserts, self._schema)),
-                map(int, rows_of(parsed.upserts, self._schema)),
+                map(int, self._keys(parsed.upserts)),
+                map(int, self._sums(parsed.upserts)),
                 strict=True,
             ),
             *zip(
                 parsed.deleted_at["offset"].to_pylist(),
-                map(int, keys_of(parsed.deletes, self._schema)),
+                map(int, self._keys(parsed.deletes)),
                 repeat(None, parsed.deletes.num_rows),
                 strict=True,
             ),
@@ -392,30 +450,35 @@ class _Comparison:
         self._round += 1
         self._since = log_ends(self._cluster, self._origin.topic)
         source: dict[int, list[dict[str, Any]]] = {}
-        for parsed in self._source_rows():
-            for key, row in self._picked(parsed.upserts, chosen):
+        for raw, formed, gone in self._source_rows():
+            for key, row in self._picked(raw, formed, chosen):
                 source[key] = [row]
-            for key, _ in self._picked(parsed.deletes, chosen):
-                source.pop(key, None)
+            for key in gone[np.isin(gone, chosen)]:
+                source.pop(int(key), None)
         self._reach()
         sink: dict[int, list[dict[str, Any]]] = {}
         self._lapsing.begin()
-        for batch in self._sink_rows():
-            for key, row in self._picked(pa.Table.from_batches([batch]), chosen):
+        for raw, formed in self._sink_rows():
+            for key, row in self._picked(raw, formed, chosen):
                 sink.setdefault(key, []).append(row)
         there = np.array(list(sink), np.uint64)
-        for key in self._lapsing.lapsed(self._parser, lambda keys: np.isin(keys, chosen), there):
+        for key in self._lapsing.lapsed(
+            self._parser, self._keys, lambda keys: np.isin(keys, chosen), there
+        ):
             source.pop(int(key), None)
         found = [self._difference(source.get(key), sink.get(key)) for key in map(int, chosen)]
         made = [each for each in found if each is not None]
         return sorted(made, key=lambda each: tuple(map(_ordered, each.key.values())))
 
-    def _picked(self, rows: pa.Table, keys: Numbers) -> Iterator[tuple[int, dict[str, Any]]]:
-        numbers = keys_of(rows, self._schema)
+    def _picked(
+        self, rows: pa.Table, formed: pa.Table, keys: Numbers
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
+        """The rows of these keys, as they are."""
+        numbers = keys_of(formed, self._schema)
         chosen = np.flatnonzero(np.isin(numbers, keys))
         if len(chosen):
             picked = rows.take(pa.array(chosen, pa.int64()))
-            columns = [_values(picked.column(name)) for name in picked.column_names]
+            columns = [values_of(picked.column(name)) for name in picked.column_names]
             for number, *row in zip(map(int, numbers[chosen]), *columns, strict=True):
                 yield number, dict(zip(picked.column_names, row, strict=True))
 
@@ -423,7 +486,8 @@ class _Comparison:
         self, source: list[dict[str, Any]] | None, sink: list[dict[str, Any]] | None
     ) -> Difference | None:
         row = (source or sink or [{}])[0]
-        key = {name: row.get(name) for name in self._schema.key}
+        key = {name: self._source_shown(row.get(name)) if source else row.get(name)
+               for name in self._schema.key}  # fmt: skip
         if source is None:
             return Difference("extra", key) if sink is not None else None
         if sink is None:
@@ -431,11 +495,23 @@ class _Comparison:
         if len(sink) > 1:
             return Difference("double", key, reason=f"it is in the store {len(sink)} times")
         unlike = {
-            field.name: (source[0][field.name], sink[0][field.name])
+            field.name: (self._source_shown(source[0][field.name]), sink[0][field.name])
             for field in self._schema.fields
-            if not _same(source[0][field.name], sink[0][field.name], field)
+            if not self._same(source[0][field.name], sink[0][field.name], field)
         }
         return Difference("other", key, unlike) if unlike else None
+
+    def _source_shown(self, value: Any) -> Any:
+        return shown(value) if self._origin.has_forms else value
+
+    def _same(self, source: Any, stored: Any, field: pa.Field) -> bool:
+        meaning = self._compared.meaning(field.name)
+        if meaning is None:
+            return _same(source, stored, field)
+        there = form_of(stored, meaning)
+        if isinstance(self._origin, QueryOrigin):
+            return self._origin.same(field.name, source, there)
+        return form_of(source, meaning) == there
 
     # ---- time ----------------------------------------------------------------------------
 
@@ -472,22 +548,6 @@ class _Telling:
         took_s = max(now - self._began, 1e-3)
         share = min(1.0, self._rows / self._total) if self._total else None
         self._tell(Progress(self._phase, self._rows, self._rows / took_s, share, self._round))
-
-
-def _values(column: pa.ChunkedArray) -> list[Any]:
-    """A column for people; times that Python does not have (`infinity`) as the number they are."""
-    try:
-        found: list[Any] = column.to_pylist()
-    except (OverflowError, ValueError):
-        found = [_value(each) for each in column]
-    return found
-
-
-def _value(value: pa.Scalar) -> Any:
-    try:
-        return value.as_py()
-    except (OverflowError, ValueError):
-        return f"{value.value} ({value.type})"
 
 
 def _same(one: Any, other: Any, field: pa.Field) -> bool:

@@ -6,18 +6,14 @@ parser that feeds the store. And it tells when the log has all that these rows s
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from threading import Event
-from typing import Any, Final
+from typing import Any
 
 import pyarrow as pa
 
 from penstock.capture.delivery.config import CaptureConfig
-from penstock.capture.delivery.control import state_of, status_of
-from penstock.capture.delivery.state import DONE, State
 from penstock.capture.events.batch import Batch
 from penstock.capture.events.changes import Events
 from penstock.capture.events.composer import Composer
@@ -25,19 +21,15 @@ from penstock.capture.events.settings import AVRO, MARK
 from penstock.capture.source import Position as DatabasePosition
 from penstock.capture.source import Row, Snapshot, Source, Table
 from penstock.capture.sources import open_source
-from penstock.cli.capture_view import is_running
+from penstock.cli.verifying.captured import CaptureProgress
 from penstock.cli.verifying.report import VerifyError
-from penstock.cli.verifying.set_aside import AsideKeys
+from penstock.cli.verifying.set_aside import AsideKeys, SetAside
 from penstock.client.connection import Cluster
 from penstock.client.metadata import EARLIEST, LATEST, Metadata, offsets
 from penstock.client.reading import read_batches
 from penstock.errors import ConfigError
 from penstock.sinks.contract import Position
 from penstock.spark.sinking.parsing import Parsed, Parser
-
-_POLL_S: Final = 0.1
-# A capture that has just been started has this long to say so.
-_GRACE_S: Final = 5.0
 
 
 class Origin(ABC):
@@ -49,10 +41,16 @@ class Origin(ABC):
     name: str
     # Of the same key the last row counts.
     is_log = False
+    # Its rows are forms already (`values.Form`), and not what a parser gives.
+    has_forms = False
 
     def __init__(self) -> None:
         # Of the last time that the rows were read.
         self.aside = AsideKeys()
+
+    def set_aside(self) -> tuple[int, list[SetAside]]:
+        """How many keys have no row that a store could hold, and the first of them."""
+        return self.aside.found()
 
     @abstractmethod
     def rows(self, parser: Parser) -> Iterator[Parsed]:
@@ -158,10 +156,11 @@ class TableOrigin(Origin):
         self._cluster = cluster
         self._config = config
         self._source: Source = open_source(config.source)
+        self._progress = CaptureProgress(cluster, config, self._source.kind)
         self._position: DatabasePosition | None = None
         self._estimate: int | None = None
         try:
-            self.table = _chosen(config, self._source.tables(), table)
+            self.table = chosen_table(config, self._source.tables(), table)
             self.name = f"{config.name}.{self.table.full_name}"
             self._check()
             self.topic = self._composer(self.table, b"{}").topic
@@ -178,16 +177,10 @@ class TableOrigin(Origin):
                 f"capture {self._config.name} writes Avro, which stores are not fed from",
                 advice='Set format = "json".',
             )
-        if self._status() is None:
-            raise VerifyError(
-                f"capture {self._config.name} has never run",
-                advice=f"Run it: penstock capture run {self._config.name}",
-            )
+        self._progress.check()
 
     def _composer(self, table: Table, source: bytes) -> Composer:
-        # Rows that are read are whole: nothing has to be filled in from the log.
-        settings = replace(self._config.events, unavailable=MARK)
-        composer = Events(settings, self._source.kind).composer(table, source)
+        composer = composer_of(self._config, self._source.kind, table, source)
         if not isinstance(composer, Composer):
             raise VerifyError(f"{self.name} is an outbox: its rows become messages, not a table")
         if not composer.is_keyed:
@@ -202,7 +195,7 @@ class TableOrigin(Origin):
         self.aside = AsideKeys()
         with self._source.snapshot() as snapshot:
             self._position = dict(snapshot.position)
-            table = _chosen(self._config, snapshot.tables, self.table.full_name)
+            table = chosen_table(self._config, snapshot.tables, self.table.full_name)
             self._estimate = snapshot.estimate(table)
             source = snapshot.source(table)
             composer = self._composer(table, source)
@@ -225,64 +218,17 @@ class TableOrigin(Origin):
 
     def settle(self, deadline: float) -> None:
         """Wait until the capture has written all that was committed before the position."""
-        position = self._position
-        assert position is not None
-        began = time.monotonic()
-        pause = Event()
-        while True:
-            state = state_of(self._cluster, self._config.name)
-            if state is not None and self._has(state, position):
-                return
-            status = self._status()
-            now = time.monotonic()
-            if (status is None or not is_running(status)) and now - began > _GRACE_S:
-                raise VerifyError(
-                    f"capture {self._config.name} does not run, and the log lacks changes that "
-                    "the database has",
-                    advice=f"Run it: penstock capture run {self._config.name}",
-                )
-            if now >= deadline:
-                raise VerifyError(
-                    f"capture {self._config.name} has not written in time what the database has; "
-                    f"it is at {None if state is None else state.position}, wanted is {position}",
-                    advice="Give it more time with --timeout; is the capture behind, or paused?",
-                )
-            pause.wait(_POLL_S)
-
-    def _has(self, state: State, position: DatabasePosition) -> bool:
-        name = self.table.full_name
-        if state.snapshot != DONE or state.position is None:
-            return False
-        if name not in state.tables or any(each.table == name for each in state.queue):
-            # Its rows are being read only now.
-            return False
-        return reached(self._source.kind, state.position, position)
-
-    def _status(self) -> Any:
-        return status_of(self._cluster, self._config.name)
+        assert self._position is not None
+        self._progress.wait(self._position, {self.table.full_name}, deadline)
 
 
-def reached(kind: str, at: DatabasePosition, wanted: DatabasePosition) -> bool:
-    """Whether a position of a database is that of another, or behind it."""
-    identity = {"sqlite": "id", "postgresql": "system", "mysql": "server"}[kind]
-    if at.get(identity) != wanted.get(identity):
-        raise VerifyError(
-            f"the capture is at {dict(at)}, the database at {dict(wanted)}: it is another database",
-            advice="Was it made anew? `penstock capture snapshot --all` reads it again.",
-        )
-    return _order(kind, at) >= _order(kind, wanted)
+def composer_of(config: CaptureConfig, kind: str, table: Table, source: bytes) -> Any:
+    """What makes the events of a table: a Composer, or what makes the messages of an outbox."""
+    # Rows that are read are whole: nothing has to be filled in from the log.
+    return Events(replace(config.events, unavailable=MARK), kind).composer(table, source)
 
 
-def _order(kind: str, position: Mapping[str, Any]) -> tuple[int, int]:
-    if kind == "sqlite":
-        return int(position["seq"]), 0
-    if kind == "postgresql":
-        return int(position["lsn"]), 0
-    # Files of a binlog are numbered: mysql-bin.000042
-    return int(str(position["file"]).rpartition(".")[2]), int(position["pos"])
-
-
-def _chosen(config: CaptureConfig, tables: Any, wanted: str) -> Table:
+def chosen_table(config: CaptureConfig, tables: Any, wanted: str) -> Table:
     """The table of this full name, or the only one of this name."""
     known: list[Table] = list(tables)
     full = [each for each in known if each.full_name == wanted]

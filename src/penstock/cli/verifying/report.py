@@ -69,6 +69,8 @@ class Report:
     # Keys of the source that no store can hold; each is a difference.
     set_aside: int = 0
     dead_letters: tuple[DeadLetters, ...] = ()
+    # Columns of the store that a query does not have.
+    not_compared: tuple[str, ...] = ()
 
     @property
     def equal(self) -> bool:
@@ -90,6 +92,7 @@ class Report:
             "stored_rows": self.stored_rows,
             "set_aside": self.set_aside,
             "dead_letters": [each.as_dict() for each in self.dead_letters],
+            "not_compared": list(self.not_compared),
             "different": self.count,
             "differences": [each.as_dict() for each in self.differences],
             "position": self.position.as_json(),
