@@ -43,8 +43,7 @@ Query = Annotated[
 QueryFile = Annotated[
     Path | None,
     typer.Option(
-        "--query-file", metavar="FILE", exists=True, dir_okay=False, readable=True,
-        help="A file with that SELECT.",
+        "--query-file", metavar="FILE",         help="A file with that SELECT.",
     ),
 ]  # fmt: skip
 FloatTolerance = Annotated[
@@ -140,8 +139,10 @@ def _sql(query: str | None, file: Path | None, tolerance: float | None) -> str:
         return ""
     try:
         text = query if query is not None else Path(str(file)).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file} cannot be read: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file} is not UTF-8: {error}") from error
     if not text.strip().rstrip(";"):
         raise ConfigError("the query is empty", advice="It is one SELECT statement.")
     return text
