@@ -43,7 +43,7 @@ Query = Annotated[
 QueryFile = Annotated[
     Path | None,
     typer.Option(
-        "--query-file", metavar="FILE",         help="A file with that SELECT.",
+        "--query-file", metavar="FILE", help="A file with that SELECT.",
     ),
 ]  # fmt: skip
 FloatTolerance = Annotated[
