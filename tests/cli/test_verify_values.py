@@ -8,6 +8,7 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -35,6 +36,9 @@ EQUAL: list[tuple[Meaning, list[Any]]] = [
     ("number", [2**63, Decimal(2**63), "9223372036854775808"]),
     ("number", [float("nan"), Decimal("NaN"), "NaN"]),
     ("number", [float("-inf"), "-Infinity"]),
+    ("real", [0.1, 0.10000000149011612, Decimal("0.1"), "0.1", np.float32(0.1)]),
+    ("real", [16777216, 16777217.0, "1.6777216e7"]),
+    ("float6", [16777216.0, 16777200, "16777200"]),
     ("boolean", [True, 1, "t", "true", b"\1", Decimal(1)]),
     ("bytes", [b"ab", bytearray(b"ab"), memoryview(b"ab")]),
     ("date", [dt.date(2026, 11, 17), "2026-11-17", NAIVE("2026-11-17")]),
@@ -61,6 +65,7 @@ DIFFERENT: list[tuple[Meaning, list[Any]]] = [
     ("number", [12345678901234567, 12345678901234567.0]),
     ("number", [Decimal("12345678901234567.89"), 12345678901234567.89]),
     ("number", [Decimal(1).scaleb(-30), 0]),
+    ("real", [16777216, 16777218, "NaN", 1e39, "x", None]),
     ("boolean", [True, False, None, 2, "yes"]),
     ("bytes", [b"ab", "YWI=", "6162", "ab"]),
     ("date", [dt.date(2026, 11, 17), 20774, "bw==", NAIVE("2026-11-17T01:00:00")]),
@@ -132,6 +137,7 @@ def field(name: str, kind: pa.DataType) -> pa.Field:
         (pa.string(), pa.string(), None),
         (pa.time64("us"), pa.string(), "time"),
         (pa.bool_(), pa.int64(), "boolean"),
+        (pa.float32(), pa.string(), "real"),
     ],
 )
 def test_the_source_says_what_a_value_means(

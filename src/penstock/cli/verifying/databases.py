@@ -79,7 +79,7 @@ def refused(database: str, words: str, advice: str = _READ_ADVICE) -> VerifyErro
 # ---- PostgreSQL --------------------------------------------------------------------------------
 
 _BY_OID: Final[dict[int, Meaning]] = {
-    16: "boolean", 20: "number", 21: "number", 23: "number", 26: "number", 700: "number",
+    16: "boolean", 20: "number", 21: "number", 23: "number", 26: "number", 700: "real",
     701: "number", 1700: "number", 17: "bytes", 1082: "date", 1083: "time", 1266: "time",
     1114: "timestamp", 1184: "timestamp", 1186: "interval", 2950: "uuid", 114: "json",
     3802: "json",
@@ -133,8 +133,7 @@ class _Postgres(Database):
                     "SELECT system_identifier::text FROM pg_catalog.pg_control_system()"
                 ).fetchone()
                 assert row is not None
-                with connection.transaction():
-                    cursor = connection.cursor("penstock_verify")
+                with connection.transaction(), connection.cursor("penstock_verify") as cursor:
                     # Only a query can be one of a cursor.
                     cursor.execute(sql.encode())
                     yield _PostgresAnswer(connection, cursor, row[0])
@@ -160,7 +159,7 @@ class _Postgres(Database):
 # ---- MariaDB and MySQL -------------------------------------------------------------------------
 
 _BY_CODE: Final[dict[int, Meaning]] = {
-    0: "number", 1: "number", 2: "number", 3: "number", 4: "number", 5: "number", 7: "timestamp",
+    0: "number", 1: "number", 2: "number", 3: "number", 4: "float6", 5: "number", 7: "timestamp",
     8: "number", 9: "number", 10: "date", 11: "time", 12: "timestamp", 13: "number", 14: "date",
     16: "bytes", 245: "json", 246: "number",
 }  # fmt: skip

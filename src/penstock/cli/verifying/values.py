@@ -7,6 +7,8 @@ text, marked, so that it differs from every value.
 
 - number: by value, never rounded: 1.10 is 1.1. A float is the shortest decimal number that is read
   back as the same float, so 0.1 is the decimal 0.1.
+- real: a float of four bytes, whatever the other side keeps it in; float6: one of which the
+  database shows six digits (MariaDB, MySQL).
 - timestamp: as an instant; without a zone, as if in UTC.
 - json: by value, whatever the order of keys and the way of writing numbers.
 - bytes are only bytes: no text is taken for an encoding of them.
@@ -28,8 +30,9 @@ import pyarrow as pa
 from penstock.sinks.schema import Schema, is_json
 
 Meaning = Literal[
-    "boolean", "number", "text", "bytes", "date", "time", "timestamp", "interval", "uuid", "json"
-]
+    "boolean", "number", "real", "float6", "text", "bytes", "date", "time", "timestamp", "interval",
+    "uuid", "json",
+]  # fmt: skip
 
 # Before the text of a value that is not what the source means.
 UNREAD: Final = "\0"
@@ -66,6 +69,7 @@ def meaning_of(field: pa.Field) -> Meaning:
 _MEANINGS: Final[tuple[tuple[Callable[[pa.DataType], bool], Meaning], ...]] = (
     (pa.types.is_boolean, "boolean"),
     (pa.types.is_integer, "number"),
+    (pa.types.is_float32, "real"),
     (pa.types.is_floating, "number"),
     (pa.types.is_decimal, "number"),
     (pa.types.is_binary, "bytes"),
@@ -212,6 +216,17 @@ def _number(value: Any) -> str:
     return format(value.normalize(_WIDE), "f")
 
 
+def _real(value: Any) -> str:
+    text = _number(value)
+    with np.errstate(over="ignore"):
+        return text if text in _NO_NUMBER else _number(str(np.float32(text)))
+
+
+def _float6(value: Any) -> str:
+    text = _number(value)
+    return text if text in _NO_NUMBER else _number(f"{float(text):.6g}")
+
+
 def _bytes(value: Any) -> str:
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value).hex()
@@ -317,6 +332,7 @@ def _unread(value: Any) -> NoReturn:
 
 
 _FORMS: Final[Mapping[Meaning, Callable[[Any], str]]] = {
-    "boolean": _boolean, "number": _number, "text": _text, "bytes": _bytes, "date": _date,
-    "time": _time, "timestamp": _timestamp, "interval": _interval, "uuid": _uuid, "json": _json,
+    "boolean": _boolean, "number": _number, "real": _real, "float6": _float6,
+    "text": _text, "bytes": _bytes, "date": _date, "time": _time, "timestamp": _timestamp,
+    "interval": _interval, "uuid": _uuid, "json": _json,
 }  # fmt: skip

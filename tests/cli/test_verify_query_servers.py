@@ -1,0 +1,153 @@
+"""`penstock verify --query` on PostgreSQL and MariaDB: each type as the server means it."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+import psycopg
+import pytest
+
+from penstock.cli.project import load
+from penstock.cli.verifying import Report, verify
+from penstock.testing.mariadb import MariaDB
+from penstock.testing.postgres import PostgresServer
+from tests.cli.runner import run
+from tests.cli.test_verify import Feeder, running
+
+pytestmark = pytest.mark.timeout(300)
+POSTGRES = (
+    """
+    CREATE TABLE orders (
+        id bigint PRIMARY KEY, amount numeric(12,2), large numeric(30,10), day date, at timestamptz,
+        local timestamp, clock time, data bytea, doc jsonb, tag uuid, flag boolean, small real,
+        wide double precision, numbers int[], name text)
+    """,
+    """
+    INSERT INTO orders VALUES
+        (1, 111.00, 12345678901234567890.0123456789, '2026-11-17', '2026-11-17 10:00:00.123456+02',
+         '2026-11-17 10:00', '10:20:30.5', '\\x00ff', '{"b": [1.50, null], "a": "ü"}',
+         '00000000-0000-0000-0000-0000000000ff', true, 0.1, 1e-7, '{1,NULL,3}', 'näme 🦆'),
+        (2, -0.50, 0, '1970-01-01', '1960-01-01 00:00Z', '0900-01-01', '00:00', '', '[]', NULL,
+         false, 'NaN', '-0', '{}', '')
+    """,
+    "INSERT INTO orders (id) VALUES (3)",
+)
+MARIADB = (
+    """
+    CREATE TABLE orders (
+        id bigint PRIMARY KEY, amount decimal(12,2), large decimal(30,10), day date,
+        at timestamp(6) NULL, local datetime(6), clock time(6), data varbinary(20), doc json,
+        flag tinyint(1), small float, wide double, big bigint unsigned, kind enum('a','b'),
+        name varchar(20) CHARACTER SET utf8mb4)
+    """,
+    """
+    INSERT INTO orders VALUES
+        (1, 111.00, 12345678901234567890.0123456789, '2026-11-17', '2026-11-17 10:00:00.123456',
+         '2026-11-17 10:00', '10:20:30.5', X'00ff', '{"b": [1.50, null], "a": "x"}', 1, 16777216,
+         1e-7, 9223372036854775807, 'b', 'näme 🦆'),
+        (2, -0.50, 0, '1970-01-01', '1990-01-01', '1000-01-01', '00:00', '', '[]', 0, 0.1, 0,
+         0, 'a', '')
+    """,
+    "INSERT INTO orders (id) VALUES (3)",
+)
+
+
+@dataclass
+class Server:
+    """A captured table of types, and a sink of it."""
+
+    name: str
+    kind: str
+    at: str
+    execute: Callable[[str], object]
+
+    def verify(self, query: str) -> Report:
+        return verify(load(), self.name, "store", query=query, timeout_s=60, bootstrap=self.at)
+
+
+@pytest.fixture(
+    params=[pytest.param(name, marks=pytest.mark.databases) for name in ("postgres", "mariadb")]
+)
+def server(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
+) -> Iterator[Server]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PENSTOCK_PROJECT", raising=False)
+    name = f"s{uuid4().hex[:8]}"
+    if request.param == "mariadb":
+        mariadb: MariaDB = request.getfixturevalue("shared_mariadb")
+        database = mariadb.create_database()
+        url, topic = mariadb.url(database), f"{name}.{database}.orders"
+        for each in MARIADB:
+            mariadb.query(each, database)
+        _write(name, url, topic)
+        with running(name, at):
+            yield Server(name, "mariadb", at, lambda sql: mariadb.query(sql, database))
+        return
+    postgres: PostgresServer = request.getfixturevalue("shared_postgres")
+    url = postgres.create_database()
+    with psycopg.connect(url, autocommit=True) as connection:
+        for each in POSTGRES:
+            connection.execute(each.encode())
+        _write(name, url, f"{name}.public.orders")
+        with running(name, at):
+            yield Server(name, "postgres", at, lambda sql: connection.execute(sql.encode()))
+
+
+def _write(name: str, url: str, topic: str) -> None:
+    Path("penstock.toml").write_text(
+        f'[capture.{name}]\nurl = "{url}"\nschemas = true\n'
+        f'[sinks.store]\ntopic = "{topic}"\nurl = "sqlite:///store.db"\n'
+    )
+
+
+def test_every_type_is_compared_as_the_server_means_it(server: Server) -> None:
+    Feeder("store", server.at).once()
+    report = server.verify("SELECT * FROM orders;")
+    assert (report.equal, report.rows, report.not_compared) == (True, 3, ()), report.differences
+    # The answer has other types for the same values, and other rows than those captured.
+    assert server.verify("SELECT id, amount + 0.000 AS amount FROM orders").equal
+    found = server.verify("SELECT id, amount + 0.001 AS amount FROM orders WHERE id < 3")
+    assert sorted((each.kind, each.key["id"]) for each in found.differences) == [
+        ("extra", 3), ("other", "1"), ("other", "2"),
+    ]  # fmt: skip
+    server.execute("UPDATE orders SET amount = 111.01, day = NULL WHERE id = 1")
+    Feeder("store", server.at).once()
+    assert server.verify("SELECT * FROM orders").equal
+
+
+def test_each_wrong_value_of_the_store_is_found(server: Server) -> None:
+    Feeder("store", server.at).once()
+    with closing(sqlite3.connect("store.db")) as store:
+        names = [each[1] for each in store.execute("PRAGMA table_info(store)") if each[1] != "id"]
+        with store:
+            for name in names:
+                # The store's own values of other rows are of the right form.
+                store.execute(
+                    f'UPDATE store SET "{name}" = (SELECT "{name}" FROM store WHERE id = 1)'
+                    " WHERE id = 3"
+                )
+    report = server.verify("SELECT * FROM orders")
+    (found,) = report.differences
+    assert set(found.columns) == set(names)
+
+
+def test_what_the_server_says_is_shown(server: Server) -> None:
+    Feeder("store", server.at).once()
+    for query, told in (
+        ("SELECT id, nothing FROM orders", "nothing"),
+        ("SELEC 1", "yntax"),
+        ("DELETE FROM orders", "DELETE" if server.kind == "postgres" else "READ ONLY transaction"),
+        ("SELECT 1; SELECT 2", "multiple" if server.kind == "postgres" else "syntax"),
+    ):
+        ran = run("verify", server.name, "store", "-q", query)
+        assert ran.status == 2, ran.err
+        assert told in ran.err
+        assert "does not take the query" in ran.err
+        assert "Traceback" not in ran.err
+    assert server.verify("SELECT id FROM orders").rows == 3
