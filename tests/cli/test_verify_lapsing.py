@@ -7,6 +7,7 @@ import sqlite3
 import time
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 from uuid import uuid4
@@ -125,7 +126,8 @@ def test_what_lapses_while_the_store_is_read_may_be_there_or_not(made: str, at: 
         def lapsed(began_s: float, ended_s: float, *there: Any) -> set[Any]:
             looking = Lapsing(cluster, made, cast(Sink, Clock(began_s, ended_s)))
             looking.begin()
-            return set(looking.lapsed(parser, all_of_them, np.array(there, np.uint64)))
+            keys = partial(keys_of, schema=parser.schema)
+            return set(looking.lapsed(parser, keys, all_of_them, np.array(there, np.uint64)))
 
         long = 10 + MARGIN_S
         assert lapsed(now_s - long, now_s + long) == {one, two}
