@@ -12,25 +12,32 @@ from penstock.capture.events.changes import Events
 from penstock.capture.events.composer import Emptier
 from penstock.capture.events.settings import EventSettings
 from penstock.capture.events.shape import Shape
-from penstock.capture.source import NULL, Change, Column, ColumnType, Part, Row, Table
+from penstock.capture.source import (
+    NULL,
+    Change,
+    Part,
+    Row,
+    Table,
+)
+from penstock.client.table_schemas import TableColumn, ValueType
 
 NOW_NS = 1_559_033_904_863_841_257
-STRING = ColumnType("string")
+STRING = ValueType("string")
 
 CUSTOMERS = Table(
     "postgres",
     "public",
     "customers",
     (
-        Column("id", ColumnType("int32"), optional=False),
-        Column("first_name", STRING, optional=False),
-        Column("last_name", STRING, optional=False),
-        Column("email", STRING, optional=False),
+        TableColumn("id", ValueType("int32"), optional=False),
+        TableColumn("first_name", STRING, optional=False),
+        TableColumn("last_name", STRING, optional=False),
+        TableColumn("email", STRING, optional=False),
     ),
     ("id",),
 )
 ANNE: Row = (b"1", b'"Anne"', b'"Kretchmar"', b'"annek@noanswer.org"')
-KEYLESS = Table("postgres", "public", "notes", (Column("text", STRING),), ())
+KEYLESS = Table("postgres", "public", "notes", (TableColumn("text", STRING),), ())
 
 SOURCE: dict[str, Any] = {
     "version": "3.0.0",

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from penstock.capture.events.batch import Batch
 from penstock.capture.events.changes import Events
 from penstock.capture.events.registry import SCHEMAS_TOPIC, SchemaRegistry
-from penstock.capture.source import UNAVAILABLE, CaptureError, Column, ColumnType, Table
+from penstock.capture.source import UNAVAILABLE, CaptureError, Table
+from penstock.client.table_schemas import TableColumn, ValueType
 from tests.capture.events.samples import (
     ANNE,
     CUSTOMERS,
@@ -122,16 +123,16 @@ INTS = {
     name: st.integers(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
     for name, bits in (("int8", 8), ("int16", 16), ("int32", 32), ("int64", 64))
 }
-PLAIN: list[tuple[ColumnType, st.SearchStrategy[Any]]] = [
-    *((ColumnType(name), values) for name, values in INTS.items()),
-    (ColumnType("boolean"), st.booleans()),
-    (ColumnType("double"), st.floats(allow_nan=False, allow_infinity=False)),
-    (ColumnType("float"), st.floats(width=32, allow_nan=False, allow_infinity=False)),
+PLAIN: list[tuple[ValueType, st.SearchStrategy[Any]]] = [
+    *((ValueType(name), values) for name, values in INTS.items()),
+    (ValueType("boolean"), st.booleans()),
+    (ValueType("double"), st.floats(allow_nan=False, allow_infinity=False)),
+    (ValueType("float"), st.floats(width=32, allow_nan=False, allow_infinity=False)),
     (STRING, st.text()),
-    (ColumnType("bytes"), st.binary()),
-    (ColumnType("array", items=STRING), st.lists(st.none() | st.text(), max_size=4)),
+    (ValueType("bytes"), st.binary()),
+    (ValueType("array", items=STRING), st.lists(st.none() | st.text(), max_size=4)),
     (
-        ColumnType("struct", "a.Point", fields=(("x", ColumnType("int64")), ("y", STRING))),
+        ValueType("struct", "a.Point", fields=(("x", ValueType("int64")), ("y", STRING))),
         st.fixed_dictionaries({"x": INTS["int64"], "y": st.none() | st.text()}),
     ),
 ]
@@ -142,7 +143,7 @@ def test_values_of_all_types_come_back(data: st.DataObject) -> None:
     chosen = data.draw(st.lists(st.sampled_from(PLAIN), min_size=1, max_size=6))
     optional = data.draw(st.lists(st.booleans(), min_size=len(chosen), max_size=len(chosen)))
     columns = tuple(
-        Column(f"c{at}", kind, optional=free)
+        TableColumn(f"c{at}", kind, optional=free)
         for at, ((kind, _), free) in enumerate(zip(chosen, optional, strict=True))
     )
     values = [
@@ -161,13 +162,13 @@ def test_values_of_all_types_come_back(data: st.DataObject) -> None:
 
 
 def test_decimals_are_avros_own() -> None:
-    kind = ColumnType(
+    kind = ValueType(
         "bytes",
         "org.apache.kafka.connect.data.Decimal",
         1,
         {"scale": "2", "connect.decimal.precision": "10"},
     )
-    table = Table("d", "s", "t", (Column("id", STRING), Column("price", kind)), ("id",))
+    table = Table("d", "s", "t", (TableColumn("id", STRING), TableColumn("price", kind)), ("id",))
     fragment = b'"%b"' % base64.b64encode((1234).to_bytes(2, "big", signed=True))
     registry, (record,) = made(events(format="avro"), change("c", None, (b'"a"', fragment), table))
     assert str(read(registry, record[1])["after"]["price"]) == "12.34"
@@ -176,8 +177,8 @@ def test_decimals_are_avros_own() -> None:
 def test_unavailable_values_have_the_type_of_their_column() -> None:
     columns = (
         *CUSTOMERS.columns,
-        Column("data", ColumnType("bytes")),
-        Column("n", ColumnType("array", items=ColumnType("int32"))),
+        TableColumn("data", ValueType("bytes")),
+        TableColumn("n", ValueType("array", items=ValueType("int32"))),
     )
     table = Table("postgres", "public", "customers", columns, ("id",))
     row = (*ANNE[:3], UNAVAILABLE, UNAVAILABLE, UNAVAILABLE)

@@ -15,10 +15,9 @@ from penstock.capture.source import (
     UNAVAILABLE,
     CaptureError,
     Change,
-    Column,
-    ColumnType,
     Table,
 )
+from penstock.client.table_schemas import TableColumn, ValueType
 from tests.capture.events.samples import (
     ANNE,
     CUSTOMERS,
@@ -189,7 +188,7 @@ def test_a_changed_table_is_another_object_and_has_another_envelope() -> None:
     made = events()
     composed(made, change("c", None, ANNE))
     wider = Table(
-        "postgres", "public", "customers", (*CUSTOMERS.columns, Column("age", STRING)), ("id",)
+        "postgres", "public", "customers", (*CUSTOMERS.columns, TableColumn("age", STRING)), ("id",)
     )
     (record,) = composed(made, change("c", None, (*ANNE, b"42"), wider))
     assert parsed(record)["after"]["age"] == 42
@@ -205,7 +204,7 @@ def test_many_objects_of_a_table_are_forgotten_again() -> None:
 
 
 def test_names_that_need_care() -> None:
-    table = Table("d", "s", "t%", (Column('a"b%s', STRING), Column("%", STRING)), ("%",))
+    table = Table("d", "s", "t%", (TableColumn('a"b%s', STRING), TableColumn("%", STRING)), ("%",))
     (record,) = composed(events(), change("c", None, (b'"1"', b'"%d"'), table))
     assert orjson.loads(record[0] or b"") == {"%": "%d"}
     assert parsed(record)["after"] == {'a"b%s': "1", "%": "%d"}
@@ -217,11 +216,11 @@ def test_unavailable_values_are_marked_as_debezium_marks_them() -> None:
         "s",
         "t",
         (
-            Column("id", ColumnType("int32"), optional=False),
-            Column("text", STRING),
-            Column("data", ColumnType("bytes")),
-            Column("tags", ColumnType("array", items=STRING)),
-            Column("counts", ColumnType("array", items=ColumnType("int32"))),
+            TableColumn("id", ValueType("int32"), optional=False),
+            TableColumn("text", STRING),
+            TableColumn("data", ValueType("bytes")),
+            TableColumn("tags", ValueType("array", items=STRING)),
+            TableColumn("counts", ValueType("array", items=ValueType("int32"))),
         ),
         ("id",),
     )
@@ -253,7 +252,9 @@ VALUES = st.one_of(
 
 @given(st.dictionaries(st.text(min_size=1, max_size=8), VALUES, min_size=1, max_size=6))
 def test_whatever_fragments_are_put_together_can_be_read_again(row: dict[str, Any]) -> None:
-    table = Table("d", "s", "t", tuple(Column(name, STRING) for name in row), (next(iter(row)),))
+    table = Table(
+        "d", "s", "t", tuple(TableColumn(name, STRING) for name in row), (next(iter(row)),)
+    )
     fragments = tuple(orjson.dumps(value) for value in row.values())
     made = events(schemas=True)
     (record,) = composed(made, change("r", None, fragments, table))

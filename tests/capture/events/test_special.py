@@ -22,7 +22,13 @@ from penstock.capture.events.settings import (
     OutboxSettings,
     Placement,
 )
-from penstock.capture.source import NULL, UNAVAILABLE, CaptureError, Column, ColumnType, Table
+from penstock.capture.source import (
+    NULL,
+    UNAVAILABLE,
+    CaptureError,
+    Table,
+)
+from penstock.client.table_schemas import TableColumn, ValueType
 from tests.capture.events.samples import (
     ANNE,
     CUSTOMERS,
@@ -103,11 +109,11 @@ OUTBOX = Table(
     "public",
     "outbox",
     (
-        Column("id", ColumnType("string", "io.debezium.data.Uuid"), optional=False),
-        Column("aggregatetype", STRING, optional=False),
-        Column("aggregateid", STRING, optional=False),
-        Column("type", STRING, optional=False),
-        Column("payload", ColumnType("string", "io.debezium.data.Json")),
+        TableColumn("id", ValueType("string", "io.debezium.data.Uuid"), optional=False),
+        TableColumn("aggregatetype", STRING, optional=False),
+        TableColumn("aggregateid", STRING, optional=False),
+        TableColumn("type", STRING, optional=False),
+        TableColumn("payload", ValueType("string", "io.debezium.data.Json")),
     ),
     ("id",),
 )

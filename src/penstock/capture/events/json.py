@@ -17,11 +17,10 @@ from penstock.capture.source import (
     NULL,
     TRUNCATE,
     UNAVAILABLE,
-    Column,
-    ColumnType,
     Fragment,
     Row,
 )
+from penstock.client.table_schemas import TableColumn, ValueType
 
 # The field of a truncate's envelope that tells that the deletes of the rows stand before it.
 EXPANDED: Final = b"expanded"
@@ -32,7 +31,7 @@ _MARKER: Final = orjson.loads(UNAVAILABLE)
 _INTEGERS: Final = frozenset(("int8", "int16", "int32", "int64"))
 
 
-def template(columns: tuple[Column, ...]) -> bytes:
+def template(columns: tuple[TableColumn, ...]) -> bytes:
     """An object with a place for each column's fragment."""
     names = (orjson.dumps(column.name).replace(b"%", b"%%") for column in columns)
     return b"{" + b",".join(name + b":%b" for name in names) + b"}"
@@ -56,12 +55,12 @@ def order_json(order: Order) -> bytes:
     )
 
 
-def marker(column: ColumnType) -> Fragment:
+def marker(column: ValueType) -> Fragment:
     """The unavailable value, in the form in which Debezium gives it for a type."""
     if column.name == "bytes":
         return b'"%b"' % base64.b64encode(_MARKER.encode())
     if column.name == "array":
-        items = column.items or ColumnType("string")
+        items = column.items or ValueType("string")
         if items.name == "string":
             return b"[" + UNAVAILABLE + b"]"
         if items.name in _INTEGERS:

@@ -18,7 +18,8 @@ from penstock.capture.postgres.connect import Connection
 from penstock.capture.postgres.decoders import Relation, StaleError
 from penstock.capture.postgres.pgoutput import RelationMessage, TypeMessage
 from penstock.capture.postgres.types import Coding, NativeType, TypeModes, coding, native_name
-from penstock.capture.source import Column, Table
+from penstock.capture.source import Table
+from penstock.client.table_schemas import TableColumn
 
 # Everything below is made by people or extensions.
 FIRST_USER_OID: Final = 16384
@@ -274,7 +275,7 @@ class Catalog:
             coding(column.type_oid, column.typmod, types, self._modes) for column in wanted
         ]
         columns = tuple(
-            Column(column.name, made.type, column.optional, column.native)
+            TableColumn(column.name, made.type, column.optional, column.native)
             for column, made in zip(wanted, codings, strict=True)
         )
         # The key in the order of the columns, which is what the stream tells.
