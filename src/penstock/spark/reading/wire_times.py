@@ -13,7 +13,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.spark.reading.json_times import micros_of, micros_of_column
+from penstock.spark.reading.json_times import (
+    days_of,
+    days_of_column,
+    micros_of,
+    micros_of_column,
+)
 
 Mask = npt.NDArray[np.bool_]
 Answer = tuple[pa.Array, Mask]
@@ -71,18 +76,33 @@ def moments(values: pa.Array, *, per_us: int = 1, us: int = 1) -> Answer:
 
 def instants(texts: pa.StringArray) -> Answer:
     """Of texts with a zone, in ISO 8601."""
+    made, unfit = spelled_instants(texts)
+    unfit |= np.asarray(pc.fill_null(pc.invert(pc.match_substring_regex(texts, _ZONE)), False))
+    if (pc.max(pc.binary_length(texts)).as_py() or 0) > _PLAIN_SIZE:
+        unfit |= np.asarray(pc.fill_null(pc.match_substring_regex(texts, _TOO_EXACT), False))
+    return _only(made, ~unfit), unfit
+
+
+def spelled_instants(texts: pa.StringArray) -> Answer:
+    """Of texts that Spark takes for timestamps; without a zone they are UTC."""
     there = np.asarray(texts.is_valid())
     numbers, fits = micros_of_column(texts)
     for place in np.flatnonzero(there & ~fits).tolist():
         found = micros_of(texts[place].as_py())
         if found is not None:
             numbers[place], fits[place] = found, True
-    fits &= np.asarray(pc.fill_null(pc.match_substring_regex(texts, _ZONE), False))
-    if (pc.max(pc.binary_length(texts)).as_py() or 0) > _PLAIN_SIZE:
-        exact = pc.match_substring_regex(texts, _TOO_EXACT)
-        fits &= ~np.asarray(pc.fill_null(exact, False))
     unfit = ~fits | (numbers < MICROS[0]) | (numbers > MICROS[1])
     return _made(numbers, there, unfit, INSTANT)
+
+
+def spelled_dates(texts: pa.StringArray) -> Answer:
+    there = np.asarray(texts.is_valid())
+    numbers, fits = days_of_column(texts)
+    for place in np.flatnonzero(there & ~fits).tolist():
+        found = days_of(texts[place].as_py())
+        if found is not None:
+            numbers[place], fits[place] = found, True
+    return _made(numbers, there, ~fits | (numbers < DAYS[0]) | (numbers > DAYS[1]), pa.date32())
 
 
 def clocks(values: pa.Array, *, per_us: int = 1, us: int = 1) -> Answer:

@@ -27,7 +27,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.client.table_schemas import TableColumn, ValueType
+from penstock.client.table_schemas import UNSIGNED, ValueType
 from penstock.sinks.schema import json_field
 from penstock.spark.reading import wire_times
 from penstock.spark.reading.wire_decimals import DIGITS_MAX, WHOLE, digits_of, scaled, unscaled
@@ -38,8 +38,6 @@ Mask = npt.NDArray[np.bool_]
 DECIMAL: Final = "org.apache.kafka.connect.data.Decimal"
 VARIABLE: Final = "io.debezium.data.VariableScaleDecimal"
 JSON: Final = "io.debezium.data.Json"
-# A whole number that may be larger than 2^63-1; the events of MySQL have it as a plain number.
-UNSIGNED: Final = "penstock.unsigned"
 # Of a number that says its own scale: what a column can hold of all scales.
 ANY_SCALE: Final = pa.decimal128(DIGITS_MAX, 18)
 _UNSIGNED: Final = pa.decimal128(20, 0)
@@ -84,20 +82,12 @@ class Converted(NamedTuple):
 Conversion = Callable[[pa.Array], Converted]
 
 
-def kind_of(column: TableColumn) -> ValueType:
-    """What a column holds; of an unsigned bigint its type alone does not tell it."""
-    words = column.native.lower().split()
-    if column.type == ValueType("int64") and "unsigned" in words and words[0].startswith("bigint"):
-        return ValueType("int64", UNSIGNED)
-    return column.type
-
-
 # ---- types -------------------------------------------------------------------------------
 
 
 def wire_type(kind: ValueType) -> pa.DataType:
     """How values stand in JSON."""
-    if kind.semantic == UNSIGNED:
+    if _is_unsigned(kind):
         return _UNSIGNED
     if kind.name in _INTEGERS:
         return _INTEGERS[kind.name]
@@ -154,6 +144,11 @@ def _decimal_type(kind: ValueType) -> pa.DataType:
     return pa.decimal128(digits, min(max(scale, 0), DIGITS_MAX))
 
 
+def _is_unsigned(kind: ValueType) -> bool:
+    """Whether a whole number may be larger than 2^63-1."""
+    return kind.name == "int64" and UNSIGNED in kind.parameters
+
+
 def _scale(kind: ValueType) -> int:
     return int(kind.parameters.get("scale", 0))
 
@@ -177,7 +172,7 @@ def conversion(kind: ValueType, into: pa.DataType, *, json: bool = False) -> Con
     if pa.types.is_string(into):
         return partial(_as_text, kind)
     semantic = kind.semantic
-    if semantic in (DECIMAL, VARIABLE, UNSIGNED):
+    if semantic in (DECIMAL, VARIABLE) or _is_unsigned(kind):
         return _decimals(kind, into)
     if kind.name == "array":
         return _lists(kind, into)
@@ -191,6 +186,8 @@ def conversion(kind: ValueType, into: pa.DataType, *, json: bool = False) -> Con
         return _floats(kind, into)
     if (made := _times(kind, into)) is not None:
         return made
+    if kind.name == "string":
+        return _texts(into)
     return _integers(kind, into) if kind.name in _INTEGERS else None
 
 
@@ -222,11 +219,65 @@ def _integers(kind: ValueType, into: pa.DataType) -> Conversion | None:
         return _same if into == own else partial(_whole, into)
     if types.is_decimal128(into):
         return lambda values: _checked(*scaled(_wide(values), 0, into))
-    # As many bits as the mantissa has.
-    exact = {24: pa.float32(), 53: pa.float64()}
-    fits = any(types.is_floating(into) and into == to and own.bit_width <= bits
-               for bits, to in exact.items())  # fmt: skip
-    return (lambda values: Converted(values.cast(into))) if fits else None
+    if types.is_floating(into):
+        return partial(_whole_floats, into)
+    if into == INSTANT and kind.semantic is None:
+        # Seconds since 1970, as Spark reads them in JSON.
+        return partial(_seconds, into)
+    return None
+
+
+def _whole_floats(into: pa.DataType, values: pa.Array) -> Converted:
+    """Whole numbers as floats, up to where these have a gap."""
+    numbers = np.asarray(values.fill_null(0) if values.null_count else values).astype(np.int64)
+    limit = 1 << (24 if into == pa.float32() else 53)
+    there = np.asarray(values.is_valid())
+    unfit = there & ((numbers > limit) | (numbers < -limit))
+    made = pa.array(np.where(unfit, 0, numbers).astype(into.to_pandas_dtype()), mask=~there | unfit)
+    return _checked(made, unfit)
+
+
+def _seconds(into: pa.DataType, values: pa.Array) -> Converted:
+    made, unfit = wire_times.moments(values, us=1_000_000)
+    return _checked(made.cast(into), unfit)
+
+
+def _texts(into: pa.DataType) -> Conversion | None:
+    """Of texts that somebody wants as what they spell: SQLite has times and decimals so."""
+    if into == INSTANT:
+        return lambda values: _checked(*wire_times.spelled_instants(values))
+    if pa.types.is_date32(into):
+        return lambda values: _checked(*wire_times.spelled_dates(values))
+    return partial(_spelled_decimals, into) if pa.types.is_decimal128(into) else None
+
+
+_NUMBER: Final = r"^-?[0-9]{1,38}(?:\.[0-9]{1,38})?$"
+
+
+def _spelled_decimals(into: pa.DataType, texts: pa.Array) -> Converted:
+    fits = np.asarray(pc.fill_null(pc.match_substring_regex(texts, _NUMBER), False))
+    plain = pc.if_else(pa.array(fits), texts, pa.scalar(None, pa.string()))
+    at = np.asarray(pc.fill_null(pc.find_substring(plain, "."), -1)).astype(np.int64)
+    sizes = np.asarray(pc.fill_null(pc.binary_length(plain), 0)).astype(np.int64)
+    digits = pc.replace_substring(plain, ".", "")
+    size = np.asarray(pc.fill_null(pc.binary_length(pc.utf8_ltrim(digits, "-")), 0))
+    fits &= size <= DIGITS_MAX
+    scales = np.where(at < 0, 0, sizes - at - 1)
+    numbers = pc.if_else(pa.array(fits), digits, None).cast(WHOLE)
+    made, unfit = _by_scale(numbers, scales, into)
+    return _checked(made, unfit | (np.asarray(texts.is_valid()) & ~fits))
+
+
+def _by_scale(
+    numbers: pa.Array, scales: npt.NDArray[np.int64], into: pa.DataType
+) -> tuple[pa.Array, Mask]:
+    """Numbers that have each a scale of its own."""
+    made = pa.nulls(len(numbers), into)
+    unfit: Mask = np.zeros(len(numbers), np.bool_)
+    for scale in np.unique(scales[np.asarray(numbers.is_valid())]).tolist():
+        part, bad = scaled(pc.if_else(pa.array(scales == scale), numbers, None), scale, into)
+        made, unfit = pc.coalesce(made, part), unfit | bad
+    return made, unfit
 
 
 def _whole(into: pa.DataType, values: pa.Array) -> Converted:
@@ -250,30 +301,57 @@ def _floats(kind: ValueType, into: pa.DataType) -> Conversion | None:
     if into == pa.float64():
         # By its digits, which are what the database shows of it.
         return lambda values: Converted(values.cast(pa.string()).cast(into))
-    return None
+    return partial(_float_decimals, into) if pa.types.is_decimal128(into) else None
+
+
+# Digits by which a double tells all decimals apart.
+_SURE: Final = 10**15
+_EXACT_POWER: Final = 22
+
+
+def _float_decimals(into: pa.DataType, values: pa.Array) -> Converted:
+    """Floats as the decimals that they show: SQLite has decimals so."""
+    if values.type != pa.float64():
+        values = values.cast(pa.string()).cast(pa.float64())
+    there = np.asarray(values.is_valid())
+    given = np.asarray(values.fill_null(0.0) if values.null_count else values)
+    scale = int(into.scale)
+    if scale > _EXACT_POWER:
+        return _spelled_floats(into, given, there)
+    with np.errstate(over="ignore", invalid="ignore"):
+        whole = np.rint(given * 10.0**scale)
+        sure = np.abs(whole) < _SURE
+        exact = sure & (whole / 10.0**scale == given)
+    if (there & ~sure).any():
+        return _spelled_floats(into, given, there)
+    numbers = pa.array(np.where(exact, whole, 0).astype(np.int64), mask=~(there & exact))
+    made, unfit = scaled(_wide(numbers), scale, into)
+    return _checked(made, unfit | (there & ~exact))
+
+
+def _spelled_floats(into: pa.DataType, given: npt.NDArray[np.float64], there: Mask) -> Converted:
+    digits = [f"{Decimal(repr(x)):f}" if np.isfinite(x) else "" for x in given.tolist()]
+    return _spelled_decimals(into, pa.array(digits, pa.string(), mask=~there))
 
 
 def _decimals(kind: ValueType, into: pa.DataType) -> Conversion | None:
     if pa.types.is_decimal128(into):
         return partial(_decimal_values, kind, into)
-    if pa.types.is_signed_integer(into) and (kind.semantic == UNSIGNED or _scale(kind) <= 0):
+    if pa.types.is_signed_integer(into) and (_is_unsigned(kind) or _scale(kind) <= 0):
         return partial(_whole_decimals, kind, into)
     return None
 
 
 def _decimal_values(kind: ValueType, into: pa.DataType, values: pa.Array) -> Converted:
-    if kind.semantic == UNSIGNED:
+    if _is_unsigned(kind):
         return _checked(*scaled(_wide(values), 0, into))
     if kind.semantic == DECIMAL:
         numbers, unread = unscaled(values)
         made, unfit = scaled(numbers, _scale(kind), into)
         return _checked(made, unfit | unread)
     numbers, scales, unread = _variable(values)
-    made = pa.nulls(len(values), into)
-    for scale in np.unique(scales[np.asarray(numbers.is_valid())]).tolist():
-        part, unfit = scaled(pc.if_else(pa.array(scales == scale), numbers, None), scale, into)
-        made, unread = pc.coalesce(made, part), unread | unfit
-    return _checked(made, unread)
+    made, unfit = _by_scale(numbers, scales, into)
+    return _checked(made, unfit | unread)
 
 
 def _variable(values: pa.StructArray) -> tuple[pa.Array, npt.NDArray[np.int64], Mask]:
@@ -457,7 +535,7 @@ def _as_json(kind: ValueType, values: pa.Array) -> Converted:
     if kind.name == "struct" and kind.semantic != VARIABLE and kind.fields:
         return _json_objects(kind, values)
     texts, unfit = _as_text(kind, values)
-    is_number = kind.semantic in (DECIMAL, VARIABLE, UNSIGNED)
+    is_number = kind.semantic in (DECIMAL, VARIABLE) or _is_unsigned(kind)
     if is_number or (kind.name in _BARE and flow_type(kind) == wire_type(kind)):
         if kind.name in _FLOATS:
             odd = pc.match_substring_regex(texts, "[Ny]")
