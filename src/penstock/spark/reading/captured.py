@@ -37,7 +37,7 @@ Parse = Callable[[pa.BinaryArray], tuple[pa.StructArray, pa.StringArray]]
 _HEAD: Final = f'{{"{SCHEMA_ID}":'.encode()
 _ID: Final = re.compile(re.escape(_HEAD) + rb"([0-9]{1,10}),")
 # Between Connect's schema and the event: nowhere else stands a quote without a backslash so.
-_BLOCK, _PAYLOAD = b'{"schema":{', b',"payload":'
+_BLOCK, PAYLOAD = b'{"schema":{', b',"payload":'
 _ID_SIZE: Final = len(_HEAD) + 11
 _BEFORE, _AFTER, _OP = "before", "after", "op"
 UNSAID: Final = (
@@ -221,10 +221,10 @@ def _head(value: bytes) -> tuple[bytes, int | bytes] | None:
         return match[0], int(match[1])
     if not value.startswith(_BLOCK):
         return None
-    end = value.find(_PAYLOAD)
+    end = value.find(PAYLOAD)
     if end < 0:
         return None
-    prefix = value[: end + len(_PAYLOAD)]
+    prefix = value[: end + len(PAYLOAD)]
     return prefix, prefix
 
 
@@ -233,7 +233,7 @@ def schema_of_block(head: bytes) -> TableSchema:
     from penstock.spark.reading.connect_blocks import columns_of
 
     try:
-        block = orjson.loads(head[len(b'{"schema":') : -len(_PAYLOAD)])
+        block = orjson.loads(head[len(b'{"schema":') : -len(PAYLOAD)])
     except orjson.JSONDecodeError as error:
         raise SchemaError(f"the schema of the event is no JSON: {error}") from error
     return columns_of(block)
