@@ -15,20 +15,33 @@ A subject is `TOPIC-value`; where several tables may share a topic each has a su
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote
+
+import orjson
 
 from penstock.client.connection import Cluster
+from penstock.client.errors import OffsetGoneError
+from penstock.client.metadata import Metadata
+from penstock.client.reading import read_batches
 from penstock.errors import PenstockError
 
 SCHEMAS_TOPIC: Final = "__penstock_schemas"
 # The first field of an event: the id of its schema.
 SCHEMA_ID: Final = "schema_id"
-JSON_SCHEMA: Final = "JSON"
+JSON_SCHEMA, AVRO_SCHEMA = "JSON", "AVRO"
+# Schemas that a reader has in memory.
+CACHED_MAX: Final = 1_000
 # A parameter of an int64 whose values go up to 2^64-1.
 UNSIGNED: Final = "unsigned"
 
+_EVENT_ID: Final = re.compile(rb'\{"schema_id":(\d{1,10})[,}]')
+_VALUE, _ENVELOPE = "-value", ".Envelope"
 _PENSTOCK: Final = "x-penstock"
 _TYPE, _INDEX = "connect.type", "connect.index"
 _VERSION, _PARAMETERS = "connect.version", "connect.parameters"
@@ -211,6 +224,93 @@ class TableSchema:
             raise SchemaError(f"not the schema of a captured table: {error!r}") from error
 
 
+class SchemaRecord(NamedTuple):
+    """A record of the topic of schemas: one version of a subject."""
+
+    subject: str
+    version: int
+    id: int
+    text: str
+    # JSON or AVRO.
+    kind: str
+
+    def encode(self) -> tuple[bytes, bytes]:
+        """Key and value."""
+        key = {"keytype": "SCHEMA", "subject": self.subject, "version": self.version, "magic": 1}
+        value: dict[str, Any] = {
+            "subject": self.subject,
+            "version": self.version,
+            "id": self.id,
+        }
+        if self.kind != AVRO_SCHEMA:
+            # Confluent leaves it out of what is Avro.
+            value["schemaType"] = self.kind
+        return orjson.dumps(key), orjson.dumps({**value, "schema": self.text, "deleted": False})
+
+    @classmethod
+    def decode(cls, value: bytes | None) -> SchemaRecord | None:
+        """None for what is no schema: registries keep their settings there, too."""
+        try:
+            told = orjson.loads(value or b"null")
+            if told.get("deleted"):
+                return None
+            kind = told.get("schemaType") or AVRO_SCHEMA
+            return cls(told["subject"], told["version"], told["id"], told["schema"], kind)
+        except (ValueError, AttributeError, KeyError):
+            return None
+
+
+class SchemaRecords:
+    """Reads the topic of schemas, again and again, each time what has come since.
+
+    What is not committed is read, too: schemas are written before the events that name them, and
+    nobody's open transaction must hide them.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._next = 0
+
+    def news(self) -> Iterator[tuple[int, SchemaRecord]]:
+        """Offsets and records that were not told yet; nothing while there is no topic."""
+        try:
+            yield from self._from(self._next)
+        except OffsetGoneError:
+            # The topic was made anew.
+            self._next = 0
+            yield from self._from(0)
+
+    def find(self, id_: int, offset: int) -> str | None:
+        """The text of a schema that was at this offset; compaction may have left another copy."""
+        for start in (offset, 0):
+            with suppress(OffsetGoneError):
+                for _, record in self._read(start):
+                    if record.id == id_:
+                        return record.text
+        return None
+
+    def _from(self, start: int) -> Iterator[tuple[int, SchemaRecord]]:
+        for offset, record in self._read(start):
+            self._next = offset + 1
+            yield offset, record
+
+    def _read(self, start: int) -> Iterator[tuple[int, SchemaRecord]]:
+        if not Metadata(self._cluster).topics([SCHEMAS_TOPIC]):
+            return
+        for _, batch in read_batches(
+            self._cluster,
+            SCHEMAS_TOPIC,
+            start={0: start} if start else None,
+            partitions=[0],
+            isolation="read_uncommitted",
+        ):
+            offsets, values = batch.column("offset").to_pylist(), batch.column("value").to_pylist()
+            for offset, value in zip(offsets, values, strict=True):
+                record = SchemaRecord.decode(value)
+                if record is not None:
+                    yield offset, record
+
+
 @dataclass(frozen=True, slots=True)
 class PublishedSchema:
     """A schema as it was published for a topic."""
@@ -223,29 +323,139 @@ class PublishedSchema:
     schema: TableSchema
 
 
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """What is kept in memory of each version."""
+
+    id: int
+    version: int
+    subject: str
+    table: str
+    offset: int
+
+
 class PublishedSchemas:
     """The schemas that captures have published, read from the log as they are asked for.
 
     One thread uses it. It keeps some of the schemas in memory, and where the others are.
     """
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
+    def __init__(self, cluster: Cluster, *, cached_max: int = CACHED_MAX) -> None:
+        self._records = SchemaRecords(cluster)
+        self._cached: OrderedDict[int, TableSchema] = OrderedDict()
+        self._cached_max = cached_max
+        # By topic: subjects and their versions. By id: where it is in the log, and the text's hash.
+        self._topics: dict[str, dict[tuple[str, int], _Entry]] = {}
+        self._places: dict[int, tuple[int, int]] = {}
 
     def by_id(self, id_: int) -> TableSchema:
         """The schema that an event names; UnknownSchemaError if the log does not have it."""
-        raise NotImplementedError
+        found = self._cached.get(id_)
+        if found is not None:
+            self._cached.move_to_end(id_)
+            return found
+        if id_ not in self._places:
+            self._look()
+        found = self._cached.get(id_) or self._read(id_)
+        if found is None:
+            raise UnknownSchemaError(f"schema {id_} is not in the topic {SCHEMAS_TOPIC}")
+        return found
 
     def latest(self, topic: str) -> PublishedSchema | None:
         """The schema of the events that are written now; None where nothing is published.
 
-        AmbiguousSchemaError where several tables share the topic.
+        It looks into the log each time. AmbiguousSchemaError where several tables share the topic.
         """
-        raise NotImplementedError
+        self._look()
+        # Of each subject the last version; a table may have had another subject before.
+        last: dict[str, _Entry] = {}
+        for entry in self._topics.get(topic, {}).values():
+            if entry.subject not in last or entry.version > last[entry.subject].version:
+                last[entry.subject] = entry
+        tables = sorted({entry.table for entry in last.values()})
+        if len(tables) > 1:
+            raise AmbiguousSchemaError(topic, tables)
+        newest = max(last.values(), key=lambda entry: entry.offset, default=None)
+        return None if newest is None else self._published(newest)
 
     def history(self, topic: str) -> tuple[PublishedSchema, ...]:
         """Everything that was published for a topic, of all its tables, the oldest first."""
-        raise NotImplementedError
+        self._look()
+        entries = sorted(self._topics.get(topic, {}).values(), key=lambda entry: entry.offset)
+        return tuple(self._published(entry) for entry in entries)
+
+    def _published(self, entry: _Entry) -> PublishedSchema:
+        return PublishedSchema(entry.id, entry.version, entry.subject, self.by_id(entry.id))
+
+    def _look(self) -> None:
+        """Take in what was published since."""
+        for offset, record in self._records.news():
+            topic = topic_of_subject(record.subject)
+            if record.kind != JSON_SCHEMA or topic is None:
+                continue
+            digest = hash(record.text)
+            known = self._places.setdefault(record.id, (offset, digest))
+            if known[1] != digest:
+                raise SchemaError(
+                    f"the topic {SCHEMAS_TOPIC} has two schemas with the id {record.id}",
+                    advice="Was it merged from two clusters? Take a new snapshot into new topics.",
+                )
+            schema = self._cached.get(record.id) or _schema_of(record.text)
+            if schema is None:
+                del self._places[record.id]
+                continue
+            self._keep(record.id, schema)
+            entries = self._topics.setdefault(topic, {})
+            at = record.subject, record.version
+            if at not in entries or entries[at].id != record.id:
+                entries[at] = _Entry(
+                    record.id, record.version, record.subject, schema.table, offset
+                )
+
+    def _read(self, id_: int) -> TableSchema | None:
+        """A schema that is not in memory any more."""
+        place = self._places.get(id_)
+        text = None if place is None else self._records.find(id_, place[0])
+        schema = None if text is None else _schema_of(text)
+        if schema is not None:
+            self._keep(id_, schema)
+        return schema
+
+    def _keep(self, id_: int, schema: TableSchema) -> None:
+        self._cached[id_] = schema
+        self._cached.move_to_end(id_)
+        while len(self._cached) > self._cached_max:
+            self._cached.popitem(last=False)
+
+
+def event_schema_id(value: bytes) -> int | None:
+    """The id that an event begins with; None if it names no schema."""
+    found = _EVENT_ID.match(value)
+    return int(found[1]) if found else None
+
+
+def subject_of(topic: str, record_name: str | None = None) -> str:
+    """The subject of a topic's values; with a name, of one of the tables that share the topic."""
+    if record_name is None:
+        return f"{topic}{_VALUE}"
+    return f"{topic}-{quote(record_name, safe='').replace('-', '%2D')}{_ENVELOPE}"
+
+
+def topic_of_subject(subject: str) -> str | None:
+    """The topic whose values a subject is about; None if it is about something else."""
+    if subject.endswith(_VALUE):
+        return subject.removesuffix(_VALUE)
+    if subject.endswith(_ENVELOPE):
+        return subject.rpartition("-")[0] or None
+    return None
+
+
+def _schema_of(text: str) -> TableSchema | None:
+    """None for a JSON schema that somebody else has put there."""
+    try:
+        return TableSchema.from_json_schema(orjson.loads(text))
+    except (ValueError, SchemaError):
+        return None
 
 
 def _optional(schema: Mapping[str, Any], index: int | None = None) -> dict[str, Any]:

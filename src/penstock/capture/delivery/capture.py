@@ -53,11 +53,12 @@ from penstock.capture.delivery.metering import (
     Meter,
 )
 from penstock.capture.delivery.reading import Interrupted, read_snapshot, weight_of
+from penstock.capture.delivery.schemas import SchemaTopic
 from penstock.capture.delivery.state import DONE, State
 from penstock.capture.delivery.writing import Log, MakeWriter, make_writer
 from penstock.capture.events.changes import Events
-from penstock.capture.events.registry import SCHEMAS_TOPIC, SchemaRegistry
 from penstock.capture.events.settings import AVRO
+from penstock.capture.events.table_schemas import SchemaVersion
 from penstock.capture.source import (
     CaptureError,
     DatabaseBusyError,
@@ -68,7 +69,7 @@ from penstock.capture.source import (
 )
 from penstock.client.connection import Cluster
 from penstock.client.errors import OutcomeUnknownError
-from penstock.client.reading import last_values
+from penstock.client.table_schemas import SCHEMAS_TOPIC, PublishedSchemas
 from penstock.errors import PenstockError
 
 _LOGGER = logging.getLogger(__name__)
@@ -235,6 +236,8 @@ class Capture:
             emptying = self._emptying(log)
             events = self._events(log, source, emptying)
             stack.callback(events.close)
+            tables = source.tables()
+            events.introduce(tables)
             deliverer = self._deliverer = Deliverer(
                 config,
                 log,
@@ -244,7 +247,7 @@ class Capture:
                 ask=source.ask,
                 listener=listener,
                 tell=self._tell_now_and_then,
-                known_tables=source.tables(),
+                known_tables=tables,
                 emptying=emptying,
             )
             self._prepare(deliverer, source)
@@ -277,18 +280,34 @@ class Capture:
 
     def _events(self, log: Log, source: Source, emptying: Emptying) -> Events:
         settings = self.config.events
-        registry = SchemaRegistry()
-        if settings.format == AVRO:
-            log.topics.ensure(SCHEMAS_TOPIC, compacted=True)
-            registry = SchemaRegistry(last_values(log.cluster, SCHEMAS_TOPIC))
+        topic: SchemaTopic | None = None
+        if settings.format == AVRO or settings.publish_schemas:
+            topic = SchemaTopic(
+                log.cluster, lambda: log.topics.ensure(SCHEMAS_TOPIC, compacted=True)
+            )
         return Events(
             settings,
             source.kind,
             partitions=log.topics.partitions,
-            registry=registry,
+            registry=None if topic is None else topic.registry,
             read=log.read,
             folder=self.config.state_dir,
             emptier=emptying,
+            publish=None if topic is None else topic.publish,
+            schema=PublishedSchemas(log.cluster).by_id,
+            altered=self._tell_altered,
+        )
+
+    def _tell_altered(self, table: SchemaVersion) -> None:
+        _LOGGER.info(
+            "capture %s: table %s has changed: %s; its events in %s have schema version %d (id %d) "
+            "from here on",
+            self.config.name,
+            table.table,
+            table.changes,
+            table.topic,
+            table.version,
+            table.id,
         )
 
     def _wait_paused(self, log: Log, listener: Listener, state: State) -> str:
@@ -406,8 +425,8 @@ class Capture:
         try:
             self._database = asdict(source.status())
             if self.config.snapshot.new_tables:
-                names = [table.full_name for table in source.tables()]
-                handover.put(TablesThere(names), sum(map(len, names)))
+                tables = source.tables()
+                handover.put(TablesThere(tables), sum(len(item.columns) for item in tables) * 100)
         except PenstockError as error:
             _LOGGER.info("capture %s: %s", self.config.name, error)
 

@@ -418,10 +418,9 @@ class AvroEncoder:
             return b"[" + UNAVAILABLE + b"]"
         return NULL
 
-    def row_of_key(self, key: bytes) -> bytes | None:
-        return None
-
-    def row_of_event(self, value: bytes) -> bytes | None:
+    def gone(
+        self, key: bytes, event: bytes, source: Fragment, orders: Callable[[], Order] | None
+    ) -> bytes | None:
         return None
 
     def truncate(self, source: Fragment, order: Order | None, *, is_expanded: bool) -> bytes:

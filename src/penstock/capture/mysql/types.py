@@ -51,7 +51,6 @@ class Native:
     compressed: bool = False
     charset: str = ""
     values: tuple[str, ...] = ()
-    spelled: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +97,15 @@ _PLAIN: Final = {
 }
 
 
+# Kinds that have another name for people: the binlog does not tell a VARCHAR from a TEXT.
+_WORDS: Final = {
+    STRING: "text",
+    OLD_TIME: TIME,
+    OLD_DATETIME: DATETIME,
+    OLD_TIMESTAMP: TIMESTAMP,
+}
+
+
 def is_precise_bigint(native: Native, modes: Modes) -> bool:
     return native.kind == LONGLONG and native.unsigned and modes.unsigned_bigint == "precise"
 
@@ -129,14 +137,13 @@ def column_type(native: Native, modes: Modes) -> ValueType:
 
 
 def column(native: Native, modes: Modes) -> TableColumn:
-    return TableColumn(
-        native.name, column_type(native, modes), native.optional, native.spelled or spelled(native)
-    )
+    # The same words wherever the description comes from: they are part of the published schema.
+    return TableColumn(native.name, column_type(native, modes), native.optional, spelled(native))
 
 
 def spelled(native: Native) -> str:
-    """The type in words, where only the binlog told it."""
-    kind = native.kind
+    """The type in words, as far as the binlog tells it, too."""
+    kind = _WORDS.get(native.kind, native.kind)
     shape = ""
     if kind == DECIMAL:
         shape = f"({native.size},{native.scale})"
@@ -144,7 +151,8 @@ def spelled(native: Native) -> str:
         shape = f"({native.size})"
     elif kind in (TIME, DATETIME, TIMESTAMP) and native.scale:
         shape = f"({native.scale})"
-    return f"{kind}{shape}{' unsigned' if native.unsigned else ''}"
+    is_unsigned = native.unsigned and (kind in INTEGERS or kind == DECIMAL)
+    return f"{kind}{shape}{' unsigned' if is_unsigned else ''}"
 
 
 # -- from information_schema -----------------------------------------------------------------------
@@ -183,7 +191,6 @@ def described(what: Described, table: str) -> Native:
     common: dict[str, Any] = {
         "name": what.name,
         "optional": what.nullable,
-        "spelled": what.column_type,
         "compressed": "compressed" in shape,
     }
     if kind in _SAME:
