@@ -181,17 +181,8 @@ def stream(
                 advice='Name the field that it is in, as in time="at".',
             )
     else:
-        if reading.format in {"raw", "text"}:
-            raise DeclarationError(
-                f"stream {topic!r}: an event time needs columns",
-                advice='Give a schema, as in json="user string, at timestamp".',
-            )
         late_topic = _aside(topic, late, LATE_SUFFIX)
-        lateness_us = microseconds(lateness, f"stream {topic!r}: lateness")
-        if idle is not None:
-            idle_us = microseconds(idle, f"stream {topic!r}: idle")
-            if idle_us < LEAST_IDLE_US:
-                raise DeclarationError(f"stream {topic!r}: idle must be at least 1 second")
+        lateness_us, idle_us = _time_bounds(topic, reading, lateness, idle)
     return Stream(
         topic,
         reading,
@@ -205,6 +196,22 @@ def stream(
         caller(),
         letters if is_open else None,
     )
+
+
+def _time_bounds(
+    topic: str, reading: Reading, lateness: str, idle: str | None
+) -> tuple[int, int | None]:
+    """How late a record may be, and after how long without one there is a heartbeat."""
+    if reading.format in {"raw", "text"}:
+        raise DeclarationError(
+            f"stream {topic!r}: an event time needs columns",
+            advice='Give a schema, as in json="user string, at timestamp".',
+        )
+    lateness_us = microseconds(lateness, f"stream {topic!r}: lateness")
+    idle_us = None if idle is None else microseconds(idle, f"stream {topic!r}: idle")
+    if idle_us is not None and idle_us < LEAST_IDLE_US:
+        raise DeclarationError(f"stream {topic!r}: idle must be at least 1 second")
+    return lateness_us, idle_us
 
 
 def _aside(topic: str, given: str | None, suffix: str) -> str | None:

@@ -257,7 +257,8 @@ class Parser:
     @cached_property
     def _newest(self) -> Told:
         """The schema of what names none: a tombstone has but its key."""
-        return next((id_ for id_ in reversed(self.schemas) if self.schemas[id_] is not None), None)
+        known = [id_ for id_, schema in self.schemas.items() if schema is not None]
+        return known[-1] if known else None
 
     @cached_property
     def _blocks(self) -> dict[bytes, TableSchema | None]:
@@ -450,15 +451,15 @@ class Parser:
 def told_by(block: Mapping[str, Any]) -> dict[str, Column]:
     """The columns that a record's schema block tells; none if it is not what Connect writes."""
     try:
-        return {
-            column.name: column for column in captured.columns_of(connect_blocks.columns_of(block))
-        }
-    except SchemaError:
-        pass
-    try:
-        return {column.name: column for column in from_block(block)}
+        plain = {column.name: column for column in from_block(block)}
     except (AttributeError, KeyError, TypeError, ValueError):
         return {}
+    try:
+        exact = captured.columns_of(connect_blocks.columns_of(block))
+    except SchemaError:
+        return plain
+    # How values stand in records that have no such block.
+    return {each.name: replace(each, how=plain[each.name].how) for each in exact}
 
 
 def _groups(rows_by: Sequence[Told]) -> dict[Told, list[int] | None]:

@@ -25,6 +25,7 @@ _PREFIX: Final = "_penstock_"
 _PIECE_ROWS: Final = 20_000
 UPSERTS, DELETES, LETTERS, NEW, COUNT = "upserts", "deletes", "bad", "new", "count"
 BY_ROW: Final = "by row"
+UNKNOWN: Final = "unknown schemas"
 _HOW: Final = b"how"
 
 
