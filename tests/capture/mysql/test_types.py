@@ -288,9 +288,8 @@ def test_every_type_is_as_the_database_renders_it(
         assert {table.name for table in snapshot.tables} == set(named)
         for table in snapshot.tables:
             known = streamed[table.name]
-            assert [(c.name, c.type, c.optional) for c in table.columns] == [
-                (c.name, c.type, c.optional) for c in known.columns
-            ]
+            # All of it is in the published schema, which must not depend on who tells it.
+            assert (table.columns, table.key) == (known.columns, known.key)
             rows = [row for some in snapshot.rows(table) for row in some]
             assert len(rows) == len(oracles[table.name])
             for values in rows:

@@ -189,8 +189,18 @@ def test_every_type(postgres_of: Callable[[str], PostgresServer], release: str) 
                     ours = judge(orjson.loads(fragment))
                     assert ours == expected[place], (kind, literals_[place], fragment)
             column = table.columns[number + 1]
+            assert column.native == _format_type(sql, f"v{number}"), kind
             assert column.type.name == name, kind
             assert (column.type.semantic or "").rpartition(".")[2] == (semantic or ""), kind
+
+
+def _format_type(sql: Connection, column: str) -> str:
+    """The server's own words for the type of a column of t."""
+    (found,) = sql.execute(
+        "SELECT format_type(atttypid, atttypmod) FROM pg_attribute"
+        " WHERE attrelid = 't'::regclass AND attname = %s", (column,),
+    )  # fmt: skip
+    return str(found[0])
 
 
 def test_floats_keep_every_bit(database: str, sql: Connection) -> None:

@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
+from typing import Any
 
 from penstock.capture.delivery import commands
 from penstock.capture.delivery.commands import PAUSE, STOP, Commands
@@ -51,6 +52,7 @@ from penstock.capture.delivery.metering import (
     STREAMING,
     CaptureStatus,
     Meter,
+    TableStatus,
 )
 from penstock.capture.delivery.reading import Interrupted, read_snapshot, weight_of
 from penstock.capture.delivery.schemas import SchemaTopic
@@ -81,6 +83,9 @@ OpenCluster = Callable[[], Cluster]
 _GOOD_SESSION_S = 60.0
 # A pause is not so long that nothing is told meanwhile.
 _WORD_S = 3.0
+# The status tells the schemas of so many tables, and so much of what has changed in one.
+_TABLES_MAX = 50
+_CHANGES_MAX = 200
 # How often the database is asked how it sees us.
 _DATABASE_STATUS_S = 10.0
 
@@ -126,6 +131,7 @@ class Capture:
         self._trouble_since = 0.0
         self._state = State()
         self._deliverer: Deliverer | None = None
+        self._events_now: Events | None = None
         self._database: dict[str, object] = {}
         self._publisher: Publisher | None = None
         # A snapshot is taken although there is a position.
@@ -234,7 +240,7 @@ class Capture:
             source.setup()
             self._connected = True
             emptying = self._emptying(log)
-            events = self._events(log, source, emptying)
+            events = self._events_now = self._events(log, source, emptying)
             stack.callback(events.close)
             tables = source.tables()
             events.introduce(tables)
@@ -457,7 +463,18 @@ class Capture:
             error=str(error) if error else (problem.text if problem else ""),
             problem_ms=problem.ts_ms if problem and not error else 0,
             advice=error.advice if isinstance(error, PenstockError) else "",
+            **self._tables(),
         )
+
+    def _tables(self) -> dict[str, Any]:
+        """Which schemas the tables have, for the status; those of some tables if there are many."""
+        events = self._events_now
+        known = [] if events is None else list(events.schemas.values())
+        told = tuple(
+            TableStatus(item.table, item.topic, item.version, item.id, item.changes[:_CHANGES_MAX])
+            for item in known[-_TABLES_MAX:]
+        )
+        return {"tables": told, "table_count": len(known)}
 
     def _unfilled(self) -> int:
         return 0 if self._deliverer is None else self._deliverer.unfilled

@@ -86,7 +86,7 @@ class Events:
         self._publish = publish
         self._schema = schema
         self._altered = altered
-        # By table, what its events are written with now.
+        # By table, what its events are written with now. Another thread may look.
         self.schemas: dict[str, SchemaVersion] = {}
         # By id, those that this session has met.
         self._met: dict[int, TableSchema] = {}
@@ -221,15 +221,21 @@ class Events:
         if before is None or not only_new:
             self.registry.id_of(subject, schema.as_json_schema(), JSON_SCHEMA)
         version, id_ = self.registry.latest(subject) or (0, 0)
+        if not only_new or before is None:
+            self._meet(id_, schema)
         changes = ""
         if before is not None and before[1] != id_:
             # It may have been one of Avro, or none of ours.
             with suppress(SchemaError):
                 changes = differences(self._schema_of(before[1]), schema)
         name = shape.table.full_name
+        last = self.schemas.get(name)
+        if last is not None and last.id == id_ and not changes:
+            # Another object of the same table.
+            return id_
+        # Those that were altered last stand at the end.
+        self.schemas.pop(name, None)
         made = self.schemas[name] = SchemaVersion(name, shape.topic, version, id_, changes)
-        if not only_new or before is None:
-            self._meet(id_, schema)
         if changes:
             self._altered(made)
         return id_

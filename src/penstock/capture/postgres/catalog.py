@@ -205,7 +205,7 @@ class Catalog:
         return self._make(
             info.oid,
             (info.schema, info.name),
-            [_Wanted(c.name, c.type_oid, c.typmod, not c.not_null, c.native) for c in chosen],
+            [_Wanted(c.name, c.type_oid, c.typmod, not c.not_null) for c in chosen],
             info.key,
             info.identity,
             types,
@@ -232,9 +232,6 @@ class Catalog:
                     column.type_oid,
                     column.typmod,
                     not (sure or (same is not None and same.not_null)),
-                    same.native
-                    if same is not None and same.typmod == column.typmod
-                    else native_name(column.type_oid, types),
                 )
             )
         key = _streamed_key(message, info, before)
@@ -275,7 +272,12 @@ class Catalog:
             coding(column.type_oid, column.typmod, types, self._modes) for column in wanted
         ]
         columns = tuple(
-            TableColumn(column.name, made.type, column.optional, column.native)
+            TableColumn(
+                column.name,
+                made.type,
+                column.optional,
+                native_name(column.type_oid, column.typmod, types),
+            )
             for column, made in zip(wanted, codings, strict=True)
         )
         # The key in the order of the columns, which is what the stream tells.
@@ -292,7 +294,6 @@ class _Wanted:
     type_oid: int
     typmod: int
     optional: bool
-    native: str
 
 
 def chosen(full_name: str, include: Sequence[str], exclude: Sequence[str]) -> bool:

@@ -155,10 +155,61 @@ def coding(oid: int, typmod: int, types: Mapping[int, NativeType], modes: TypeMo
     return _STRING
 
 
-def native_name(oid: int, types: Mapping[int, NativeType]) -> str:
-    """For people, where the server's own `format_type` was not asked."""
+# What SQL calls types of pg_catalog, and what stands behind their modifier.
+_SQL_NAMES: Final[Mapping[str, tuple[str, str]]] = {
+    "bit": ("bit", ""),
+    "bool": ("boolean", ""),
+    "bpchar": ("character", ""),
+    "char": ('"char"', ""),
+    "float4": ("real", ""),
+    "float8": ("double precision", ""),
+    "int2": ("smallint", ""),
+    "int4": ("integer", ""),
+    "int8": ("bigint", ""),
+    "time": ("time", " without time zone"),
+    "timetz": ("time", " with time zone"),
+    "timestamp": ("timestamp", " without time zone"),
+    "timestamptz": ("timestamp", " with time zone"),
+    "varbit": ("bit varying", ""),
+    "varchar": ("character varying", ""),
+}
+_LENGTHS: Final = frozenset(("bpchar", "varchar"))
+_DIGITS: Final = frozenset(("time", "timetz", "timestamp", "timestamptz", "bit", "varbit"))
+
+
+def native_name(oid: int, typmod: int, types: Mapping[int, NativeType]) -> str:
+    """A type in SQL, as `format_type` has it. It is made of what the stream tells, not asked for:
+    it is part of the published schema, and the catalog may be ahead of the stream."""
     native = types.get(oid)
-    return native.name if native is not None else f"oid {oid}"
+    if native is None:
+        return f"oid {oid}"
+    if native.is_array:
+        return native_name(native.of, typmod, types) + "[]"
+    if native.schema not in ("pg_catalog", "public"):
+        return f"{native.schema}.{native.name}"
+    if native.schema == "public":
+        return native.name
+    name, rest = _SQL_NAMES.get(native.name, (native.name, ""))
+    return f"{name}{_modifier(native.name, typmod)}{rest}"
+
+
+def _modifier(name: str, typmod: int) -> str:
+    if typmod < 0:
+        return ""
+    if name == "numeric":
+        precision, scale = _numeric_shape(typmod)
+        return f"({precision},{scale})"
+    if name in _LENGTHS:
+        return f"({typmod - 4})"
+    if name == "interval":
+        # Its upper half says which fields it has.
+        return "" if typmod & 0xFFFF == 0xFFFF else f"({typmod & 0xFFFF})"
+    return f"({typmod})" if name in _DIGITS else ""
+
+
+def _numeric_shape(typmod: int) -> tuple[int, int]:
+    """Precision and scale, which has eleven bits with a sign: PostgreSQL 15 knows negative ones."""
+    return (typmod - 4) >> 16 & 0xFFFF, ((typmod - 4 & 0x7FF) ^ 1024) - 1024
 
 
 def _enum(native: NativeType) -> Coding:
@@ -219,9 +270,7 @@ def _numeric(typmod: int, modes: TypeModes) -> Coding:
             convert=values.variable_decimal,
             may_be_null=True,
         )
-    precision = (typmod - 4) >> 16 & 0xFFFF
-    # Eleven bits with a sign: PostgreSQL 15 knows negative scales.
-    scale = ((typmod - 4 & 0x7FF) ^ 1024) - 1024
+    precision, scale = _numeric_shape(typmod)
     return Coding(
         ValueType(
             "bytes",
