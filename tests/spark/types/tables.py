@@ -43,7 +43,66 @@ INSERT INTO kinds VALUES (
 INSERT INTO kinds (id) VALUES (2);
 """
 
-UTC: Final = dt.UTC
+MARIADB: Final = (
+    """CREATE TABLE kinds (
+    id bigint unsigned PRIMARY KEY, price decimal(10,2), wide decimal(60,10), tiny tinyint,
+    utiny tinyint unsigned, ui int unsigned, big bigint, year_ year, day date, at datetime(6),
+    at0 datetime, atz timestamp(6) NULL, clock time(6), long_clock time, r float, d double,
+    flag bit(1), bits bit(10), mood enum('sad','happy'), tags set('a','b'), name varchar(20),
+    data varbinary(10), doc json, uid uuid)""",
+    """INSERT INTO kinds VALUES (
+    18446744073709551615, 12345678.91, 1234567890123456789.0123456789, -128, 255, 4294967295,
+    -9223372036854775808, 2026, '2026-11-17', '2026-11-17 10:11:12.345678', '2026-11-17 10:11:12',
+    '2026-11-17 10:11:12.345678', '10:11:12.345678', '23:59:59', 0.1, 0.1, b'1', b'1000000011',
+    'happy', 'a,b', 'Zoë', x'00ff10', '{"a": [1.50, null]}',
+    '0d1f4c3e-2a7b-4c5d-8e9f-001122334455')""",
+)
+IN_MARIADB: Final = {
+    "id": (pa.decimal128(20, 0), Decimal(18446744073709551615)),
+    "price": (pa.decimal128(10, 2), Decimal("12345678.91")),
+    "wide": (pa.decimal128(38, 10), Decimal("1234567890123456789.0123456789")),
+    "tiny": (pa.int16(), -128),
+    "utiny": (pa.int16(), 255),
+    "ui": (pa.int64(), 4294967295),
+    "big": (pa.int64(), -9223372036854775808),
+    "year_": (pa.int32(), 2026),
+    "day": (pa.date32(), dt.date(2026, 11, 17)),
+    "at": (pa.timestamp("us"), dt.datetime.fromisoformat("2026-11-17T10:11:12.345678")),
+    "at0": (pa.timestamp("us"), dt.datetime.fromisoformat("2026-11-17T10:11:12")),
+    "atz": (
+        pa.timestamp("us", "UTC"),
+        dt.datetime.fromisoformat("2026-11-17T10:11:12.345678+00:00"),
+    ),
+    "clock": (pa.time64("us"), dt.time(10, 11, 12, 345678)),
+    "long_clock": (pa.time64("us"), dt.time(23, 59, 59)),
+    "r": (pa.float32(), float(np.float32(0.1))),
+    "d": (pa.float64(), 0.1),
+    "flag": (pa.bool_(), True),
+    "bits": (pa.binary(), b"\x03\x02"),
+    "mood": (pa.string(), "happy"),
+    "tags": (pa.string(), "a,b"),
+    "name": (pa.string(), "Zoë"),
+    "data": (pa.binary(), b"\x00\xff\x10"),
+    # MariaDB's JSON is a text with a check.
+    "doc": (pa.string(), '{"a": [1.50, null]}'),
+    "uid": (pa.string(), "0d1f4c3e-2a7b-4c5d-8e9f-001122334455"),
+}
+SQLITE: Final = """
+CREATE TABLE kinds (id INTEGER PRIMARY KEY, n INT, price DECIMAL(10,2), r REAL, name TEXT,
+    data BLOB, day DATE, flag BOOLEAN, loose);
+INSERT INTO kinds VALUES (-9223372036854775808, 7, 12.5, 0.1, 'Zoë', x'00ff10', '2026-11-17', 1, 5);
+"""
+IN_SQLITE: Final = {
+    "id": (pa.int64(), -9223372036854775808),
+    "n": (pa.int64(), 7),
+    "price": (pa.float64(), 12.5),
+    "r": (pa.float64(), 0.1),
+    "name": (pa.string(), "Zoë"),
+    "data": (pa.binary(), b"\x00\xff\x10"),
+    "day": (pa.string(), "2026-11-17"),
+    "flag": (pa.int64(), 1),
+    "loose": (pa.string(), "5"),
+}
 
 
 def local(text: str) -> dt.datetime:

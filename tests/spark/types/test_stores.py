@@ -9,6 +9,7 @@ import datetime as dt
 import json
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,26 @@ import pytest
 import redis
 from deltalake import DeltaTable, QueryBuilder
 
+from penstock.errors import ConfigError
 from penstock.sinks.stores import open_sink
 from penstock.testing import Broker
 from penstock.testing.mariadb import MariaDB
 from penstock.testing.postgres import PostgresServer
 from penstock.testing.redis import RedisServer
-from tests.spark.types.tables import IN_STORES, JSON_COLUMNS, POSTGRES, captured, parsed, stored
+from tests.capture.delivery.running import records
+from tests.spark.types.tables import (
+    IN_MARIADB,
+    IN_SQLITE,
+    IN_STORES,
+    JSON_COLUMNS,
+    MARIADB,
+    POSTGRES,
+    SQLITE,
+    captured,
+    parsed,
+    stored,
+)
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.databases
 
@@ -162,6 +177,80 @@ def test_search(told: Told, tmp_path: Path) -> None:
     url = f"tantivy:///{tmp_path}/index"
     fill(told, url)
     assert read_back(url) == wanted()
+
+
+# ---- other databases ---------------------------------------------------------------------
+
+
+def check(what: tuple[Any, Any], expected: dict[str, tuple[Any, Any]]) -> None:
+    parser, found = what
+    assert {field.name: field.type for field in parser.schema.fields} == {
+        name: kind for name, (kind, _) in expected.items()
+    }
+    assert found.bad.to_pylist() == []
+    assert found.upserts.to_pylist() == [{name: value for name, (_, value) in expected.items()}]
+
+
+def test_a_table_of_mariadb(shared_mariadb: MariaDB) -> None:
+    name = shared_mariadb.create_database()
+    with shared_mariadb.connect(name) as sql, sql.cursor() as cursor:
+        cursor.execute("SET time_zone = '+00:00'")
+        for statement in MARIADB:
+            cursor.execute(statement)
+        sql.commit()
+    with Broker() as broker:
+        url = shared_mariadb.url(name)
+        with captured(broker.bootstrap, url, f"{name}.kinds", 1) as topic:
+            check(parsed(broker.bootstrap, topic), IN_MARIADB)
+            with shared_mariadb.connect(name) as sql, sql.cursor() as cursor:
+                # Where a clock shows more than a day.
+                cursor.execute("INSERT INTO kinds (id, long_clock) VALUES (1, '838:59:59')")
+                sql.commit()
+            eventually(lambda: len(records(broker.bootstrap, topic)) == 2)
+            _, found = parsed(broker.bootstrap, topic)
+            assert found.bad["reason"].to_pylist() == [
+                "field long_clock does not fit time64[us]: 838:59:59.000000"
+            ]
+
+
+def test_a_table_of_sqlite(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as sql:
+        sql.executescript(SQLITE)
+    url = f"sqlite:///{tmp_path}/shop.db"
+    with Broker() as broker, captured(broker.bootstrap, url, "kinds", 1) as topic:
+        check(parsed(broker.bootstrap, topic), IN_SQLITE)
+        # Any column may hold a value of any kind.
+        with closing(sqlite3.connect(tmp_path / "shop.db")) as sql:
+            sql.execute("INSERT INTO kinds (id, n) VALUES (1, 'many')")
+            sql.commit()
+        eventually(lambda: len(records(broker.bootstrap, topic)) == 2)
+        _, found = parsed(broker.bootstrap, topic)
+        assert found.bad["reason"].to_pylist() == ["field n is not int64: many"]
+        # The price in cents, as the user knows it, and what is no such.
+        fields = "id bigint, price decimal(10,2), day date, flag bigint"
+        _, typed = parsed(broker.bootstrap, topic, fields=fields, key=("id",))
+        assert typed.upserts.to_pylist()[0]["price"] == Decimal("12.50")
+        assert typed.upserts.to_pylist()[0]["day"] == dt.date(2026, 11, 17)
+
+
+def test_fields_are_compared_with_the_table(told: Told) -> None:
+    log, topic, _, _ = told
+    with pytest.raises(ConfigError, match=r"'price' is written double, .* has numeric\(10,2\)"):
+        parsed(log, topic, fields="id bigint, price double", key=("id",))
+    with pytest.raises(ConfigError, match=r"table public\.kinds has no column 'prise'"):
+        parsed(log, topic, fields="id bigint, prise decimal(10,2)", key=("id",))
+    fields = "id bigint, price decimal(8,1), free string, day string, clock string, amounts json"
+    _, found = parsed(log, topic, fields=fields, key=("id",))
+    assert found.bad["reason"].to_pylist() == [
+        "field price does not fit decimal128(8, 1): 12345678.91"
+    ]
+    fields = "id bigint, price decimal(14,4), free string, day string, clock string, amounts json"
+    _, found = parsed(log, topic, fields=fields, key=("id",))
+    assert found.upserts.to_pylist()[0] == {
+        "id": 9007199254740993, "price": Decimal("12345678.9100"),
+        "free": "0.000000000000000001", "day": "2026-11-17", "clock": "10:11:12.345678",
+        "amounts": "[1.10,-2.25]",
+    }  # fmt: skip
 
 
 # Rows as JSON, as the cache, the search indexes and webhooks have them.

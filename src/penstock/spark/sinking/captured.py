@@ -50,10 +50,12 @@ def merged(stored: Schema, schema: TableSchema, store: str) -> list[Column]:
             kept = field if new is None or is_json(field) else wider(
                 field, new, store, is_key=field.name in stored.key
             )  # fmt: skip
-        except SchemaChangedError as error:
+        except SchemaChangedError:
+            assert new is not None
             native = next(each.native for each in schema.columns if each.name == field.name)
             raise SchemaChangedError(
-                f"{error}, which {native or 'it'} is in table {schema.table}"
+                f"{store}: column {field.name!r} of table {schema.table} is {native or new.type}; "
+                f"the store has it as {field.type}, which cannot become {new.type}"
             ) from None
         fields.append(kept)
     return [Column(field) for field in (*fields, *own.values())]
