@@ -7,9 +7,9 @@ from typing import Final
 from penstock.capture.delivery.config import TopicSettings
 from penstock.capture.delivery.signals import SIGNALS_TOPIC
 from penstock.capture.delivery.state import CAPTURE_TOPIC, state_topic
-from penstock.capture.events.registry import SCHEMAS_TOPIC
 from penstock.client.connection import Cluster
 from penstock.client.metadata import Metadata
+from penstock.client.table_schemas import SCHEMAS_TOPIC
 from penstock.client.topics import create
 
 _WEEK_MS: Final = 7 * 24 * 3_600_000
@@ -35,7 +35,8 @@ class Topics:
         config = {"max.message.bytes": str(_MESSAGE_MAX_BYTES), **self._settings.config}
         partitions = self._settings.partitions
         if topic in _ONE_PARTITION:
-            config, partitions = {}, 1
+            # A table with very many columns, or labels of an enum, has a long schema.
+            config, partitions = {"max.message.bytes": str(_MESSAGE_MAX_BYTES)}, 1
         if compacted:
             config |= _COMPACT
         self._create(topic, partitions, config)

@@ -34,7 +34,8 @@ from penstock.spark.places import caller, place
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-Format = Literal["raw", "text", "json", "avro", "debezium", "changelog"]
+# "published" is "debezium" with the schema that a capture has published, or "raw" where none has.
+Format = Literal["raw", "text", "json", "avro", "debezium", "changelog", "published"]
 Mode = Literal["append", "update", "complete"]
 Body = Callable[..., Any]
 
@@ -62,6 +63,8 @@ class Reading:
     format: Format = "raw"
     # A schema for JSON as Spark writes it, or an Avro schema as JSON.
     schema: str = ""
+    # Of change events what is published of their tables: see `reading.decoding.Typing`.
+    published: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
 
     def describe(self) -> str:
         return f"{self.format} {self.schema}".strip()
@@ -85,10 +88,12 @@ class Stream:
     idle_us: int | None = None
     # The file and line that declare it.
     where: str = field(default="", compare=False)
+    # The topic for dead letters, if the columns turn out to be published.
+    letters_if_typed: str | None = None
 
     @property
     def is_typed(self) -> bool:
-        return self.reading.format not in {"raw", "text"}
+        return self.reading.format not in {"raw", "text", "published"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +119,7 @@ def stream(
     debezium: str | None = None,
     changelog: str | None = None,
     text: bool = False,
+    raw: bool = False,
     start: str = "earliest",
     dead_letters: str | None = "",
     time: str | None = None,
@@ -128,12 +134,14 @@ def stream(
     value becomes columns, beside `_key`, `_topic`, `_partition`, `_offset` and `_timestamp`;
     records that do not fit go to the topic `dead_letters`, which is TOPIC.dead unless said
     otherwise, with their position and the reason. `None` stops the flow at the first of them.
-    With `text` the key and the value are strings. With none of these the columns are those of
-    Spark's own Kafka source.
+    With `text` the key and the value are strings.
 
-    With `debezium` (the schema of a row) the values are change events as capture writes them: the
-    columns are `_before` and `_after`, structs of that schema, `_op`, and `_changed`, when it was
-    changed in the database, beside those that say where the record stood. Tombstones are left out.
+    With none of these a captured table has the columns and types that it has in its database, as
+    capture has published them: `_before` and `_after`, structs of a row, `_op`, and `_changed`,
+    when it was changed in the database, beside those that say where the record stood. Tombstones
+    are left out. Of any other topic the columns are those of Spark's own Kafka source; `raw` asks
+    for these of a captured table, too. `debezium` (the schema of a row) is for the columns of a
+    table that you choose, with types that can hold them, and for change events of other origin.
     `changelog` is the same for topics that hold the row itself as JSON and a null for its deletion:
     `_before` is always null, `_op` is "u" or "d".
 
@@ -159,11 +167,12 @@ def stream(
             f"stream {topic!r}: start={start!r} is not known", advice=f"Use {' or '.join(_START)}."
         )
     reading = _reading(
-        topic, json=json, avro=avro, debezium=debezium, changelog=changelog, text=text
+        topic, json=json, avro=avro, debezium=debezium, changelog=changelog, text=text, raw=raw
     )
     letters = None
     if reading.format not in {"raw", "text"}:
         letters = _aside(topic, dead_letters, DEAD_SUFFIX)
+    is_open = reading.format == "published"
     late_topic, lateness_us, idle_us = None, 0, None
     if time is None:
         if idle is not None or late or lateness != "0 seconds":
@@ -172,29 +181,37 @@ def stream(
                 advice='Name the field that it is in, as in time="at".',
             )
     else:
-        if reading.format in {"raw", "text"}:
-            raise DeclarationError(
-                f"stream {topic!r}: an event time needs columns",
-                advice='Give a schema, as in json="user string, at timestamp".',
-            )
         late_topic = _aside(topic, late, LATE_SUFFIX)
-        lateness_us = microseconds(lateness, f"stream {topic!r}: lateness")
-        if idle is not None:
-            idle_us = microseconds(idle, f"stream {topic!r}: idle")
-            if idle_us < LEAST_IDLE_US:
-                raise DeclarationError(f"stream {topic!r}: idle must be at least 1 second")
+        lateness_us, idle_us = _time_bounds(topic, reading, lateness, idle)
     return Stream(
         topic,
         reading,
         start,
-        letters,
+        None if is_open else letters,
         dict(options or {}),
         time,
         lateness_us,
         late_topic,
         idle_us,
         caller(),
+        letters if is_open else None,
     )
+
+
+def _time_bounds(
+    topic: str, reading: Reading, lateness: str, idle: str | None
+) -> tuple[int, int | None]:
+    """How late a record may be, and after how long without one there is a heartbeat."""
+    if reading.format in {"raw", "text"}:
+        raise DeclarationError(
+            f"stream {topic!r}: an event time needs columns",
+            advice='Give a schema, as in json="user string, at timestamp".',
+        )
+    lateness_us = microseconds(lateness, f"stream {topic!r}: lateness")
+    idle_us = None if idle is None else microseconds(idle, f"stream {topic!r}: idle")
+    if idle_us is not None and idle_us < LEAST_IDLE_US:
+        raise DeclarationError(f"stream {topic!r}: idle must be at least 1 second")
+    return lateness_us, idle_us
 
 
 def _aside(topic: str, given: str | None, suffix: str) -> str | None:
@@ -218,8 +235,9 @@ def table(
 ) -> Table:
     """A changelog topic, as the last record of each key.
 
-    `json` or `avro` is the schema of the values. `debezium` is the schema of a row in change
-    events as capture writes them, of which a deletion counts as a tombstone. With `key` the
+    `json` or `avro` is the schema of the values. Without one a captured table has the columns that
+    capture has published; `debezium` is the schema of a row in change events, of which a deletion
+    counts as a tombstone. With `key` the
     record's key, as text, is a column of this name; with `debezium` a key of one column is the
     value of that column, one of several is JSON. See the module for what a table means in a flow
     that goes on for ever.
@@ -232,19 +250,21 @@ def table(
     if debezium is not None:
         reading = Reading("debezium", debezium)
     else:
-        reading = _reading(topic, json=json, avro=avro, text=False)
+        reading = _reading(topic, json=json, avro=avro)
     return Table(topic, reading, key, max_rows, dict(options or {}), caller())
 
 
-def _reading(topic: str, *, text: bool, **schemas: str | None) -> Reading:
+def _reading(
+    topic: str, *, text: bool = False, raw: bool = False, **schemas: str | None
+) -> Reading:
     given = [(name, schema) for name, schema in schemas.items() if schema]
-    names = [name for name, _ in given] + (["text"] if text else [])
+    names = [name for name, _ in given] + (["text"] if text else []) + (["raw"] if raw else [])
     if len(names) > 1:
         raise DeclarationError(f"{topic!r}: give {' or '.join(names)}, not both")
     if given:
         [(name, schema)] = given
         return Reading(cast(Format, name), schema)
-    return Reading("text" if text else "raw")
+    return Reading("text" if text else "raw" if raw else "published")
 
 
 def _check_topic(name: str) -> None:
