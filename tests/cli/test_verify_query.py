@@ -150,8 +150,7 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str) -> Iterator[S
         f'[sinks.revenue]\ntopic = "{name}.revenue"\nurl = "sqlite:///revenue.db"\n'
         'key = "country"\nfields = "country string, orders bigint, price decimal(20,2)"\n'
         'format = "json"\n'
-        f'[sinks.orders]\ntopic = "{name}.orders"\nurl = "sqlite:///orders.db"\nkey = "id"\n'
-        'fields = "id bigint, country string, price string, paid boolean"\n'
+        f'[sinks.orders]\ntopic = "{name}.orders"\nurl = "sqlite:///orders.db"\n'
     )
     with Cluster(at) as cluster:
         create(cluster, f"{name}.revenue", partitions=2, config={"cleanup.policy": "compact"})

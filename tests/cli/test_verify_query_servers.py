@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from decimal import Decimal
 from pathlib import Path
 from uuid import uuid4
 
 import psycopg
+import pyarrow as pa
 import pytest
 
 from penstock.cli.project import load
+from penstock.cli.sinks_file import named
 from penstock.cli.verifying import Report, verify
+from penstock.cli.verifying.origins import log_ends
+from penstock.client.connection import Cluster
+from penstock.sinks import Position, Schema
 from penstock.testing.mariadb import MariaDB
 from penstock.testing.postgres import PostgresServer
+from penstock.testing.sinks import changes, never
 from tests.cli.runner import run
 from tests.cli.test_verify import Feeder, running
 
@@ -101,7 +109,7 @@ def server(
 
 def _write(name: str, url: str, topic: str) -> None:
     Path("penstock.toml").write_text(
-        f'[capture.{name}]\nurl = "{url}"\nschemas = true\n'
+        f'[capture.{name}]\nurl = "{url}"\n'
         f'[sinks.store]\ntopic = "{topic}"\nurl = "sqlite:///store.db"\n'
     )
 
@@ -151,3 +159,56 @@ def test_what_the_server_says_is_shown(server: Server) -> None:
         assert "does not take the query" in ran.err
         assert "Traceback" not in ran.err
     assert server.verify("SELECT id FROM orders").rows == 3
+
+
+def test_a_store_from_before_types_were_known(server: Server) -> None:
+    """Its texts are read as the numbers that the table has."""
+    spec = named(load(), "store")
+    schema = Schema.of(
+        [pa.field("id", pa.int64()), pa.field("amount", pa.string()), pa.field("day", pa.int64())],
+        "id",
+    )
+    rows = [
+        {"id": 1, "amount": "bw==", "day": 20774},
+        {"id": 2, "amount": "-0.5", "day": 0},
+        {"id": 3, "amount": None, "day": None},
+    ]
+    with Cluster(server.at) as cluster, spec.sink() as store:
+        store.open(schema)
+        made = changes(schema, rows, [], since=0, until=1)
+        made = replace(made, position=log_ends(cluster, spec.topic), since=Position())
+        store.apply(made, never)
+    table = spec.topic.partition(".")[2]
+    report = verify(load(), f"{server.name}.{table}", "store", timeout_s=60, bootstrap=server.at)
+    found = {each.key["id"]: dict(each.columns) for each in report.differences}
+    day = dt.date(2026, 11, 17), 20774
+    assert found[1]["amount"] == (Decimal("111.00"), "bw==")
+    assert found[1]["day"] == day
+    # The number is right, and a whole number is no date.
+    assert "amount" not in found[2]
+    assert found[2]["day"] == (dt.date(1970, 1, 1), 0)
+    assert 3 not in found or not {"amount", "day"} & found[3].keys()
+    # The same against a query.
+    report = server.verify("SELECT id, amount, day FROM orders")
+    assert {int(each.key["id"]): sorted(each.columns) for each in report.differences} == {
+        1: ["amount", "day"], 2: ["day"],
+    }  # fmt: skip
+    assert server.verify("SELECT id, amount FROM orders").count == 1
+
+
+def test_a_table_that_is_altered_while_it_is_compared(server: Server) -> None:
+    table = named(load(), "store").topic.partition(".")[2]
+    with Feeder("store", server.at):
+        for each in (
+            "ALTER TABLE orders ADD COLUMN extra decimal(10,3)",
+            "UPDATE orders SET extra = 1.125 WHERE id = 1",
+            "ALTER TABLE orders ALTER COLUMN amount TYPE numeric(20,4)"
+            if server.kind == "postgres" else "ALTER TABLE orders MODIFY amount decimal(20,4)",
+            "INSERT INTO orders (id, amount, extra) VALUES (4, 1234567890.1234, -0.001)",
+        ):  # fmt: skip
+            server.execute(each)
+            report = verify(load(), f"{server.name}.{table}", "store", timeout_s=60,
+                            bootstrap=server.at)  # fmt: skip
+            assert report.equal, report.differences
+        report = server.verify("SELECT id, amount, extra FROM orders")
+        assert (report.equal, report.rows) == (True, 4), report.differences

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from itertools import repeat
 from typing import Any, Final
@@ -41,12 +41,12 @@ from penstock.cli.verifying.values import (
 )
 from penstock.client.connection import Cluster
 from penstock.sinks.contract import Position, Sink
-from penstock.sinks.errors import NotReachedError
+from penstock.sinks.errors import NotReachedError, SchemaChangedError
 from penstock.sinks.fields import Column
 from penstock.sinks.schema import Schema, is_json
 from penstock.sinks.spec import SinkSpec
 from penstock.spark.sinking.learning import parser_of
-from penstock.spark.sinking.parsing import Parser
+from penstock.spark.sinking.parsing import Parsed, Parser
 
 # Two numbers of eight bytes for each row of both sides; larger tables are compared in shares.
 SHARE_ROWS: Final = 20_000_000
@@ -69,11 +69,12 @@ def not_there(target: str) -> VerifyError:
 
 
 class _GrownError(Exception):
-    """Rows have columns that the parser does not know yet."""
+    """Records have columns, or name schemas, that the parser does not know yet."""
 
-    def __init__(self, new: Mapping[str, Column]) -> None:
-        super().__init__(str(list(new)))
+    def __init__(self, new: Mapping[str, Column], schemas: Collection[int]) -> None:
+        super().__init__(str([*new, *schemas]))
         self.new = dict(new)
+        self.schemas = frozenset(schemas)
 
 
 class Comparison:
@@ -97,6 +98,7 @@ class Comparison:
         self._told = _Telling(on_progress)
         self._lapsing = Lapsing(cluster, origin.topic, store)
         self._names: dict[int, str] = {}
+        self._new: dict[str, Column] = {}
         self._parser, self._form = self._make_parser()
         self._rows = self._stored_rows = 0
         self._round = 0
@@ -112,7 +114,7 @@ class Comparison:
             self._share += 1
             certain.append(self._settled())
         found = np.concatenate(certain)
-        shown = self._explained(found, max_shown) if len(found) else []
+        shown = self._shown(found, max_shown) if len(found) else []
         # What has become equal while it was looked at is not a difference any more.
         count = len(shown) if len(found) <= max_shown else len(found)
         set_aside, reasons = self._origin.set_aside()
@@ -143,7 +145,7 @@ class Comparison:
                 f"{self._store.target} was filled from {', '.join(sorted(topics))}, not from "
                 f"{self._origin.topic}"
             )
-        parser = parser_of(self._spec, self._cluster, self._origin.topic, stored)
+        parser = _parser_of(self._spec, self._cluster, self._origin.topic, stored)
         known = {each.name for each in parser.columns}
         columns = [*parser.columns, *(
             column for name, column in (new or {}).items() if name not in known
@@ -160,6 +162,21 @@ class Comparison:
                 meanings[column.name] = meaning
         parser = replace(parser, columns=tuple(columns))
         return parser, Form(parser.schema, meanings)
+
+    def _grow(self, grown: _GrownError) -> None:
+        """Know what records have shown."""
+        self._new.update(grown.new)
+        self._parser, self._form = self._make_parser(self._new)
+        lost = dict.fromkeys(grown.schemas - self._parser.schemas.keys())
+        # What nobody knows cannot be read.
+        self._parser = replace(self._parser, schemas={**self._parser.schemas, **lost})
+
+    def _parsed(self, records: pa.Table, *, each: bool = False) -> Parsed:
+        """Records of the log: the last of each key, or each of them."""
+        parsed = (replace(self._parser, by_row=True) if each else self._parser).parse(records)
+        if parsed.unknown:
+            raise _GrownError({}, parsed.unknown)
+        return parsed
 
     @property
     def _compared(self) -> Form:
@@ -191,7 +208,7 @@ class Comparison:
             try:
                 unlike, changed, sink = self._compare(wanted)
             except _GrownError as grown:
-                self._parser, self._form = self._make_parser(grown.new)
+                self._grow(grown)
                 self._check_time()
                 continue
             moved = np.isin(unlike, changed)
@@ -201,7 +218,10 @@ class Comparison:
                 # What is there twice is wrong whatever the log says.
                 twice = np.array([len(sink.row(int(key))) > 1 for key in wanted])
                 certain.append(wanted[twice])
-                wanted = self._out_of_step(wanted[~twice], sink)
+                try:
+                    wanted = self._out_of_step(wanted[~twice], sink)
+                except _GrownError as grown:
+                    self._grow(grown)
             if not len(wanted):
                 return np.sort(np.concatenate(certain))
             self._check_time(f"{len(wanted)} keys differ and change all the time")
@@ -222,11 +242,16 @@ class Comparison:
         written: dict[int, set[int | None]] = {}
         while True:
             self._round += 1
-            unlike, changed, sink = self._compare(wanted)
+            try:
+                unlike, changed, sink = self._compare(wanted)
+                self._note_written(written, unlike[np.isin(unlike, changed)])
+            except _GrownError as grown:
+                self._grow(grown)
+                self._check_time()
+                continue
             if not len(unlike) or origin.is_quiet():
                 return np.sort(np.concatenate([*certain, unlike]))
             moved = np.isin(unlike, changed)
-            self._note_written(written, unlike[moved])
             sure, left, seen = [], [], []
             for key, has_moved in zip(map(int, unlike), moved, strict=True):
                 stored = sink.row(key)
@@ -241,7 +266,11 @@ class Comparison:
                 else:
                     left.append(key)
                 known.add(next(iter(stored), None))
-            left += map(int, self._out_of_step(np.array(seen, np.uint64), sink))
+            try:
+                left += map(int, self._out_of_step(np.array(seen, np.uint64), sink))
+            except _GrownError as grown:
+                self._grow(grown)
+                left += seen
             certain.append(np.array(sure, np.uint64))
             wanted = np.array(left, np.uint64)
             if not len(wanted):
@@ -255,10 +284,8 @@ class Comparison:
     def _note_written(self, written: dict[int, set[int | None]], keys: Numbers) -> None:
         """What was written of keys since the last look began."""
         chosen = set(map(int, keys))
-        # Of each record, and not of the last of each key.
-        parser = replace(self._parser, by_row=True)
         for records in records_since(self._cluster, self._origin.topic, self._since):
-            parsed = parser.parse(records)
+            parsed = self._parsed(records, each=True)
             rows = map(int, self._sums(parsed.upserts))
             for key, row in zip(map(int, self._keys(parsed.upserts)), rows, strict=True):
                 if key in chosen:
@@ -343,8 +370,8 @@ class Comparison:
         """The source's rows as they are and as they are compared, and the keys that are gone."""
         self._told.begin("source", self._round, self._origin.estimate())
         for parsed in self._origin.rows(self._parser):
-            if parsed.new:
-                raise _GrownError(parsed.new)
+            if parsed.new or parsed.unknown:
+                raise _GrownError(parsed.new, parsed.unknown)
             self._told.add(parsed.upserts.num_rows + parsed.deletes.num_rows)
             self._check_time()
             if self._origin.has_forms:
@@ -389,7 +416,7 @@ class Comparison:
         self._told.begin("changes", self._round, None)
         found = []
         for records in records_since(self._cluster, self._origin.topic, self._since):
-            parsed = self._parser.parse(records)
+            parsed = self._parsed(records)
             found += [self._keys(parsed.upserts), self._keys(parsed.deletes)]
             self._told.add(records.num_rows)
         return np.unique(np.concatenate(found)) if found else np.zeros(0, np.uint64)
@@ -424,7 +451,7 @@ class Comparison:
 
     def _versions(self, records: pa.Table) -> Iterator[tuple[int, int | None]]:
         """The last row of each key in these records; None if it was deleted."""
-        parsed = self._parser.parse(records)
+        parsed = self._parsed(records)
         found = [
             *zip(
                 parsed.upserted_at["offset"].to_pylist(),
@@ -443,6 +470,14 @@ class Comparison:
             yield key, row
 
     # ---- what differs --------------------------------------------------------------------
+
+    def _shown(self, keys: Numbers, limit: int) -> list[Difference]:
+        while True:
+            try:
+                return self._explained(keys, limit)
+            except _GrownError as grown:
+                self._grow(grown)
+                self._check_time()
 
     def _explained(self, keys: Numbers, limit: int) -> list[Difference]:
         """What differs in the first of these keys, as it is now."""
@@ -525,6 +560,19 @@ class Comparison:
                 f"{self._timeout_s:.0f} s{': ' + what if what else ''}",
                 advice="Give it more time with --timeout.",
             )
+
+
+def _parser_of(spec: SinkSpec, cluster: Cluster, topic: str, stored: Schema) -> Parser:
+    """What reads a topic as the source means it, with all columns of the store."""
+    try:
+        return parser_of(spec, cluster, topic, stored)
+    except SchemaChangedError:
+        # The store has other types than the table, from before they were known, for example: it
+        # cannot be fed further, but its values can be read as the table's.
+        parser = parser_of(replace(spec, key=stored.key), cluster, topic, None)
+    known = {each.name for each in parser.columns}
+    more = [Column(field) for field in stored.fields if field.name not in known]
+    return replace(parser, columns=(*parser.columns, *more))
 
 
 class _Telling:

@@ -18,6 +18,8 @@ from penstock.capture.events.batch import Batch
 from penstock.capture.events.changes import Events
 from penstock.capture.events.composer import Composer
 from penstock.capture.events.settings import AVRO, MARK
+from penstock.capture.events.shape import shape_of
+from penstock.capture.events.table_schemas import table_schema
 from penstock.capture.source import Position as DatabasePosition
 from penstock.capture.source import Row, Snapshot, Source, Table
 from penstock.capture.sources import open_source
@@ -163,7 +165,8 @@ class TableOrigin(Origin):
             self.table = chosen_table(config, self._source.tables(), table)
             self.name = f"{config.name}.{self.table.full_name}"
             self._check()
-            self.topic = self._composer(self.table, b"{}").topic
+            events = events_of(config, self._source.kind)
+            self.topic = self._composer(events, self.table, b"{}").topic
         except BaseException:
             self._source.close()
             raise
@@ -179,8 +182,8 @@ class TableOrigin(Origin):
             )
         self._progress.check()
 
-    def _composer(self, table: Table, source: bytes) -> Composer:
-        composer = composer_of(self._config, self._source.kind, table, source)
+    def _composer(self, events: Events, table: Table, source: bytes) -> Composer:
+        composer = events.composer(table, source)
         if not isinstance(composer, Composer):
             raise VerifyError(f"{self.name} is an outbox: its rows become messages, not a table")
         if not composer.is_keyed:
@@ -198,7 +201,9 @@ class TableOrigin(Origin):
             table = chosen_table(self._config, snapshot.tables, self.table.full_name)
             self._estimate = snapshot.estimate(table)
             source = snapshot.source(table)
-            composer = self._composer(table, source)
+            events = events_of(self._config, self._source.kind)
+            composer = self._composer(events, table, source)
+            parser = self._knowing(parser, events, table)
             for rows in self._read(snapshot, table):
                 batch = Batch()
                 composer.rows(rows, source, batch)
@@ -208,6 +213,15 @@ class TableOrigin(Origin):
                     parsed = parser.parse(records)
                     self.aside.note(records, parsed)
                     yield parsed
+
+    def _knowing(self, parser: Parser, events: Events, table: Table) -> Parser:
+        """The parser that knows the schema of these events: the capture may have yet to publish
+        it, where the table was just altered."""
+        version = events.schemas.get(table.full_name)
+        if version is None:
+            return parser
+        schema = table_schema(shape_of(events.settings, table), events.kind)
+        return replace(parser, schemas={**parser.schemas, version.id: schema})
 
     def _read(self, snapshot: Snapshot, table: Table) -> Iterator[Sequence[Row]]:
         where = self._config.snapshot.where.get(table.full_name, "")
@@ -222,10 +236,10 @@ class TableOrigin(Origin):
         self._progress.wait(self._position, {self.table.full_name}, deadline)
 
 
-def composer_of(config: CaptureConfig, kind: str, table: Table, source: bytes) -> Any:
-    """What makes the events of a table: a Composer, or what makes the messages of an outbox."""
-    # Rows that are read are whole: nothing has to be filled in from the log.
-    return Events(replace(config.events, unavailable=MARK), kind).composer(table, source)
+def events_of(config: CaptureConfig, kind: str) -> Events:
+    """What makes events as a capture does, of rows that are read."""
+    # They are whole: nothing has to be filled in from the log.
+    return Events(replace(config.events, unavailable=MARK), kind)
 
 
 def chosen_table(config: CaptureConfig, tables: Any, wanted: str) -> Table:

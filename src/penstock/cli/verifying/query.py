@@ -22,7 +22,7 @@ from penstock.cli.verifying.captured import CaptureProgress
 from penstock.cli.verifying.checksums import Numbers, checksums, keys_of, rows_of
 from penstock.cli.verifying.databases import Answer, AnswerColumn, open_database
 from penstock.cli.verifying.flow_graph import FlowGraph, wait_for_flow
-from penstock.cli.verifying.origins import Origin, composer_of, log_ends
+from penstock.cli.verifying.origins import Origin, events_of, log_ends
 from penstock.cli.verifying.report import VerifyError
 from penstock.cli.verifying.set_aside import SetAside
 from penstock.cli.verifying.values import UNREAD, Form, Meaning, form_of, meaning_of
@@ -63,10 +63,11 @@ class QueryOrigin(Origin):
         with open_source(config.source) as source:
             self._progress = CaptureProgress(cluster, config, source.kind)
             self._database = open_database(source.kind, config.source)
+            events = events_of(config, source.kind)
             tables = {
                 table.full_name: composer.topic
                 for table in source.tables()
-                if isinstance(composer := composer_of(config, source.kind, table, b"{}"), Composer)
+                if isinstance(composer := events.composer(table, b"{}"), Composer)
             }
         self._progress.check()
         self._flows = flows.upstream(topic)
