@@ -283,8 +283,8 @@ def test_a_table_under_other_names_and_types(shop: Shop) -> None:
     assert shop.verify("orders", "SELECT id, paid + 0.0 AS paid FROM orders").equal
     # Two empty answers say so.
     shop.execute("DELETE FROM orders")
-    Feeder("orders", shop.at).once()
-    assert shop.verify("orders", query).empty
+    with Feeder("orders", shop.at):
+        assert shop.verify("orders", query).empty
 
 
 def test_floats_within_a_tolerance(shop: Shop) -> None:

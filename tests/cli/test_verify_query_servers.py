@@ -9,6 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import psycopg
@@ -125,8 +126,8 @@ def test_every_type_is_compared_as_the_server_means_it(server: Server) -> None:
         ("extra", 3), ("other", "1"), ("other", "2"),
     ]  # fmt: skip
     server.execute("UPDATE orders SET amount = 111.01, day = NULL WHERE id = 1")
-    Feeder("store", server.at).once()
-    assert server.verify("SELECT * FROM orders").equal
+    with Feeder("store", server.at):
+        assert server.verify("SELECT * FROM orders").equal
 
 
 def test_each_wrong_value_of_the_store_is_found(server: Server) -> None:
@@ -168,7 +169,7 @@ def test_a_store_from_before_types_were_known(server: Server) -> None:
         [pa.field("id", pa.int64()), pa.field("amount", pa.string()), pa.field("day", pa.int64())],
         "id",
     )
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"id": 1, "amount": "bw==", "day": 20774},
         {"id": 2, "amount": "-0.5", "day": 0},
         {"id": 3, "amount": None, "day": None},

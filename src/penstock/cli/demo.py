@@ -540,7 +540,9 @@ class _Demo:
         from penstock.cli.demo_check import verified
 
         postgres = self._plan.postgres is not None
-        return [verified(each, self._project, self._bootstrap, postgres=postgres) for each in found]
+        flows = self._plan.data / ".penstock" / "flows"
+        return [verified(each, self._project, self._bootstrap, flows, postgres=postgres)
+                for each in found]  # fmt: skip
 
     # ---- the end -------------------------------------------------------------------------
 

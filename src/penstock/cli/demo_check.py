@@ -1,8 +1,8 @@
 """Whether what is derived in the demo is what its source says.
 
-A table that a sink keeps is compared row by row with the table of the database. A view is compared
-with the same query, asked of the database itself: a foreign oracle for what the flows compute.
-Then `penstock verify` has its say.
+A table that a sink keeps is compared row by row with the table of the database. What flows compute
+is compared with the same query, asked of the database itself: a foreign oracle. While all of it
+drains that is done by hand, once it is equal by `penstock verify`, which has the last word.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import PenstockError
@@ -23,18 +24,19 @@ SHOWN: Final = 5
 _PAID: Final = "status <> 'cancelled'"
 # For each sink what the database would answer, in the order of the sink's key and columns.
 QUERIES: Final[Mapping[str, str]] = {
-    "search": "SELECT id, title, description, category, price_cents, stock FROM products",
-    "cache": "SELECT id, name, email, country FROM customers",
+    "search": "SELECT id, title, description, category, price_cents, stock FROM {at}products",
+    "cache": "SELECT id, name, email, country FROM {at}customers",
     "warehouse": (
-        "SELECT id, customer_id, product_id, quantity, amount_cents, status, placed_ms FROM orders"
+        "SELECT id, customer_id, product_id, quantity, amount_cents, status, placed_ms "
+        "FROM {at}orders"
     ),
     "revenue_by_country": (
-        "SELECT country, count(*) AS orders, sum(amount_cents) AS cents FROM orders "
-        f"JOIN customers ON orders.customer_id = customers.id WHERE {_PAID} GROUP BY country"
+        "SELECT country, count(*) AS orders, sum(amount_cents) AS cents FROM {at}orders AS o "
+        f"JOIN {{at}}customers AS c ON o.customer_id = c.id WHERE {_PAID} GROUP BY country"
     ),
     "revenue_by_minute": (
         "SELECT placed_ms - placed_ms % 60000 AS minute_ms, count(*) AS orders, "
-        f"sum(amount_cents) AS cents FROM orders WHERE {_PAID} "
+        f"sum(amount_cents) AS cents FROM {{at}}orders WHERE {_PAID} "
         "GROUP BY placed_ms - placed_ms % 60000"
     ),
 }
@@ -47,12 +49,9 @@ SOURCES: Final = {
 }
 
 
-# What they are fed from: a captured table, or the topic of a flow.
+# What they are fed from, where that is a captured table; else it is the topic of a flow.
 _TABLES: Final = {"search": "products", "cache": "customers", "warehouse": "orders"}
-_TOPICS: Final = {
-    "revenue_by_country": "shop.revenue.country",
-    "revenue_by_minute": "shop.revenue.minute",
-}
+_CAPTURE: Final = "shop"
 VERIFY_S: Final = 60.0
 
 
@@ -87,7 +86,7 @@ def compare(spec: SinkSpec, database: str) -> Found:
     """A derived store with its source; both should be at rest."""
     source = SOURCES.get(spec.name, "")
     try:
-        names, rows = asked(database, QUERIES[spec.name])
+        names, rows = asked(database, QUERIES[spec.name].format(at=""))
         width = len(spec.key)
         expected = {_normal(row[:width]): _normal(row) for row in rows}
         found = _stored(spec, names, width)
@@ -101,21 +100,22 @@ def compare(spec: SinkSpec, database: str) -> Found:
     return Found(spec.name, spec.shown, source, len(found), tuple(differing))
 
 
-def verified(found: Found, at: project.Project, bootstrap: str, *, postgres: bool) -> Found:
-    """The same with what `penstock verify` says, which holds the log's position against both."""
+def verified(
+    found: Found, at: project.Project, bootstrap: str, flows: Path, *, postgres: bool
+) -> Found:
+    """The same with what `penstock verify` says, which holds the log's position against both;
+    `flows` is their data folder."""
     from penstock.cli.verifying import verify
     from penstock.client.connection import Cluster
 
-    source = _TABLES.get(found.sink)
-    if source is None:
-        source = f"topic:{_TOPICS[found.sink]}"
-    elif postgres:
-        source = f"shop.{SCHEMA}.{source}"
-    else:
-        source = f"shop.{source}"
+    schema = f"{SCHEMA}." if postgres else ""
+    table = _TABLES.get(found.sink)
+    query = QUERIES[found.sink].format(at=schema) if table is None else ""
+    source = _CAPTURE if table is None else f"{_CAPTURE}.{schema}{table}"
     try:
         with Cluster(bootstrap, client_id="penstock-demo") as cluster:
-            report = verify(at, source, found.sink, cluster=cluster, timeout_s=VERIFY_S)
+            report = verify(at, source, found.sink, cluster=cluster, timeout_s=VERIFY_S,
+                            query=query, data=flows)  # fmt: skip
     except PenstockError as error:
         return replace(found, error=f"not verified: {error}")
     if report.equal:

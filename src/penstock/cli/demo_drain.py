@@ -10,21 +10,17 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import orjson
-
+from penstock.cli.verifying.flow_graph import committed
 from penstock.sinks.contract import Position
 from penstock.spark.flows.folder import Folder
 from penstock.spark.flows.inputs import Place
 from penstock.spark.sinking.lag import ends_of
+from penstock.spark.state.files import Files
 
 Ends = Mapping[tuple[str, int], int]
 
 # A flow in one of these states reads no more.
 _ENDED: Final = ("failed", "stopped", "finished")
-# The version, and what Spark says of the micro-batch; then a line for each source.
-_HEAD_LINES: Final = 2
-# Of a source that had nothing yet.
-_NOTHING: Final = "-"
 
 
 def ends_at(bootstrap: str, topics: Iterable[str]) -> dict[tuple[str, int], int]:
@@ -39,26 +35,10 @@ def unread(data: Path, flows: Iterable[Mapping[str, Any]], ends: Ends) -> list[s
     for each in flows:
         if each["rebuilding"] or each["state"] in _ENDED:
             continue
-        at = committed(Path(folder.checkpoint(each["name"], each["generation"])))
+        at = committed(Files(folder.checkpoint(each["name"], each["generation"])))
         if at is None or not is_past(at, ends):
             names.append(str(each["name"]))
     return names
-
-
-def committed(checkpoint: Path) -> Position | None:
-    """How far the micro-batches go that are done; None before the first."""
-    try:
-        done = [int(file.name) for file in (checkpoint / "commits").iterdir()
-                if file.name.isdecimal()]  # fmt: skip
-        lines = (checkpoint / "offsets" / str(max(done))).read_text("utf-8").splitlines()
-        at = Position()
-        for source in lines[_HEAD_LINES:]:
-            if source != _NOTHING:
-                at = at.merged(Position.from_json(orjson.loads(source)))
-    except (OSError, ValueError, AttributeError):
-        # Nothing yet, or it is just being written.
-        return None
-    return at
 
 
 def is_past(at: Position, ends: Ends) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
-from typing import Any, Final
+from typing import Final
 
 import orjson
 
@@ -30,6 +30,10 @@ _STREAM: Final = re.compile(r"stream (?P<topic>[A-Za-z0-9._-]+) \(")
 _LETTERS: Final = re.compile(r".*, unreadable ones to (?P<topic>[A-Za-z0-9._-]+)", re.DOTALL)
 _TOPIC: Final = "topic "
 _POLL_S: Final = 0.1
+# The version, and what Spark says of the micro-batch; then a line for each source.
+_HEAD_LINES: Final = 2
+# Of a source that had nothing yet.
+_NOTHING: Final = b"-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +61,7 @@ class KnownFlow:
 
     def read(self) -> Position:
         """Up to where it has read its streams, with all that follows from that committed."""
-        done = _numbers(Files(f"{self.checkpoint}/commits"))
-        if not done:
-            return Position()
-        return _position(Files(f"{self.checkpoint}/offsets"), max(done))
+        return committed(Files(self.checkpoint)) or Position()
 
 
 class FlowGraph:
@@ -125,26 +126,16 @@ def _has_records(cluster: Cluster, at: Position, behind: Mapping[tuple[str, int]
     return False
 
 
-def _numbers(files: Files) -> list[int]:
-    """The micro-batches that a folder of a checkpoint has."""
-    return [int(name) for name in files.names() if name.isdecimal()]
-
-
-def _position(files: Files, batch: int) -> Position:
-    """The offsets of all sources: the lines after the format's version and Spark's own words."""
+def committed(checkpoint: Files) -> Position | None:
+    """How far the micro-batches go that are done; None before the first."""
     try:
-        lines = bytes(files.read(str(batch))).splitlines()[2:]
-        # A source without any offset yet has a dash.
-        told: list[Any] = [orjson.loads(line) for line in lines if line != b"-"]
-        found = {
-            (str(topic), int(number)): int(offset)
-            for source in told
-            if isinstance(source, dict)
-            for topic, places in source.items()
-            for number, offset in places.items()
-        }
-    except (OSError, ValueError, AttributeError) as error:
-        raise VerifyError(
-            f"{files.folder} does not tell how far micro-batch {batch} has read: {error}"
-        ) from error
-    return Position(found)
+        done = [int(name) for name in checkpoint.names("commits") if name.isdecimal()]
+        lines = bytes(checkpoint.read(f"offsets/{max(done)}")).splitlines()
+        at = Position()
+        for source in lines[_HEAD_LINES:]:
+            if source != _NOTHING:
+                at = at.merged(Position.from_json(orjson.loads(source)))
+    except (OSError, ValueError, AttributeError):
+        # Nothing yet, or it is just being written.
+        return None
+    return at
