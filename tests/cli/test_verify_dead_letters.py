@@ -129,6 +129,7 @@ def test_letters_of_the_flow_that_wrote_the_topic(rows: Topic, tmp_path: Path) -
     Folder(tmp_path / ".penstock" / "flows").write(record)
     (flow,) = FlowGraph(tmp_path / ".penstock" / "flows").upstream(rows.name)
     assert (flow.streams, flow.dead_letters) == ((source,), (f"{source}.aside",))
+    assert FlowGraph(tmp_path / "nothing").upstream(rows.name) == []
     with Cluster(rows.at) as cluster:
         letter = Letter(source, 0, 0, "bad", b"k", b"v")
         Letters(cluster, f"{source}.aside", "other").write([letter], as_they_are=True)

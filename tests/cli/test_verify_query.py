@@ -17,6 +17,7 @@ import pytest
 
 from penstock.cli.project import load
 from penstock.cli.verifying import Report, VerifyError, verify
+from penstock.cli.verifying.flow_graph import FlowGraph
 from penstock.cli.verifying.origins import log_ends
 from penstock.client.connection import Cluster
 from penstock.client.reading import last_values
@@ -297,3 +298,19 @@ def test_floats_within_a_tolerance(shop: Shop) -> None:
     # Whole numbers are never near enough.
     query = QUERY.replace("count(*)", "count(*) + 1")
     assert shop.verify(query=query, tolerance=1.0).count == 3
+
+
+def test_versions_of_what_a_flow_writes(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    folder.write(Record("first", inputs=("stream shop.orders (raw)", "table shop.names (raw)"),
+                        outputs=("topic totals.v3", "sqlite:///x.db"), generation=3))  # fmt: skip
+    folder.write(Record("second", inputs=("stream totals (json n int), late ones to x",),
+                        outputs=("topic tops",)))  # fmt: skip
+    folder.write(Record("loop", inputs=("stream b (raw)",), outputs=("topic a", "topic b")))
+    flows = FlowGraph(tmp_path)
+    assert [each.name for each in flows.upstream("tops")] == ["first", "second"]
+    assert [each.name for each in flows.upstream("totals")] == ["first"]
+    assert [each.name for each in flows.upstream("a")] == ["loop"]
+    assert (flows.resolve("totals"), flows.resolve("totals.v3")) == ("totals.v3", "totals.v3")
+    assert (flows.resolve("tops"), flows.resolve("other")) == ("tops", "other")
+    assert flows.writer("shop.orders") is None

@@ -23,6 +23,7 @@ from penstock.client.connection import Cluster
 from penstock.client.metadata import EARLIEST, Metadata, offsets
 from penstock.client.reading import read_batches
 from penstock.sinks.contract import Position
+from penstock.spark.flows.declare import physical
 from penstock.spark.flows.folder import Folder, Record
 from penstock.spark.state.files import Files
 
@@ -41,8 +42,10 @@ class KnownFlow:
     """A flow that has run with the data folder."""
 
     name: str
+    # As they are declared: what they read of a flow that was reset is another version.
     streams: tuple[str, ...]
-    topics: tuple[str, ...]
+    # By the name that is declared, the topic that counts: after a reset another version.
+    topics: Mapping[str, str]
     # Where its records go that it cannot read.
     dead_letters: tuple[str, ...]
     checkpoint: str
@@ -51,10 +54,12 @@ class KnownFlow:
     def of(cls, record: Record, folder: Folder) -> KnownFlow:
         streams = [each for each in map(_STREAM.match, record.inputs) if each]
         letters = [each for each in map(_LETTERS.fullmatch, record.inputs) if each]
+        outputs = [e.removeprefix(_TOPIC) for e in record.outputs if e.startswith(_TOPIC)]
+        version = physical("", record.generation)
         return cls(
             record.name,
             tuple(each["topic"] for each in streams),
-            tuple(e.removeprefix(_TOPIC) for e in record.outputs if e.startswith(_TOPIC)),
+            {each.removesuffix(version): each for each in outputs},
             tuple(dict.fromkeys(each["topic"] for each in letters)),
             folder.checkpoint(record.name, record.generation),
         )
@@ -73,8 +78,17 @@ class FlowGraph:
         self._flows = [KnownFlow.of(each, folder) for each in folder.records()]
 
     def writer(self, topic: str) -> KnownFlow | None:
-        """The flow that writes a topic; None if none of the folder does."""
-        return next((each for each in self._flows if topic in each.topics), None)
+        """The flow that writes a topic, by its declared or its present name; None if none does."""
+        return next(
+            (flow for flow in self._flows
+             if topic in flow.topics or topic in flow.topics.values()),
+            None,
+        )  # fmt: skip
+
+    def resolve(self, topic: str) -> str:
+        """The version of a topic that counts."""
+        writer = self.writer(topic)
+        return topic if writer is None else writer.topics.get(topic, topic)
 
     def upstream(self, topic: str) -> list[KnownFlow]:
         """The flows between captured topics and this one, in the order of the data."""

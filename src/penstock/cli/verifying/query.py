@@ -71,6 +71,7 @@ class QueryOrigin(Origin):
             }
         self._progress.check()
         self._flows = flows.upstream(topic)
+        self._resolve = flows.resolve
         self._read = self._captured(flows, tables)
         self._tables = {name for name, each in tables.items() if each in self._read}
 
@@ -86,6 +87,7 @@ class QueryOrigin(Origin):
                 )
             return frozenset({self.topic})
         written = {topic for flow in self._flows for topic in flow.topics}
+        written |= {topic for flow in self._flows for topic in flow.topics.values()}
         first = {topic for flow in self._flows for topic in flow.streams} - written
         if not first & set(tables.values()):
             raise VerifyError(
@@ -185,7 +187,7 @@ class QueryOrigin(Origin):
         for flow in self._flows:
             wanted = Position()
             for topic in flow.streams:
-                wanted = wanted.merged(log_ends(self._cluster, topic))
+                wanted = wanted.merged(log_ends(self._cluster, self._resolve(topic)))
             wait_for_flow(self._cluster, flow, wanted, lambda: deadline - time.monotonic())
 
     @property

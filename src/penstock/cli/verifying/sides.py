@@ -64,7 +64,7 @@ def verify(
             asked = _Asked(query, float_tolerance, flows, began + timeout_s)
             origin, spec, store = _query_sides(project, source, sink, cluster, asked, stack)
         else:
-            origin, spec, store = _sides(project, source, sink, cluster, stack)
+            origin, spec, store = _sides(project, source, sink, cluster, flows, stack)
         # A URL may have a password in it.
         shown = store.target if "://" in sink else sink
         if not store.readable:
@@ -81,8 +81,9 @@ def verify(
 
 
 def _sides(
-    project: projects.Project, source: str, sink: str, cluster: Cluster, stack: ExitStack
-) -> tuple[Origin, SinkSpec, Sink]:
+    project: projects.Project, source: str, sink: str, cluster: Cluster, flows: FlowGraph,
+    stack: ExitStack,
+) -> tuple[Origin, SinkSpec, Sink]:  # fmt: skip
     """A table or a topic, and the store that is derived from it."""
     if sink.startswith(TOPIC):
         raise ConfigError(
@@ -91,11 +92,11 @@ def _sides(
         )
     # Before anything is connected to: what is asked for is there.
     spec = None if "://" in sink else named(project, sink)
-    origin = _origin(project, source, cluster)
+    origin = _origin(project, source, cluster, flows)
     stack.callback(origin.close)
     if spec is None:
         spec = SinkSpec(sink.partition("://")[0], origin.topic, sink)
-    elif spec.topic != origin.topic:
+    elif origin.topic not in (spec.topic, flows.resolve(spec.topic)):
         raise ConfigError(
             f"sink {spec.name!r} is fed from the topic {spec.topic}, and {source} goes to "
             f"{origin.topic}",
@@ -127,7 +128,7 @@ def _query_sides(
     config = configured(project, capture)
     store: Sink | TopicRows
     if sink.startswith(TOPIC):
-        topic = sink.removeprefix(TOPIC)
+        topic = asked.flows.resolve(sink.removeprefix(TOPIC))
         # Said before anything else is looked for.
         TopicOrigin(cluster, topic)
         spec = SinkSpec(sink, topic, sink)
@@ -139,6 +140,8 @@ def _query_sides(
     else:
         spec = named(project, sink)
         store = stack.enter_context(spec.sink())
+        topic = asked.flows.resolve(spec.topic)
+        spec = replace(spec, topic=topic, dead_letters=spec.letters)
     stored = store.stored_schema() if store.readable else None
     if stored is None and store.readable:
         raise not_there(store.target)
@@ -175,9 +178,10 @@ def _dead_letters(
     return tuple(found)
 
 
-def _origin(project: projects.Project, source: str, cluster: Cluster) -> Origin:
+def _origin(project: projects.Project, source: str, cluster: Cluster, flows: FlowGraph) -> Origin:
     if source.startswith(TOPIC):
-        return TopicOrigin(cluster, source.removeprefix(TOPIC))
+        # Of what a flow writes, the version that counts.
+        return TopicOrigin(cluster, flows.resolve(source.removeprefix(TOPIC)))
     capture, dot, table = source.partition(".")
     if not dot or not table:
         raise ConfigError(
