@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -29,6 +29,10 @@ app = typer.Typer(
     epilog="A flow is a function from inputs to outputs that `penstock run` keeps running; what "
     "it has written can be built anew from the log at any time, with `penstock flows reset`.",
 )
+
+_RESTING: Final = (
+    "flow", "last state", "since", ">rows in", ">rows out", ">late", ">dead", "error",
+)  # fmt: skip
 
 Name = Annotated[str, typer.Argument(metavar="FLOW", help="The flow.")]
 
@@ -61,20 +65,24 @@ def list_command(data: Data = DEFAULT_DATA, json: AsJson = False) -> None:
       penstock flows list
       penstock flows list --json | jq -r '.[] | select(.state == "failed") | .name'
     """
-    from penstock.cli.run_view import rendered
+    from penstock.cli.run_view import coloured, rendered
 
     folder = _folder(data)
     running = _running(folder)
     known = {each["name"] for each in running or ()}
     resting = [each for each in folder.records() if each.name not in known]
     if json:
-        output.write_json([*(running or ()), *(_as_json(each) for each in resting)])
+        output.write_json([*(running or ()), *(_as_json(each, folder) for each in resting)])
         return
     if running:
         output.print_rich(rendered(running))
     if resting:
-        rows = ((each.name, _state(each), _when(each), each.error) for each in resting)
-        output.print_table(("flow", "last state", "since", "error"), rows)
+        told = [_as_json(each, folder) for each in resting]
+        rows = (
+            (each.name, _state(each), _when(each), *_counted(value), each.error)
+            for each, value in zip(resting, told, strict=True)
+        )
+        output.print_rich(coloured(output.table(_RESTING, rows), told))
     if not running and not resting:
         output.say(f"no flows have run with {data}; `penstock run FILE` runs those of a file")
 
@@ -94,7 +102,7 @@ def describe(flow: Name, data: Data = DEFAULT_DATA, json: AsJson = False) -> Non
     folder = _folder(data)
     record = folder.record(flow)
     running = [each for each in _running(folder) or () if each["name"] == flow]
-    value = {**_as_json(record), "running": running}
+    value = {**_as_json(record, folder), "running": running}
     if json:
         output.write_json(value)
         return
@@ -341,7 +349,13 @@ def _rebuilt(record: Record) -> list[str]:
     ]
 
 
-def _as_json(record: Record) -> dict[str, Any]:
+def _counted(value: Mapping[str, Any]) -> tuple[str, ...]:
+    counts = value["counts"]
+    names = ("rows_in", "rows_out", "late_rows", "dead_letters")
+    return tuple(f"{counts[name]:,}" if name in counts else "-" for name in names)
+
+
+def _as_json(record: Record, folder: Folder) -> dict[str, Any]:
     made_from = record.fingerprint(record.generation)
     return {
         "name": record.name,
@@ -358,4 +372,5 @@ def _as_json(record: Record) -> dict[str, Any]:
         "error": record.error,
         "advice": record.advice,
         "updated_ms": record.updated_ms,
+        "counts": folder.counts(record.name, record.generation),
     }

@@ -179,14 +179,16 @@ def _at_rest(spec: SinkSpec, folder: SinkFolder, place: Place) -> dict[str, Any]
             lag_s = lag_s if since is None else max(0.0, time.time() - since)
     except PenstockError as trouble:
         error, advice = error or str(trouble), advice or trouble.advice
+    counts = folder.counts(spec.name)
     found = SinkStatus(
         name=spec.name, state=state, rebuilding=False, restarts=0, error=error, advice=advice,
-        retry_in_s=None, progress=Progress(), topic=spec.topic, store=spec.shown,
+        retry_in_s=None, progress=Progress.restored(counts), topic=spec.topic, store=spec.shown,
         position={} if position is None else position.as_json(), lag=lag, lag_s=lag_s,
-        alarming=state == "failed" or (lag_s or 0.0) > spec.max_lag_s, put=0, deleted=0,
+        alarming=state == "failed" or (lag_s or 0.0) > spec.max_lag_s,
+        put=counts.get("put", 0), deleted=counts.get("deleted", 0),
     )  # fmt: skip
     # Only who feeds it counts them.
-    return {**found.as_dict(), "put": None, "deleted": None}
+    return found.as_dict() if counts else {**found.as_dict(), "put": None, "deleted": None}
 
 
 @app.command("describe")

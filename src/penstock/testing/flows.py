@@ -67,6 +67,8 @@ class FlowTester:
     now: datetime = START
     flows: Collected = field(default_factory=Collected)
     partitions: int = 1
+    # Whether a flow fails of which most records are dead letters, as it does in production.
+    stops_at_dead_letters: bool = False
 
     # ---- flows ---------------------------------------------------------------------------
 
@@ -111,6 +113,8 @@ class FlowTester:
             self.broker.bootstrap,
             once=True,
             policy=Policy(first_pause_s=0.05, longest_pause_s=1.0, max_tries=tries),
+            stops_at_dead_letters=self.stops_at_dead_letters,
+            keeps_counts=False,
         )
         folder = Folder(self.data)
         manager = Manager(self.spark, Collected([flow]), folder, settings, known=self.flows)

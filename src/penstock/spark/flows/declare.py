@@ -27,6 +27,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, Self, cast, runtime_checkable
 
+from penstock.spark.flows.dead_letters import DEFAULT_SHARE, DeadLetterLimit
 from penstock.spark.flows.durations import microseconds
 from penstock.spark.flows.errors import DeclarationError
 from penstock.spark.places import caller, place
@@ -358,6 +359,8 @@ class Flow:
     # Into how many parts state is divided when the flow first runs.
     shards: int
     where: str
+    # From when on it is not the records that are wrong.
+    dead_letter_limit: DeadLetterLimit
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         return self.function(*args, **named)
@@ -379,6 +382,11 @@ class Flow:
         """The topics for what is late, or cannot be read."""
         found = {each for own in self.streams for each in (own.late, own.dead_letters)}
         return frozenset(each for each in found if each is not None)
+
+    @property
+    def dead_letter_topics(self) -> frozenset[str]:
+        """The topics for what cannot be read."""
+        return frozenset(each.dead_letters for each in self.streams if each.dead_letters)
 
     def of_generation(self, generation: int) -> Flow:
         """The same, with the topics for what goes aside named as those of a generation.
@@ -426,6 +434,8 @@ def flow(
     every: str | None = None,
     exactly_once: bool = True,
     shards: int = DEFAULT_SHARDS,
+    max_dead_share: float = DEFAULT_SHARE,
+    max_dead_letters: int | None = None,
 ) -> _Decorator:
     """Declare that a function turns inputs into outputs.
 
@@ -443,6 +453,11 @@ def flow(
     too, over any number of streams. What they keep is divided by key into `shards`, each of which
     is one task: as many as there are cores is a good number. It counts when the flow first runs;
     later `penstock flows rescale` changes it.
+
+    If more than `max_dead_share` of the last thousand records are dead letters it is not the
+    records that are wrong, and the flow stops with the reason of the first; with 1 it never does.
+    `max_dead_letters` stops it at more than so many in one micro-batch, whatever their share. What
+    stopped it was not written, and is read again when the schema was mended.
     """
     many: dict[str, Topic | Output] = dict(outputs) if outputs is not None else {}
     if (output is None) == (outputs is None) or (outputs is not None and not many):
@@ -463,6 +478,7 @@ def flow(
             exactly_once=exactly_once,
             shards=shards,
             where=place(code.co_filename, code.co_firstlineno),
+            dead_letter_limit=DeadLetterLimit(max_dead_share, max_dead_letters),
         )
         _check(made)
         found = _declared.get()
@@ -499,8 +515,25 @@ def _check(made: Flow) -> None:
         raise DeclarationError(f'{place}: every={made.every!r} is not such as "10 seconds"')
     if not 1 <= made.shards <= MOST_SHARDS:
         raise DeclarationError(f"{place}: shards={made.shards} is not from 1 to {MOST_SHARDS}")
+    _check_limit(made.dead_letter_limit, place)
     _check_names(made, place)
     _check_parameters(made, place)
+
+
+def _check_limit(limit: DeadLetterLimit, place: str) -> None:
+    # What a user gives may be anything.
+    share: Any = limit.share
+    count: Any = limit.count
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
+        raise DeclarationError(
+            f"{place}: max_dead_share={share!r} is no share",
+            advice="Give a number above 0, up to 1: 0.5 is half of the records, 1 never stops.",
+        )
+    if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+        raise DeclarationError(
+            f"{place}: max_dead_letters={count!r} is no number of records",
+            advice="Give a whole number from 1, or None for any number.",
+        )
 
 
 def _check_names(made: Flow, place: str) -> None:
