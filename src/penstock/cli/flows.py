@@ -7,7 +7,7 @@ was written down when something last did.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -15,11 +15,21 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from penstock.cli import output
-from penstock.cli.kafka import AsJson
+from penstock.cli.dead_letters_view import (
+    SHOWN_LETTERS,
+    Execute,
+    Letters,
+    Limit,
+    To,
+    send_back,
+    show,
+)
+from penstock.cli.kafka import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, ClientSettings, connect
 from penstock.cli.run import DEFAULT_DATA, Data, need_spark
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, PenstockError
 
 if TYPE_CHECKING:
+    from penstock.cli.dead_letters import LetterKind
     from penstock.spark.flows.folder import Folder, Record
     from penstock.spark.state.layout import Layout
 
@@ -256,6 +266,74 @@ def state(
     )
     if len(rows) == limit:
         output.say(f"the first {limit} rows; --limit shows more")
+
+
+@app.command("dead-letters")
+def dead_letters(
+    flow: Name,
+    letters: Letters = SHOWN_LETTERS,
+    data: Data = DEFAULT_DATA,
+    json: AsJson = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    client: ClientSettings = [],  # noqa: B006
+) -> None:
+    """Show the dead letters of a flow: records that it could not read, with position and reason.
+
+    They stay in their topic when they were sent back.
+
+    \b
+    Examples:
+      penstock flows dead-letters enriched
+      penstock flows dead-letters enriched -n 100 --json | jq -r '.letters[].message'
+    """
+    topics = _dead_letter_topics(_folder(data), flow)
+    connection = connect(bootstrap, client)
+    show(connection, f"flow {flow}", topics, _is_of(flow), count=letters, json=json)
+
+
+@app.command("redrive")
+def redrive(
+    flow: Name,
+    execute: Execute = False,
+    to: To = None,
+    limit: Limit = None,
+    data: Data = DEFAULT_DATA,
+    json: AsJson = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    client: ClientSettings = [],  # noqa: B006
+) -> None:
+    """Send the dead letters of a flow back to the topics that they came from.
+
+    For when the flow reads them by now: its schema was mended. Without --execute nothing is sent.
+    Each letter is sent back once, however often the command is stopped and run again. It stands at
+    the end of its topic then, behind records that were written after it, and whoever else reads
+    the topic gets it too; --to sends it elsewhere.
+
+    \b
+    Examples:
+      penstock flows redrive enriched                       # what would be sent
+      penstock flows redrive enriched --execute
+    """
+    topics = _dead_letter_topics(_folder(data), flow)
+    connection = connect(bootstrap, client)
+    send_back(connection, topics, _is_of(flow), execute=execute, limit=limit, to=to, json=json)
+
+
+def _dead_letter_topics(folder: Folder, flow: str) -> tuple[str, ...]:
+    topics = folder.record(flow).dead_letters
+    if not topics:
+        raise PenstockError(
+            f"flow {flow!r} has no topic for dead letters",
+            advice="One of a stream is TOPIC.dead, unless dead_letters= says otherwise; a flow "
+            "that ran last with an older version of Penstock has to run once.",
+        )
+    return topics
+
+
+def _is_of(flow: str) -> Callable[[LetterKind], bool]:
+    # Letters of older versions do not say whose they are.
+    owners = {f"flow:{flow}", ""}
+    return lambda kind: kind.group in owners
 
 
 @app.command("rescale")

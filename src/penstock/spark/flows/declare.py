@@ -31,6 +31,8 @@ from penstock.spark.flows.dead_letters import DEFAULT_SHARE, DeadLetterLimit
 from penstock.spark.flows.durations import microseconds
 from penstock.spark.flows.errors import DeclarationError
 from penstock.spark.places import caller, place
+from penstock.spark.reading.decoding import SHAPES, TimeRules
+from penstock.spark.reading.json_records import UNITS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -41,6 +43,7 @@ Body = Callable[..., Any]
 
 DEFAULT_MAX_ROWS: Final = 5_000_000
 DEFAULT_SHARDS: Final = 4
+DEFAULT_MAX_FUTURE: Final = "1 hour"
 MOST_SHARDS: Final = 4096
 DEAD_SUFFIX: Final = ".dead"
 LATE_SUFFIX: Final = ".late"
@@ -84,8 +87,20 @@ class Stream:
     late: str | None = None
     # After how long without a record a partition gets a heartbeat.
     idle_us: int | None = None
+    # What numbers count that are times.
+    time_unit: str | None = None
+    # How far its event time may be after the time at which a record was written.
+    max_future_us: int | None = None
+    # Whether somebody has said how far.
+    is_max_future_given: bool = False
+    # A condition in SQL: what it is not true for is left out.
+    where: str | None = None
     # The file and line that declare it.
-    where: str = field(default="", compare=False)
+    callsite: str = field(default="", compare=False)
+
+    @property
+    def time_rules(self) -> TimeRules:
+        return TimeRules(self.time_unit, self.max_future_us, self.where)
 
     @property
     def is_typed(self) -> bool:
@@ -101,7 +116,7 @@ class Table:
     key: str | None = None
     max_rows: int = DEFAULT_MAX_ROWS
     options: Mapping[str, str] = field(default_factory=dict)
-    where: str = field(default="", compare=False)
+    callsite: str = field(default="", compare=False)
 
 
 Input = Stream | Table
@@ -121,6 +136,9 @@ def stream(
     lateness: str = "0 seconds",
     late: str | None = "",
     idle: str | None = None,
+    time_unit: str | None = None,
+    max_future: str | None = "",
+    where: str | None = None,
     options: Mapping[str, str] | None = None,
 ) -> Stream:
     """A topic, read record by record.
@@ -150,6 +168,15 @@ def stream(
     `idle`, such as "30 seconds", a partition without news for so long gets a heartbeat, a record
     that only says that time has passed: for streams whose event time is that of the clock.
 
+    `max_future` is how far an event time may be after the time at which its record was written: an
+    hour unless said otherwise; None for as far as there are years. What is further ahead, and what
+    is in no year from 1 to 9999, is a dead letter: as an event it would make all others late.
+    `time_unit` says what numbers count that are times, "s", "ms", "us" or "ns": those in columns of
+    the type timestamp, and an event time that is a whole number. Without it they count seconds.
+
+    `where` is a condition in SQL over the columns, such as "kind = 'order'". Records for which it
+    is not true are left out before their time is looked at, and need not have one.
+
     `start` is where a new flow begins: "earliest" or "latest". `options` go to the source, such as
     {"maxOffsetsPerTrigger": "100000"}; a flow with operators reads at most two million records of
     a stream at once, unless this says otherwise.
@@ -165,37 +192,90 @@ def stream(
     letters = None
     if reading.format not in {"raw", "text"}:
         letters = _aside(topic, dead_letters, DEAD_SUFFIX)
-    late_topic, lateness_us, idle_us = None, 0, None
-    if time is None:
-        if idle is not None or late or lateness != "0 seconds":
-            raise DeclarationError(
-                f"stream {topic!r}: lateness, late and idle need an event time",
-                advice='Name the field that it is in, as in time="at".',
-            )
-    else:
-        if reading.format in {"raw", "text"}:
-            raise DeclarationError(
-                f"stream {topic!r}: an event time needs columns",
-                advice='Give a schema, as in json="user string, at timestamp".',
-            )
-        late_topic = _aside(topic, late, LATE_SUFFIX)
-        lateness_us = microseconds(lateness, f"stream {topic!r}: lateness")
-        if idle is not None:
-            idle_us = microseconds(idle, f"stream {topic!r}: idle")
-            if idle_us < LEAST_IDLE_US:
-                raise DeclarationError(f"stream {topic!r}: idle must be at least 1 second")
-    return Stream(
+    _check_time_unit(topic, reading, time_unit)
+    _check_where(topic, reading, where)
+    declared = Stream(
         topic,
         reading,
         start,
         letters,
         dict(options or {}),
-        time,
-        lateness_us,
-        late_topic,
-        idle_us,
-        caller(),
+        time_unit=time_unit,
+        where=where,
+        callsite=caller(),
     )
+    if time is None:
+        if idle is not None or late or lateness != "0 seconds" or max_future:
+            raise DeclarationError(
+                f"stream {topic!r}: lateness, late, idle and max_future need an event time",
+                advice='Name the field that it is in, as in time="at".',
+            )
+        return declared
+    return _timed(declared, time, lateness, late, idle, max_future)
+
+
+def _timed(
+    declared: Stream,
+    time: str,
+    lateness: str,
+    late: str | None,
+    idle: str | None,
+    max_future: str | None,
+) -> Stream:
+    """The stream with an event time."""
+    topic = declared.topic
+    if declared.reading.format in {"raw", "text"}:
+        raise DeclarationError(
+            f"stream {topic!r}: an event time needs columns",
+            advice='Give a schema, as in json="user string, at timestamp".',
+        )
+    idle_us = future_us = None
+    if max_future is not None:
+        said = DEFAULT_MAX_FUTURE if max_future == "" else max_future
+        future_us = microseconds(said, f"stream {topic!r}: max_future")
+    if idle is not None:
+        idle_us = microseconds(idle, f"stream {topic!r}: idle")
+        if idle_us < LEAST_IDLE_US:
+            raise DeclarationError(f"stream {topic!r}: idle must be at least 1 second")
+    return replace(
+        declared,
+        time=time,
+        lateness_us=microseconds(lateness, f"stream {topic!r}: lateness"),
+        late=_aside(topic, late, LATE_SUFFIX),
+        idle_us=idle_us,
+        max_future_us=future_us,
+        is_max_future_given=max_future != "",
+    )
+
+
+def _check_where(topic: str, reading: Reading, where: str | None) -> None:
+    if where is None:
+        return
+    if not str(where).strip():
+        raise DeclarationError(
+            f"stream {topic!r}: where={where!r} is no condition",
+            advice="Write one in SQL, as in where=\"kind = 'order'\".",
+        )
+    if reading.format in {"raw", "text"}:
+        raise DeclarationError(
+            f"stream {topic!r}: where needs columns",
+            advice='Give a schema, as in json="kind string, at timestamp", or filter in the flow.',
+        )
+
+
+def _check_time_unit(topic: str, reading: Reading, unit: str | None) -> None:
+    if unit is None:
+        return
+    if unit not in UNITS:
+        raise DeclarationError(
+            f"stream {topic!r}: time_unit={unit!r} is not known",
+            advice=f"Use one of {', '.join(UNITS)}.",
+        )
+    if reading.format not in SHAPES:
+        raise DeclarationError(
+            f"stream {topic!r}: time_unit is for times in JSON",
+            advice="Avro's schema tells what its times count; raw and text have no times.",
+        )
 
 
 def _aside(topic: str, given: str | None, suffix: str) -> str | None:

@@ -117,6 +117,8 @@ class Record:
     bootstrap: str = ""
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
+    # The topics that its dead letters go to.
+    dead_letters: tuple[str, ...] = ()
     generation: int = 1
     # The generation that is being built beside, or is to be at the next start; 0 if none.
     rebuilding: int = 0
@@ -193,6 +195,7 @@ class Folder:
                 Record(**known),
                 inputs=tuple(found.get("inputs", ())),
                 outputs=tuple(found.get("outputs", ())),
+                dead_letters=tuple(found.get("dead_letters", ())),
             )
         except FileNotFoundError:
             raise UnknownFlowError(

@@ -179,6 +179,7 @@ class Manager(Overseer[_Unit]):
             where=flow.where,
             bootstrap=self._settings.bootstrap,
             inputs=tuple(map(_describe, flow.of_generation(found.generation).inputs)),
+            dead_letters=tuple(sorted(flow.of_generation(found.generation).dead_letter_topics)),
             outputs=tuple(
                 f"topic {physical(each.name, found.generation)}"
                 if isinstance(each, Topic)

@@ -33,7 +33,7 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.sql import Column, DataFrame, Observation, SparkSession
+from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
 
@@ -42,9 +42,9 @@ from penstock.client.metadata import Metadata
 from penstock.spark import reading, sql
 from penstock.spark.flows import inputs, offsets
 from penstock.spark.flows.dead_letters import Verdict
+from penstock.spark.flows.late import late_letters
 from penstock.spark.flows.writing import BAD, Counts, counted, counting, first_of, observed
 from penstock.spark.reading.decoding import ASIDE, PACKED, SPAN, TIME, VALUE
-from penstock.spark.reading.frame import HEADERS_TYPE
 from penstock.spark.state import layout, store, watching
 from penstock.spark.state import time as clock
 from penstock.spark.state.applying import title_of
@@ -357,7 +357,7 @@ class Operated:
         count = F.count(reading.ERROR).alias("bad")
         looks = [
             clock.spans_of(parts[at].rows, at)
-            if inputs.is_typed(parts[at].records)
+            if SPAN in parts[at].rows.columns
             else clock.blocks_of(parts[at].rows, at, count)
             for at in self._lateness_us
         ]
@@ -520,8 +520,12 @@ class Operated:
         if not declared.is_typed:
             return _Part(declared, records, records)
         rows = inputs.typed(
-            records, declared.reading, metrics=f"input-{at}", time=declared.time
-        )  # fmt: skip
+            records,
+            declared.reading,
+            metrics=f"input-{at}",
+            time=declared.time,
+            rules=declared.time_rules,
+        )
         bad = None
         if declared.dead_letters is not None and declared.time is None:
             bad = Observation()
@@ -593,7 +597,7 @@ class Operated:
         self, parts: list[_Part], counts: Counts, batch_id: int, *, is_kept: bool
     ) -> Counts:
         aside = [
-            _late_letters(self._as_read(each), each.told, each.declared.late)
+            late_letters(self._as_read(each), each.told, each.declared.late)
             for each in parts
             if each.declared.late is not None and each.told is not None
         ]
@@ -609,7 +613,11 @@ class Operated:
             if each.bad is not None and not counts.skipped:
                 known = observed(each.bad, BAD)
             if known != 0:
-                letters.append(reading.dead_letters(each.rows, each.declared.dead_letters))
+                letters.append(
+                    reading.dead_letters(
+                        each.rows, each.declared.dead_letters, self._running.flow.name
+                    )
+                )
                 again |= set() if self._lateness_us else {at}
         if not letters and not aside:
             return counts
@@ -655,41 +663,6 @@ def _shared(results: Iterable[DataFrame], batch: Batch) -> list[str]:
     plans = [str(rows._jdf.queryExecution().analyzed().toString()) for rows in results]
     read = Counter(name.strip("`") for plan in plans for name in _ALIAS.findall(plan))
     return [name for name in batch.made if read[title_of(name)] > 1]
-
-
-def _late_letters(records: DataFrame, told: DataFrame, topic: str) -> DataFrame:
-    """What goes to the topic for late records: as they were read, and why they are late."""
-    found = records.join(told, _PLACE)
-
-    def header(name: str, value: Column) -> Column:
-        return F.struct(
-            F.lit(f"penstock.late.{name}").alias("key"),
-            value.cast("string").cast("binary").alias("value"),
-        )
-
-    at, mark = F.unix_millis(clock.TIME), F.col(clock.BEFORE)
-    whose = F.when(
-        F.col(clock.BEHIND),
-        F.lit(" s before what the flow had told up to, when its partition had not come so far"),
-    ).otherwise(F.lit(" s before what its partition had reached, less the lateness"))
-    headers = F.array(
-        header("topic", F.col("topic")),
-        header("partition", F.col("partition")),
-        header("offset", F.col("offset")),
-        header("timestamp", F.unix_millis("timestamp")),
-        header("time", at),
-        header("watermark", F.floor(mark / 1000)),
-        header(
-            "reason",
-            F.concat(
-                F.lit("its time is "), F.round((mark - F.unix_micros(clock.TIME)) / 1e6, 3), whose
-            ),
-        ),
-    ).cast(HEADERS_TYPE)  # fmt: skip
-    own = F.coalesce(F.col("headers"), F.array().cast(HEADERS_TYPE))
-    return found.select(
-        "key", "value", F.concat(own, headers).alias("headers"), F.lit(topic).alias("topic")
-    )
 
 
 @contextmanager

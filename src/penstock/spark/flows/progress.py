@@ -59,7 +59,12 @@ class Progress:
         """What a micro-batch has found about event time."""
         self.is_timed = True
         self.late_rows += late_rows
-        at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=watermark_us)
+        try:
+            at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=watermark_us)
+        except OverflowError:
+            # What an earlier version took for a time.
+            self.watermark = ""
+            return
         # The first day of all is the watermark before there is one.
         self.watermark = "" if at.year == 1 else at.strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
 

@@ -202,9 +202,13 @@ class Running:
             frames.append(self._seen(opened, each, metrics=f"input-{at}"))
             if each.dead_letters is not None:
                 bad = inputs.typed(
-                    opened, each.reading, metrics=f"dead-letters-{at}", time=each.time
+                    opened,
+                    each.reading,
+                    metrics=f"dead-letters-{at}",
+                    time=each.time,
+                    rules=each.time_rules,
                 )
-                letters.append(reading.dead_letters(bad, each.dead_letters))
+                letters.append(reading.dead_letters(bad, each.dead_letters, self.flow.name))
         given = zip(frames, self.flow.inputs, strict=True)
         planned = Planning(
             streams=[rows for rows, each in given if isinstance(each, Stream)], reads=self._reads()
@@ -321,7 +325,13 @@ class Running:
             return inputs.without_heartbeats(records)
         if declared.reading.format == "text":
             return inputs.as_text(inputs.without_heartbeats(records))
-        rows = inputs.typed(records, declared.reading, metrics=metrics, time=declared.time)
+        rows = inputs.typed(
+            records,
+            declared.reading,
+            metrics=metrics,
+            time=declared.time,
+            rules=declared.time_rules,
+        )
         if declared.dead_letters is None:
             rows = inputs.failing(rows, "the record at")
         return inputs.visible(rows)
@@ -429,7 +439,9 @@ class Running:
         declared = self.flow.streams[0]
         rows, bad = records, None
         if declared.is_typed:
-            rows = inputs.typed(records, declared.reading, metrics="input")
+            rows = inputs.typed(
+                records, declared.reading, metrics="input", rules=declared.time_rules
+            )
         kept = rows = rows.persist() if self.shares else rows
         try:
             seen = rows
@@ -446,7 +458,7 @@ class Running:
             written = 0
             if declared.dead_letters is not None and known != 0:
                 assert self._writer is not None
-                letters = reading.dead_letters(rows, declared.dead_letters)
+                letters = reading.dead_letters(rows, declared.dead_letters, self.flow.name)
                 if not self.shares and not counts.skipped:
                     self.note_second_reading(batch_id, [0])
                 written = self._writer.write_letters(letters, batch_id)

@@ -20,8 +20,14 @@ from penstock.spark.reading.json_times import SECOND, days_of, micros_of
 DEPTH_MAX: Final = 500
 # The longest number that Spark's parser takes.
 NUMBER_MAX: Final = 1000
+# Of a value that does not fit so much is shown.
+SHOWN_MAX: Final = 60
 # Shorter records can be neither too deep nor have too long a number.
 SHORT: Final = 1000
+
+# What numbers count that are times: so many microseconds, or parts of one.
+UNITS: Final = {"s": (SECOND, 1), "ms": (1000, 1), "us": (1, 1), "ns": (1, 1000)}
+SECONDS: Final = "s"
 
 _INTEGERS: Final[dict[type[T.DataType], int]] = {
     T.ByteType: 15,
@@ -113,11 +119,12 @@ def _is_deep(value: bytes) -> bool:
 class Records:
     """Reads records of one schema."""
 
-    def __init__(self, schema: T.StructType) -> None:
+    def __init__(self, schema: T.StructType, unit: str = SECONDS) -> None:
+        """`unit` is what timestamps that are numbers count."""
         self._fields = [(f.name, f"field {f.name} is not {f.dataType.simpleString()}")
                         for f in schema.fields]  # fmt: skip
-        self._quick = _struct(schema, exact=False)
-        self._exact = _struct(schema, exact=True)
+        self._quick = _struct(schema, exact=False, unit=unit)
+        self._exact = _struct(schema, exact=True, unit=unit)
         self._tests = [
             (test, message)
             for field in schema.fields
@@ -187,7 +194,7 @@ class Records:
             if "'" in name or "]" in name:
                 continue  # Spark has no path that leads there
             if row[name] is None and found.get(name) is not None:
-                return message
+                return f"{message}: {shown(found[name])}"
         return "the value does not fit the schema"
 
     def _why_broken(self, text: str) -> str:
@@ -226,12 +233,12 @@ def _broken(digits: str) -> float:
     return float(digits)
 
 
-def _converter(kind: T.DataType, *, exact: bool) -> Convert:
+def _converter(kind: T.DataType, *, exact: bool, unit: str) -> Convert:
     """What makes a value, which is not null, one of its type."""
     if isinstance(kind, T.StructType):
-        return _struct(kind, exact=exact)
+        return _struct(kind, exact=exact, unit=unit)
     if isinstance(kind, T.ArrayType):
-        return _array(kind, exact=exact)
+        return _array(kind, exact=exact, unit=unit)
     if isinstance(kind, T.StringType):
         return _exact_text if exact else _quick_text
     if isinstance(kind, T.BooleanType):
@@ -241,14 +248,14 @@ def _converter(kind: T.DataType, *, exact: bool) -> Convert:
     if isinstance(kind, T.DoubleType):
         return _double
     if isinstance(kind, T.TimestampType):
-        return _timestamp
+        return _timestamp(*UNITS[unit])
     if isinstance(kind, T.DateType):
         return _date
     return _integer(_INTEGERS[type(kind)])
 
 
-def _struct(kind: T.StructType, *, exact: bool) -> Convert:
-    fields = [(f.name, _converter(f.dataType, exact=exact)) for f in kind.fields]
+def _struct(kind: T.StructType, *, exact: bool, unit: str) -> Convert:
+    fields = [(f.name, _converter(f.dataType, exact=exact, unit=unit)) for f in kind.fields]
 
     def convert(value: Any, state: State) -> dict[str, Any]:
         if not isinstance(value, dict):
@@ -269,8 +276,8 @@ def _struct(kind: T.StructType, *, exact: bool) -> Convert:
     return convert
 
 
-def _array(kind: T.ArrayType, *, exact: bool) -> Convert:
-    inner = _converter(kind.elementType, exact=exact)
+def _array(kind: T.ArrayType, *, exact: bool, unit: str) -> Convert:
+    inner = _converter(kind.elementType, exact=exact, unit=unit)
 
     def convert(value: Any, state: State) -> list[Any]:
         if type(value) is not list:
@@ -327,16 +334,19 @@ def _float(value: Any, state: State) -> float:
     return wide if -_FLOAT_MAX < wide < _FLOAT_MAX else _INFINITE
 
 
-def _timestamp(value: Any, _: State) -> int:
-    if type(value) is str:
-        found = micros_of(value)
-    elif type(value) is int and -_LONG <= value * SECOND < _LONG:
-        found = value * SECOND
-    else:
-        found = None
-    if found is None:
-        raise _Unfit
-    return found
+def _timestamp(times: int, parts: int) -> Convert:
+    def convert(value: Any, _: State) -> int:
+        if type(value) is str:
+            found = micros_of(value)
+        elif type(value) is int and -_LONG <= value * times // parts < _LONG:
+            found = value * times // parts
+        else:
+            found = None
+        if found is None:
+            raise _Unfit
+        return found
+
+    return convert
 
 
 def _date(value: Any, _: State) -> int:
@@ -344,6 +354,20 @@ def _date(value: Any, _: State) -> int:
     if found is None:
         raise _Unfit
     return found
+
+
+def shown(value: Any) -> str:
+    """What was found in the place of something else; texts in quotes, as in JSON."""
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, list):
+        return "a list"
+    if isinstance(value, str):
+        # Half a surrogate pair is no character.
+        text = orjson.dumps(value.encode("utf-8", "replace").decode()).decode()
+    else:
+        text = text_of(value)
+    return text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}..."
 
 
 def text_of(value: Any) -> str:
