@@ -27,6 +27,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, Self, cast, runtime_checkable
 
+from penstock.spark.flows.checks import check_texts, check_topic, is_whole, source_options
 from penstock.spark.flows.dead_letters import DEFAULT_SHARE, DeadLetterLimit
 from penstock.spark.flows.durations import microseconds
 from penstock.spark.flows.errors import DeclarationError
@@ -50,7 +51,6 @@ LATE_SUFFIX: Final = ".late"
 LEAST_IDLE_US: Final = 1_000_000
 MAX_NAME: Final = 100
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _START: Final = ("earliest", "latest")
 # What `every` may be: Spark's interval of a trigger.
 _EVERY: Final = re.compile(r"\d+ (milli)?(second|minute|hour)s?")
@@ -181,14 +181,14 @@ def stream(
     {"maxOffsetsPerTrigger": "100000"}; a flow with operators reads at most two million records of
     a stream at once, unless this says otherwise.
     """
-    _check_topic(topic)
+    check_topic(topic)
+    schemas = {"json": json, "avro": avro, "debezium": debezium, "changelog": changelog}
+    check_texts(f"stream {topic!r}", **schemas, time=time, where=where, time_unit=time_unit)
     if start not in _START:
         raise DeclarationError(
             f"stream {topic!r}: start={start!r} is not known", advice=f"Use {' or '.join(_START)}."
         )
-    reading = _reading(
-        topic, json=json, avro=avro, debezium=debezium, changelog=changelog, text=text
-    )
+    reading = _reading(topic, text=text, **schemas)
     letters = None
     if reading.format not in {"raw", "text"}:
         letters = _aside(topic, dead_letters, DEAD_SUFFIX)
@@ -199,7 +199,7 @@ def stream(
         reading,
         start,
         letters,
-        dict(options or {}),
+        source_options(topic, options),
         time_unit=time_unit,
         where=where,
         callsite=caller(),
@@ -283,7 +283,7 @@ def _aside(topic: str, given: str | None, suffix: str) -> str | None:
     if given is None:
         return None
     name = given or f"{topic}{suffix}"
-    _check_topic(name)
+    check_topic(name)
     return name
 
 
@@ -305,8 +305,9 @@ def table(
     value of that column, one of several is JSON. See the module for what a table means in a flow
     that goes on for ever.
     """
-    _check_topic(topic)
-    if max_rows < 1:
+    check_topic(topic)
+    check_texts(f"table {topic!r}", json=json, avro=avro, debezium=debezium, key=key)
+    if not is_whole(max_rows) or max_rows < 1:
         raise DeclarationError(f"table {topic!r}: max_rows must be at least 1")
     if debezium is not None and (json is not None or avro is not None):
         raise DeclarationError(f"table {topic!r}: give json, avro or debezium, not several")
@@ -314,7 +315,9 @@ def table(
         reading = Reading("debezium", debezium)
     else:
         reading = _reading(topic, json=json, avro=avro, text=False)
-    return Table(topic, reading, key, max_rows, dict(options or {}), caller())
+    return Table(
+        topic, reading, key, max_rows, source_options(topic, options, streaming=False), caller()
+    )
 
 
 def _reading(topic: str, *, text: bool, **schemas: str | None) -> Reading:
@@ -326,14 +329,6 @@ def _reading(topic: str, *, text: bool, **schemas: str | None) -> Reading:
         [(name, schema)] = given
         return Reading(cast(Format, name), schema)
     return Reading("text" if text else "raw")
-
-
-def _check_topic(name: str) -> None:
-    if not _TOPIC.fullmatch(name) or name in {".", ".."}:
-        raise DeclarationError(
-            f"{name!r} is no name of a topic",
-            advice="A name has 1 to 249 letters, digits, dots, dashes and underscores.",
-        )
 
 
 # ---- outputs -----------------------------------------------------------------------------
@@ -405,20 +400,25 @@ def topic(
     several as JSON. With `raw` the columns `key` and `value`, and `headers` if there are such, are
     written as they are. `partitions`, `compacted` and `settings` count only when the topic is made.
     """
-    _check_topic(name)
+    check_topic(name)
+    if not isinstance(key, str | Sequence):
+        raise DeclarationError(
+            f"topic {name!r}: key={key!r} is no column", advice='Name it, as in key="id".'
+        )
     keys = (key,) if isinstance(key, str) else tuple(key)
     if raw and keys:
         raise DeclarationError(
             f"topic {name!r}: with raw=True the column `key` is the key", advice="Leave out key=."
         )
-    if partitions < 0:
+    if not is_whole(partitions) or partitions < 0:
         raise DeclarationError(f"topic {name!r}: partitions must be positive")
     if compacted and not keys and not raw:
         raise DeclarationError(
             f"topic {name!r}: a compacted topic keeps the last record of each key, so it needs one",
             advice='Say which column it is, as in key="id".',
         )
-    return Topic(name, keys, partitions, compacted, "raw" if raw else "json", dict(settings or {}))
+    return Topic(name, keys, partitions, compacted, "raw" if raw else "json",
+                 {name: str(value) for name, value in (settings or {}).items()})  # fmt: skip
 
 
 # ---- flows -------------------------------------------------------------------------------
@@ -571,6 +571,7 @@ def flow(
 
 def _check(made: Flow) -> None:
     place = f"{Path(made.where).name}: flow {made.name!r}"
+    check_texts(place, name=made.name)
     if not _NAME.fullmatch(made.name) or len(made.name) > MAX_NAME:
         raise DeclarationError(
             f"{place}: not a name for a flow",
@@ -591,9 +592,12 @@ def _check(made: Flow) -> None:
             raise DeclarationError(f"{place}: {output!r} is no output, such as topic(...)")
     if made.mode not in {"append", "update", "complete"}:
         raise DeclarationError(f"{place}: mode={made.mode!r} is none of append, update, complete")
-    if made.every is not None and not _EVERY.fullmatch(made.every):
-        raise DeclarationError(f'{place}: every={made.every!r} is not such as "10 seconds"')
-    if not 1 <= made.shards <= MOST_SHARDS:
+    if made.every is not None and not _EVERY.fullmatch(str(made.every)):
+        raise DeclarationError(
+            f"{place}: every={made.every!r} is no length of time",
+            advice='Write a number and a unit, as in every="10 seconds".',
+        )
+    if not is_whole(made.shards) or not 1 <= made.shards <= MOST_SHARDS:
         raise DeclarationError(f"{place}: shards={made.shards} is not from 1 to {MOST_SHARDS}")
     _check_limit(made.dead_letter_limit, place)
     _check_names(made, place)

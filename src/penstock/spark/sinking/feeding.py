@@ -283,7 +283,12 @@ class Feeding:
             again = again and not isinstance(error, StoreAwayError)
         # Whoever makes the topic, or writes to it first, may come after us.
         waits = isinstance(error, UnknownTopicError | NothingToLearnFromError) and not self._once
-        return replace(found, retriable=again, waits=waits)
+        # Nothing has been written yet: a run with an end has nothing to do.
+        nothing = isinstance(error, NothingToLearnFromError)
+        is_idle = nothing and self._once and not self._rebuild
+        if is_idle:
+            log.warning("%s: nothing to do", error)
+        return replace(found, retriable=again, waits=waits, is_idle=is_idle)
 
     def poll(self) -> bool:
         """Take in what Spark reports; whether a micro-batch was completed since the last time."""
