@@ -1,9 +1,10 @@
 """Dead letters: read from their topic, and sent back to where they came from.
 
-A letter's headers say what it is (KIP-1191). Sending back goes by *kinds*: letters of one group,
-from one topic, for one reason. How far each kind has been sent back is kept as the committed
-offsets of a group of its own, and moves in the same transaction as the records, so that a letter
-is sent back once, however often the command is stopped and run again, with whatever filter.
+A letter's headers say what it is: KIP-1191's, or of flows and sinks our own. Sending back goes by
+*kinds*: letters of one group, flow or sink, from one topic, for one reason. How far each kind has
+been sent back is kept as the committed offsets of a group of its own, and moves in the same
+transaction as the records, so that a letter is sent back once, however often the command is stopped
+and run again, with whatever filter.
 
 Works on any Kafka broker; on Apache Kafka the letters hold the records only if their group has
 `errors.deadletterqueue.copy.record.enable`.
@@ -12,7 +13,7 @@ Works on any Kafka broker; on Apache Kafka the letters hold the records only if 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from confluent_kafka import Consumer, Message, Producer
 
 PREFIX: Final = "__dlq.errors."
+# Of what a flow or a sink could not read or take.
+UNREAD_PREFIX: Final = "penstock.error."
+UNREAD: Final = "unread"
 REJECTED: Final = "rejected"
 LIMIT: Final = "limit"
 OTHER: Final = "other"
@@ -71,7 +75,9 @@ class Letter:
 
     @property
     def is_bare(self) -> bool:
-        """Whether it only says where the record is."""
+        """Whether it only says where the record is, or there is none: a row that a flow made."""
+        if ":" in self.kind.topic:
+            return True
         return self.key is None and self.value is None and not self.headers
 
 
@@ -87,6 +93,13 @@ class Outcome:
     # In the topic, but not dead letters.
     foreign: int = 0
 
+    def add(self, other: Outcome) -> None:
+        """Count what came of another topic as well."""
+        self.sent += other.sent
+        self.before += other.before
+        self.bare += other.bare
+        self.foreign += other.foreign
+
 
 def reason_of(message: str) -> str:
     """Why, from the words of the letter: ours and Apache Kafka's."""
@@ -96,19 +109,33 @@ def reason_of(message: str) -> str:
     return LIMIT if "delivery count" in words else OTHER
 
 
+def owner_of(told: Mapping[str, str]) -> str:
+    """Which flow or sink a dead letter is of, as the group of its kind; empty if it is not said."""
+    for kind in ("flow", "sink"):
+        if kind in told:
+            return f"{kind}:{told[kind]}"
+    return ""
+
+
 def letter_of(message: Message) -> Letter | None:
     """The letter in a record; None if it is none."""
     told: dict[str, str] = {}
+    unread: dict[str, str] = {}
     own: list[tuple[str, bytes | None]] = []
     headers = cast("list[tuple[str, str | bytes | None]]", message.headers() or [])
     for name, value in headers:
         data = value.encode() if isinstance(value, str) else value
         if name.startswith(PREFIX):
             told[name.removeprefix(PREFIX)] = (data or b"").decode(errors="replace")
+        elif name.startswith(UNREAD_PREFIX):
+            unread[name.removeprefix(UNREAD_PREFIX)] = (data or b"").decode(errors="replace")
         else:
             own.append((name, data))
+    if not told and unread:
+        told = {**unread, "group": owner_of(unread), "message": unread.get("reason", "")}
     try:
-        kind = LetterKind(told["group"], told["topic"], reason_of(told.get("message", "")))
+        kind = LetterKind(told["group"], told["topic"],
+                          UNREAD if unread else reason_of(told.get("message", "")))  # fmt: skip
         source = int(told["partition"]), int(told["offset"])
     except (KeyError, ValueError):
         return None

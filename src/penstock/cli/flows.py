@@ -7,19 +7,29 @@ was written down when something last did.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from penstock.cli import output
-from penstock.cli.kafka import AsJson
+from penstock.cli.dead_letters_view import (
+    SHOWN_LETTERS,
+    Execute,
+    Letters,
+    Limit,
+    To,
+    send_back,
+    show,
+)
+from penstock.cli.kafka import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, ClientSettings, connect
 from penstock.cli.run import DEFAULT_DATA, Data, need_spark
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, PenstockError
 
 if TYPE_CHECKING:
+    from penstock.cli.dead_letters import LetterKind
     from penstock.spark.flows.folder import Folder, Record
     from penstock.spark.state.layout import Layout
 
@@ -29,6 +39,10 @@ app = typer.Typer(
     epilog="A flow is a function from inputs to outputs that `penstock run` keeps running; what "
     "it has written can be built anew from the log at any time, with `penstock flows reset`.",
 )
+
+_RESTING: Final = (
+    "flow", "last state", "since", ">rows in", ">rows out", ">late", ">dead", "error",
+)  # fmt: skip
 
 Name = Annotated[str, typer.Argument(metavar="FLOW", help="The flow.")]
 
@@ -61,20 +75,24 @@ def list_command(data: Data = DEFAULT_DATA, json: AsJson = False) -> None:
       penstock flows list
       penstock flows list --json | jq -r '.[] | select(.state == "failed") | .name'
     """
-    from penstock.cli.run_view import rendered
+    from penstock.cli.run_view import coloured, rendered
 
     folder = _folder(data)
     running = _running(folder)
     known = {each["name"] for each in running or ()}
     resting = [each for each in folder.records() if each.name not in known]
     if json:
-        output.write_json([*(running or ()), *(_as_json(each) for each in resting)])
+        output.write_json([*(running or ()), *(_as_json(each, folder) for each in resting)])
         return
     if running:
         output.print_rich(rendered(running))
     if resting:
-        rows = ((each.name, _state(each), _when(each), each.error) for each in resting)
-        output.print_table(("flow", "last state", "since", "error"), rows)
+        told = [_as_json(each, folder) for each in resting]
+        rows = (
+            (each.name, _state(each), _when(each), *_counted(value), each.error)
+            for each, value in zip(resting, told, strict=True)
+        )
+        output.print_rich(coloured(output.table(_RESTING, rows), told))
     if not running and not resting:
         output.say(f"no flows have run with {data}; `penstock run FILE` runs those of a file")
 
@@ -94,7 +112,7 @@ def describe(flow: Name, data: Data = DEFAULT_DATA, json: AsJson = False) -> Non
     folder = _folder(data)
     record = folder.record(flow)
     running = [each for each in _running(folder) or () if each["name"] == flow]
-    value = {**_as_json(record), "running": running}
+    value = {**_as_json(record, folder), "running": running}
     if json:
         output.write_json(value)
         return
@@ -250,6 +268,74 @@ def state(
         output.say(f"the first {limit} rows; --limit shows more")
 
 
+@app.command("dead-letters")
+def dead_letters(
+    flow: Name,
+    letters: Letters = SHOWN_LETTERS,
+    data: Data = DEFAULT_DATA,
+    json: AsJson = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    client: ClientSettings = [],  # noqa: B006
+) -> None:
+    """Show the dead letters of a flow: records that it could not read, with position and reason.
+
+    They stay in their topic when they were sent back.
+
+    \b
+    Examples:
+      penstock flows dead-letters enriched
+      penstock flows dead-letters enriched -n 100 --json | jq -r '.letters[].message'
+    """
+    topics = _dead_letter_topics(_folder(data), flow)
+    connection = connect(bootstrap, client)
+    show(connection, f"flow {flow}", topics, _is_of(flow), count=letters, json=json)
+
+
+@app.command("redrive")
+def redrive(
+    flow: Name,
+    execute: Execute = False,
+    to: To = None,
+    limit: Limit = None,
+    data: Data = DEFAULT_DATA,
+    json: AsJson = False,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    client: ClientSettings = [],  # noqa: B006
+) -> None:
+    """Send the dead letters of a flow back to the topics that they came from.
+
+    For when the flow reads them by now: its schema was mended. Without --execute nothing is sent.
+    Each letter is sent back once, however often the command is stopped and run again. It stands at
+    the end of its topic then, behind records that were written after it, and whoever else reads
+    the topic gets it too; --to sends it elsewhere.
+
+    \b
+    Examples:
+      penstock flows redrive enriched                       # what would be sent
+      penstock flows redrive enriched --execute
+    """
+    topics = _dead_letter_topics(_folder(data), flow)
+    connection = connect(bootstrap, client)
+    send_back(connection, topics, _is_of(flow), execute=execute, limit=limit, to=to, json=json)
+
+
+def _dead_letter_topics(folder: Folder, flow: str) -> tuple[str, ...]:
+    topics = folder.record(flow).dead_letters
+    if not topics:
+        raise PenstockError(
+            f"flow {flow!r} has no topic for dead letters",
+            advice="One of a stream is TOPIC.dead, unless dead_letters= says otherwise; a flow "
+            "that ran last with an older version of Penstock has to run once.",
+        )
+    return topics
+
+
+def _is_of(flow: str) -> Callable[[LetterKind], bool]:
+    # Letters of older versions do not say whose they are.
+    owners = {f"flow:{flow}", ""}
+    return lambda kind: kind.group in owners
+
+
 @app.command("rescale")
 def rescale(
     flow: Name,
@@ -341,7 +427,13 @@ def _rebuilt(record: Record) -> list[str]:
     ]
 
 
-def _as_json(record: Record) -> dict[str, Any]:
+def _counted(value: Mapping[str, Any]) -> tuple[str, ...]:
+    counts = value["counts"]
+    names = ("rows_in", "rows_out", "late_rows", "dead_letters")
+    return tuple(f"{counts[name]:,}" if name in counts else "-" for name in names)
+
+
+def _as_json(record: Record, folder: Folder) -> dict[str, Any]:
     made_from = record.fingerprint(record.generation)
     return {
         "name": record.name,
@@ -358,4 +450,5 @@ def _as_json(record: Record) -> dict[str, Any]:
         "error": record.error,
         "advice": record.advice,
         "updated_ms": record.updated_ms,
+        "counts": folder.counts(record.name, record.generation),
     }

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from penstock.cli import dead_letters_view as letters_view
 from penstock.cli import output
 from penstock.cli.kafka import (
     DEFAULT_BOOTSTRAP,
@@ -25,11 +26,11 @@ from penstock.cli.kafka import (
     tell_deleted,
     translated,
 )
-from penstock.cli.values import parse_pairs, show_time
+from penstock.cli.values import parse_pairs
 from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
-    from penstock.cli.dead_letters import Letter, LetterKind, Outcome
+    from penstock.cli.dead_letters import Letter, LetterKind
     from penstock.cli.queue_view import QueueView
 
 app = typer.Typer(
@@ -134,7 +135,7 @@ def inspect(
     topic = dead_letters or view.settings.get(DEAD_LETTER_TOPIC, "")
     counts: Counter[LetterKind] = Counter()
     last: deque[Letter] = deque(maxlen=letters)
-    if topic and letters and _exists(connection, topic):
+    if topic and letters and letters_view.exists(connection, topic):
         reader = Reader(connection, topic)
         try:
             for letter in reader.letters():
@@ -148,14 +149,10 @@ def inspect(
         return
     _print_view(view)
     if counts:
-        _print_counts(counts, "dead letters", f"dead letters in {topic}")
-        _print_letters(last)
+        letters_view.print_counts(counts, "dead letters", f"dead letters in {topic}")
+        letters_view.print_letters(last)
     elif letters:
         output.say(f"no dead letters in {topic}" if topic else "the group has no dead-letter topic")
-
-
-def _exists(connection: Connection, topic: str) -> bool:
-    return topic in connection.admin().list_topics(timeout=10).topics
 
 
 def _view_json(
@@ -179,22 +176,7 @@ def _view_json(
             {"topic": kind.topic, "reason": kind.reason, "count": count}
             for kind, count in sorted(counts.items())
         ],
-        "letters": [_letter_json(letter) for letter in letters],
-    }
-
-
-def _letter_json(letter: Letter) -> dict[str, Any]:
-    return {
-        "topic": letter.kind.topic,
-        "partition": letter.source_partition,
-        "offset": letter.source_offset,
-        "reason": letter.kind.reason,
-        "message": letter.message,
-        "deliveries": letter.delivery_count,
-        "time_ms": letter.timestamp_ms,
-        "key": output.json_bytes(letter.key),
-        "value": output.json_bytes(letter.value),
-        "headers": {name: output.json_bytes(value) for name, value in letter.headers},
+        "letters": [letters_view.letter_json(letter) for letter in letters],
     }
 
 
@@ -221,36 +203,6 @@ def _print_view(view: QueueView) -> None:
 
 def _number(value: int | None) -> str:
     return "-" if value is None else str(value)
-
-
-def _print_counts(counts: Counter[LetterKind], column: str, title: str = "") -> None:
-    output.print_table(
-        ("from topic", "reason", f">{column}"),
-        ((kind.topic, kind.reason, str(count)) for kind, count in sorted(counts.items())),
-        title=title,
-    )
-
-
-def _print_letters(letters: deque[Letter]) -> None:
-    output.print_table(
-        ("died", "record", ">deliveries", "why", "key", "value"),
-        (
-            (
-                show_time(letter.timestamp_ms),
-                f"{letter.kind.topic}-{letter.source_partition}@{letter.source_offset}",
-                _number(letter.delivery_count),
-                letter.message,
-                _short(letter.key),
-                _short(letter.value),
-            )
-            for letter in letters
-        ),
-    )
-
-
-def _short(data: bytes | None) -> str:
-    text = output.text_bytes(data)
-    return text if len(text) <= 60 else text[:59] + "…"
 
 
 # ---- alter -------------------------------------------------------------------------------
@@ -461,7 +413,7 @@ def redrive(
         raise typer.BadParameter(f"{unknown[0]!r} is no reason; use {', '.join(dead.REASONS)}")
     connection = connect(bootstrap, client)
     topic = dead_letters or _topic_of_letters(connection, group)
-    if not _exists(connection, topic):
+    if not letters_view.exists(connection, topic):
         raise PenstockError(f"there is no topic {topic!r}", advice="No record has died yet.")
 
     def wanted(kind: LetterKind) -> bool:
@@ -472,7 +424,7 @@ def redrive(
         )
 
     outcome = dead.redrive(connection, topic, wanted, execute=execute, limit=limit, target=to)
-    _tell(outcome, execute=execute, json=json)
+    letters_view.tell(outcome, execute=execute, json=json)
 
 
 def _topic_of_letters(connection: Connection, group: str) -> str:
@@ -486,33 +438,3 @@ def _topic_of_letters(connection: Connection, group: str) -> str:
     if not topic:
         raise no_topic(group)
     return topic
-
-
-def _tell(outcome: Outcome, *, execute: bool, json: bool) -> None:
-    if json:
-        output.write_json(
-            {
-                "executed": execute,
-                "sent": outcome.sent.total(),
-                "sent_before": outcome.before.total(),
-                "without_record": outcome.bare.total(),
-                "kinds": [
-                    {"topic": kind.topic, "reason": kind.reason, "count": count}
-                    for kind, count in sorted(outcome.sent.items())
-                ],
-            }
-        )
-        return
-    if outcome.sent:
-        _print_counts(outcome.sent, "sent back" if execute else "to send back")
-    said = "sent back" if execute else "would send back"
-    output.say(f"{said} {outcome.sent.total()} dead letters")
-    if outcome.before:
-        output.say(f"{outcome.before.total()} were sent back before")
-    if outcome.bare:
-        output.warn(
-            f"{outcome.bare.total()} say only where their record is and cannot be sent back; "
-            "errors.deadletterqueue.copy.record.enable=true keeps the records in the letters"
-        )
-    if outcome.sent and not execute:
-        output.say("run it again with --execute to do it")

@@ -12,6 +12,7 @@ from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.table import Table
 
     from penstock.spark.flows.manager import Status
 
@@ -86,10 +87,19 @@ def rendered(
 
     flows = [each for each in statuses if "store" not in each]
     sinks = [each for each in statuses if "store" in each]
-    tables = [output.table(COLUMNS, map(row, flows))] if flows else []
+    tables = [coloured(output.table(COLUMNS, map(row, flows)), flows)] if flows else []
     if sinks:
-        tables.append(output.table(sinks_view.COLUMNS, map(sinks_view.row, sinks)))
+        table = output.table(sinks_view.COLUMNS, map(sinks_view.row, sinks))
+        tables.append(coloured(table, sinks))
     return Group(*tables, *errors)
+
+
+def coloured(table: Table, statuses: Sequence[Mapping[str, Any]]) -> Table:
+    """The table with the rows in red of those that have failed."""
+    for line_of, each in zip(table.rows, statuses, strict=True):
+        if each["state"] == "failed":
+            line_of.style = "red"
+    return table
 
 
 class View:

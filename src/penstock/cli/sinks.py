@@ -8,7 +8,7 @@ machine; if none does they ask the stores and the broker.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +17,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from penstock.cli import output, project
+from penstock.cli.dead_letters_view import (
+    SHOWN_LETTERS,
+    Execute,
+    Letters,
+    Limit,
+    To,
+    send_back,
+    show,
+)
 from penstock.cli.kafka import (
     DEFAULT_BOOTSTRAP,
     AsJson,
@@ -44,6 +53,7 @@ from penstock.cli.values import parse_pairs
 from penstock.errors import ConfigError, PenstockError
 
 if TYPE_CHECKING:
+    from penstock.cli.dead_letters import LetterKind
     from penstock.sinks import Position
     from penstock.sinks.spec import SinkSpec
     from penstock.spark.flows.inputs import Place
@@ -179,14 +189,16 @@ def _at_rest(spec: SinkSpec, folder: SinkFolder, place: Place) -> dict[str, Any]
             lag_s = lag_s if since is None else max(0.0, time.time() - since)
     except PenstockError as trouble:
         error, advice = error or str(trouble), advice or trouble.advice
+    counts = folder.counts(spec.name)
     found = SinkStatus(
         name=spec.name, state=state, rebuilding=False, restarts=0, error=error, advice=advice,
-        retry_in_s=None, progress=Progress(), topic=spec.topic, store=spec.shown,
+        retry_in_s=None, progress=Progress.restored(counts), topic=spec.topic, store=spec.shown,
         position={} if position is None else position.as_json(), lag=lag, lag_s=lag_s,
-        alarming=state == "failed" or (lag_s or 0.0) > spec.max_lag_s, put=0, deleted=0,
+        alarming=state == "failed" or (lag_s or 0.0) > spec.max_lag_s,
+        put=counts.get("put", 0), deleted=counts.get("deleted", 0),
     )  # fmt: skip
     # Only who feeds it counts them.
-    return {**found.as_dict(), "put": None, "deleted": None}
+    return found.as_dict() if counts else {**found.as_dict(), "put": None, "deleted": None}
 
 
 @app.command("describe")
@@ -417,6 +429,63 @@ def _until_stopped(folder: SinkFolder, sink: str) -> None:
             return
         time.sleep(_POLL_S)
     raise PenstockError(f"sink {sink} has not stopped in {_STOP_S:.0f} s", advice="Try again.")
+
+
+@app.command("dead-letters")
+def dead_letters(
+    sink: Name,
+    letters: Letters = SHOWN_LETTERS,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    file: ProjectFile = None,
+    json: AsJson = False,
+    client: ClientSettings = [],  # noqa: B006
+) -> None:
+    """Show the dead letters of a sink: what it could not read or take, with position and reason.
+
+    They stay in their topic when they were sent back.
+
+    \b
+    Examples:
+      penstock sinks dead-letters orders
+      penstock sinks dead-letters orders -n 100 --json | jq -r '.letters[].message'
+    """
+    spec = named(project.load(file), sink)
+    connection = connect(bootstrap, client)
+    show(connection, f"sink {sink}", [spec.letters], _is_of(sink), count=letters, json=json)
+
+
+@app.command("redrive")
+def redrive(
+    sink: Name,
+    execute: Execute = False,
+    to: To = None,
+    limit: Limit = None,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    file: ProjectFile = None,
+    json: AsJson = False,
+    client: ClientSettings = [],  # noqa: B006
+) -> None:
+    """Send the dead letters of a sink back to its topic.
+
+    For when the sink takes them by now: its fields were mended. Without --execute nothing is sent.
+    Each letter is sent back once, however often the command is stopped and run again. It stands at
+    the end of the topic then: where a later record of the same key has come meanwhile, the older
+    row would take its place. `penstock sinks rebuild` keeps the order, if the topic has all.
+
+    \b
+    Examples:
+      penstock sinks redrive orders                         # what would be sent
+      penstock sinks redrive orders --execute
+    """
+    spec = named(project.load(file), sink)
+    connection = connect(bootstrap, client)
+    send_back(
+        connection, [spec.letters], _is_of(sink), execute=execute, limit=limit, to=to, json=json
+    )
+
+
+def _is_of(sink: str) -> Callable[[LetterKind], bool]:
+    return lambda kind: kind.group == f"sink:{sink}"
 
 
 @app.command("wait")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.broker.metrics.exposition import Family
 from penstock.cli import output
-from penstock.cli.run_view import rate
+from penstock.cli.run_view import coloured, rate
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -68,7 +68,8 @@ def rendered(statuses: Sequence[Mapping[str, Any]]) -> RenderableType:
             remedy = f"\n  {each['advice']}" if each["advice"] else ""
             style = "red" if each["state"] == "failed" else "yellow"
             errors.append(Text(f"{each['name']}: {each['error']}{remedy}", style=style))
-    return Group(output.table(COLUMNS, map(row, statuses)), *errors)
+    table = output.table(COLUMNS, map(row, statuses))
+    return Group(coloured(table, statuses), *errors)
 
 
 def families(statuses: Sequence[SinkStatus]) -> list[Family]:

@@ -15,7 +15,8 @@ Further settings: `options` of the store; `dead_letters`, the topic for what can
 (TOPIC.dead unless said otherwise); `max_records` of one micro-batch; `every`, the least time
 between two; `max_lag`, the delay from which an alarm is raised; `alert_webhook`, the URL that is
 told when an alarm begins and ends, by a POST of JSON; `time_unit` of times that are numbers ("us",
-"ms" or "s"); `decimals`, "precise" for Connect's base64, or "text".
+"ms" or "s"); `decimals`, "precise" for Connect's base64, or "text"; `max_dead_letters` of one
+micro-batch, and `max_dead_share` of the recent records, beyond which the sink stops.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ from typing import Any, Final
 
 from penstock.errors import ConfigError
 from penstock.sinks import stores
-from penstock.sinks.contract import Sink
+from penstock.sinks.contract import MAX_REFUSED, Sink
 from penstock.sinks.errors import MissingPackageError
 from penstock.sinks.fields import UNITS, from_text
 
 MAX_RECORDS: Final = 200_000
+MAX_DEAD_SHARE: Final = 0.5
 MAX_LAG_S: Final = 300.0
 FORMATS: Final = ("debezium", "json")
 DECIMALS: Final = ("precise", "text")
@@ -44,7 +46,7 @@ _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)?")
 _SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
 _SETTINGS: Final = (
     "topic", "url", "key", "fields", "format", "options", "dead_letters", "max_records", "every",
-    "max_lag", "time_unit", "decimals", "alert_webhook",
+    "max_lag", "time_unit", "decimals", "alert_webhook", "max_dead_letters", "max_dead_share",
 )  # fmt: skip
 # Options of stores that lead elsewhere than the rest of the URL.
 _WHERE: Final = ("host", "hostaddr", "port", "dbname", "service", "options", "endpoint", "region")
@@ -70,6 +72,9 @@ class SinkSpec:
     time_unit: str = ""
     decimals: str = ""
     alert_webhook: str = field(default="", repr=False)
+    # More dead letters than this in one micro-batch, or than this share of the recent records.
+    max_dead_letters: int = MAX_REFUSED
+    max_dead_share: float = MAX_DEAD_SHARE
 
     @property
     def shown(self) -> str:
@@ -134,6 +139,8 @@ def from_config(name: str, found: Any) -> SinkSpec:
         time_unit=settings.choice("time_unit", tuple(UNITS)),
         decimals=settings.choice("decimals", DECIMALS),
         alert_webhook=settings.text("alert_webhook", pattern=_WEB),
+        max_dead_letters=settings.number("max_dead_letters", MAX_REFUSED),
+        max_dead_share=settings.share("max_dead_share", MAX_DEAD_SHARE),
     )
     _check(spec, path)
     return spec
@@ -219,6 +226,15 @@ class _Settings:
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise ConfigError(f"{self.path}.{name} must be a number from 1, not {value!r}")
         return value
+
+    def share(self, name: str, otherwise: float) -> float:
+        value = self.found.get(name, otherwise)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
+            raise ConfigError(
+                f"{self.path}.{name} must be a number above 0, up to 1, not {value!r}",
+                advice="0.5 is half of the records; with 1 the sink never stops for them.",
+            )
+        return float(value)
 
     def seconds(self, name: str, otherwise: float) -> float:
         value = self.found.get(name, otherwise)

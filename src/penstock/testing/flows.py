@@ -12,7 +12,8 @@ production, and remembers how far it came: feed and run again for the next micro
 
 **Time.** `now` is the tester's clock; records are stamped with it, rows can use it, and only
 `advance` moves it. A window closes when a row arrives whose time is past its end and lateness, as
-in production: advance, feed a row, run.
+in production: advance, feed a row, run. Rows may have any event time: only a `max_future` that a
+stream names holds.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from pyspark.sql.types import StructType
 
 from penstock.client.table_schemas import SCHEMA_ID
 from penstock.errors import PenstockError
-from penstock.spark.flows.declare import Collected, Flow, physical
+from penstock.spark.flows.declare import Collected, Flow, Input, Stream, physical
 from penstock.spark.flows.folder import Folder
 from penstock.spark.flows.load import load
 from penstock.spark.flows.manager import Manager, Status
@@ -71,17 +72,19 @@ class FlowTester:
     now: datetime = START
     flows: Collected = field(default_factory=Collected)
     partitions: int = 1
+    # Whether a flow fails of which most records are dead letters, as it does in production.
+    stops_at_dead_letters: bool = False
 
     # ---- flows ---------------------------------------------------------------------------
 
     def load(self, file: str | Path) -> Collected:
         """Take the flows of a file; those of before are forgotten, what they kept is not."""
-        self.flows = load(Path(file))
+        self.flows = _unbounded(load(Path(file)))
         return self.flows
 
     def use(self, *flows: Flow) -> Collected:
         """Take flows that are declared in the test itself."""
-        self.flows = Collected.of(flows)
+        self.flows = _unbounded(Collected.of(flows))
         return self.flows
 
     def run(self, *only: str, tries: int = 0) -> dict[str, Status]:
@@ -115,6 +118,8 @@ class FlowTester:
             self.broker.bootstrap,
             once=True,
             policy=Policy(first_pause_s=0.05, longest_pause_s=1.0, max_tries=tries),
+            stops_at_dead_letters=self.stops_at_dead_letters,
+            keeps_counts=False,
         )
         folder = Folder(self.data)
         manager = Manager(self.spark, Collected([flow]), folder, settings, known=self.flows)
@@ -266,6 +271,20 @@ class FlowTester:
         writer = self.flows.writer(topic)
         record = None if writer is None else Folder(self.data).find(writer.name)
         return topic if record is None else physical(topic, record.generation)
+
+
+def _unbounded(flows: Collected) -> Collected:
+    """The same flows, without the bound for event times that is there unless one is said.
+
+    It goes by when a record was written, and in a test that is the tester's clock.
+    """
+
+    def own(each: Input) -> Input:
+        if isinstance(each, Stream) and not each.is_max_future_given:
+            return replace(each, max_future_us=None)
+        return each
+
+    return Collected.of([replace(each, inputs=tuple(map(own, each.inputs))) for each in flows])
 
 
 def _keys(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from textwrap import dedent
+from typing import Any
 
 import pytest
 
@@ -147,8 +149,39 @@ def test_declarations_that_cannot_work() -> None:
         table("t", json="a int", debezium="a int")
     with pytest.raises(DeclarationError, match="at least 1"):
         table("t", json="a int", max_rows=0)
-    with pytest.raises(DeclarationError, match='such as "10 seconds"'):
-        flow(inputs=stream("a"), output=topic("b"), every="often", name="f")(lambda a: a)
+    for every in ("often", 10):
+        with pytest.raises(DeclarationError, match=f"every={every!r} is no length of time"):
+            flow(inputs=stream("a"), output=topic("b"), every=every, name="f")(lambda a: a)  # type: ignore[arg-type]
+
+
+ORDERS = {"json": "id int, at timestamp", "time": "at"}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"lateness": 10}, "lateness=10 is no length of time"),
+        ({"idle": 30}, "idle=30 is no length of time"),
+        ({"max_future": 3600}, "max_future=3600 is no length of time"),
+        ({"time_unit": "m"}, "time_unit='m' is not known"),
+        ({"where": " "}, "where=' ' is no condition"),
+        ({"json": 5}, "json=5 is no text"),
+        ({"late": 5}, "5 is no name of a topic"),
+        ({"options": {"maxOffsetsPerTriger": "5"}}, "there is no option 'maxOffsetsPerTriger'"),
+        ({"options": {"maxOffsetsPerTrigger": "many"}}, "maxOffsetsPerTrigger is 'many'"),
+        ({"options": "latest"}, "options='latest' are no options"),
+    ],
+)
+def test_a_stream_says_at_once_what_cannot_be(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(DeclarationError, match=re.escape(message)) as caught:
+        stream("orders", **{**ORDERS, **wrong})
+    assert caught.value.advice
+
+
+def test_numbers_may_be_options_and_settings() -> None:
+    declared = stream("orders", options={"maxOffsetsPerTrigger": 5})  # type: ignore[dict-item]
+    assert declared.options == {"maxOffsetsPerTrigger": "5"}
+    assert topic("o", settings={"retention.ms": 5}).settings == {"retention.ms": "5"}  # type: ignore[dict-item]
 
 
 def test_generations_of_an_output_have_topics_of_their_own() -> None:

@@ -218,3 +218,9 @@ class Life(RuleBasedStateMachine):
 
 
 TestLife = Life.TestCase
+
+
+def test_a_run_that_has_nothing_to_do_has_come_to_its_end() -> None:
+    flow = Supervised(POLICY, lambda: 0.0)
+    flow.failed(Failure("no records yet", retriable=True, is_idle=True), 0.0)
+    assert (flow.state, flow.failure) == ("finished", None)

@@ -271,7 +271,7 @@ def test_position_headers_and_reason_go_to_the_dead_letters(spark: SparkSession)
         (1, "the value is not valid JSON"),
         (3, "field id is missing or null"),
         (4, "the value is not UTF-8"),
-        (5, "field id is not bigint"),
+        (5, 'field id is not bigint: "x"'),
     ]
     rows.unpersist()
 
@@ -335,8 +335,8 @@ def test_decimals_dates_and_elements_that_must_be_there(spark: SparkSession) -> 
     rows = reading.json(frame(spark, values), schema).orderBy("offset").collect()
     assert [row._error for row in rows] == [
         None,
-        "field d is not decimal(5,2)",
-        "field t is not timestamp",
+        "field d is not decimal(5,2): 123456.7",
+        'field t is not timestamp: "soon"',
         "field l[] is missing or null",
         "field m{} is missing or null",
         "field s[].b is out of range",

@@ -27,9 +27,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, Self, cast, runtime_checkable
 
+from penstock.spark.flows.checks import check_texts, check_topic, is_whole, source_options
+from penstock.spark.flows.dead_letters import DEFAULT_SHARE, DeadLetterLimit
 from penstock.spark.flows.durations import microseconds
 from penstock.spark.flows.errors import DeclarationError
 from penstock.spark.places import caller, place
+from penstock.spark.reading.decoding import SHAPES, TimeRules
+from penstock.spark.reading.json_records import UNITS
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -41,13 +45,13 @@ Body = Callable[..., Any]
 
 DEFAULT_MAX_ROWS: Final = 5_000_000
 DEFAULT_SHARDS: Final = 4
+DEFAULT_MAX_FUTURE: Final = "1 hour"
 MOST_SHARDS: Final = 4096
 DEAD_SUFFIX: Final = ".dead"
 LATE_SUFFIX: Final = ".late"
 LEAST_IDLE_US: Final = 1_000_000
 MAX_NAME: Final = 100
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _START: Final = ("earliest", "latest")
 # What `every` may be: Spark's interval of a trigger.
 _EVERY: Final = re.compile(r"\d+ (milli)?(second|minute|hour)s?")
@@ -86,10 +90,22 @@ class Stream:
     late: str | None = None
     # After how long without a record a partition gets a heartbeat.
     idle_us: int | None = None
-    # The file and line that declare it.
-    where: str = field(default="", compare=False)
+    # What numbers count that are times.
+    time_unit: str | None = None
+    # How far its event time may be after the time at which a record was written.
+    max_future_us: int | None = None
+    # Whether somebody has said how far.
+    is_max_future_given: bool = False
+    # A condition in SQL: what it is not true for is left out.
+    where: str | None = None
     # The topic for dead letters, if the columns turn out to be published.
     letters_if_typed: str | None = None
+    # The file and line that declare it.
+    callsite: str = field(default="", compare=False)
+
+    @property
+    def time_rules(self) -> TimeRules:
+        return TimeRules(self.time_unit, self.max_future_us, self.where)
 
     @property
     def is_typed(self) -> bool:
@@ -105,7 +121,7 @@ class Table:
     key: str | None = None
     max_rows: int = DEFAULT_MAX_ROWS
     options: Mapping[str, str] = field(default_factory=dict)
-    where: str = field(default="", compare=False)
+    callsite: str = field(default="", compare=False)
 
 
 Input = Stream | Table
@@ -126,6 +142,9 @@ def stream(
     lateness: str = "0 seconds",
     late: str | None = "",
     idle: str | None = None,
+    time_unit: str | None = None,
+    max_future: str | None = "",
+    where: str | None = None,
     options: Mapping[str, str] | None = None,
 ) -> Stream:
     """A topic, read record by record.
@@ -157,11 +176,22 @@ def stream(
     `idle`, such as "30 seconds", a partition without news for so long gets a heartbeat, a record
     that only says that time has passed: for streams whose event time is that of the clock.
 
+    `max_future` is how far an event time may be after the time at which its record was written: an
+    hour unless said otherwise; None for as far as there are years. What is further ahead, and what
+    is in no year from 1 to 9999, is a dead letter: as an event it would make all others late.
+    `time_unit` says what numbers count that are times, "s", "ms", "us" or "ns": those in columns of
+    the type timestamp, and an event time that is a whole number. Without it they count seconds.
+
+    `where` is a condition in SQL over the columns, such as "kind = 'order'". Records for which it
+    is not true are left out before their time is looked at, and need not have one.
+
     `start` is where a new flow begins: "earliest" or "latest". `options` go to the source, such as
     {"maxOffsetsPerTrigger": "100000"}; a flow with operators reads at most two million records of
     a stream at once, unless this says otherwise.
     """
-    _check_topic(topic)
+    check_topic(topic)
+    schemas = {"json": json, "avro": avro, "debezium": debezium, "changelog": changelog}
+    check_texts(f"stream {topic!r}", **schemas, time=time, where=where, time_unit=time_unit)
     if start not in _START:
         raise DeclarationError(
             f"stream {topic!r}: start={start!r} is not known", advice=f"Use {' or '.join(_START)}."
@@ -173,45 +203,91 @@ def stream(
     if reading.format not in {"raw", "text"}:
         letters = _aside(topic, dead_letters, DEAD_SUFFIX)
     is_open = reading.format == "published"
-    late_topic, lateness_us, idle_us = None, 0, None
-    if time is None:
-        if idle is not None or late or lateness != "0 seconds":
-            raise DeclarationError(
-                f"stream {topic!r}: lateness, late and idle need an event time",
-                advice='Name the field that it is in, as in time="at".',
-            )
-    else:
-        late_topic = _aside(topic, late, LATE_SUFFIX)
-        lateness_us, idle_us = _time_bounds(topic, reading, lateness, idle)
-    return Stream(
+    _check_time_unit(topic, reading, time_unit)
+    _check_where(topic, reading, where)
+    declared = Stream(
         topic,
         reading,
         start,
         None if is_open else letters,
-        dict(options or {}),
-        time,
-        lateness_us,
-        late_topic,
-        idle_us,
-        caller(),
-        letters if is_open else None,
+        source_options(topic, options),
+        time_unit=time_unit,
+        where=where,
+        letters_if_typed=letters if is_open else None,
+        callsite=caller(),
     )
+    if time is None:
+        if idle is not None or late or lateness != "0 seconds" or max_future:
+            raise DeclarationError(
+                f"stream {topic!r}: lateness, late, idle and max_future need an event time",
+                advice='Name the field that it is in, as in time="at".',
+            )
+        return declared
+    return _timed(declared, time, lateness, late, idle, max_future)
 
 
-def _time_bounds(
-    topic: str, reading: Reading, lateness: str, idle: str | None
-) -> tuple[int, int | None]:
-    """How late a record may be, and after how long without one there is a heartbeat."""
-    if reading.format in {"raw", "text"}:
+def _timed(
+    declared: Stream,
+    time: str,
+    lateness: str,
+    late: str | None,
+    idle: str | None,
+    max_future: str | None,
+) -> Stream:
+    """The stream with an event time."""
+    topic = declared.topic
+    if declared.reading.format in {"raw", "text"}:
         raise DeclarationError(
             f"stream {topic!r}: an event time needs columns",
             advice='Give a schema, as in json="user string, at timestamp".',
         )
-    lateness_us = microseconds(lateness, f"stream {topic!r}: lateness")
-    idle_us = None if idle is None else microseconds(idle, f"stream {topic!r}: idle")
-    if idle_us is not None and idle_us < LEAST_IDLE_US:
-        raise DeclarationError(f"stream {topic!r}: idle must be at least 1 second")
-    return lateness_us, idle_us
+    idle_us = future_us = None
+    if max_future is not None:
+        said = DEFAULT_MAX_FUTURE if max_future == "" else max_future
+        future_us = microseconds(said, f"stream {topic!r}: max_future")
+    if idle is not None:
+        idle_us = microseconds(idle, f"stream {topic!r}: idle")
+        if idle_us < LEAST_IDLE_US:
+            raise DeclarationError(f"stream {topic!r}: idle must be at least 1 second")
+    return replace(
+        declared,
+        time=time,
+        lateness_us=microseconds(lateness, f"stream {topic!r}: lateness"),
+        late=_aside(topic, late, LATE_SUFFIX),
+        idle_us=idle_us,
+        max_future_us=future_us,
+        is_max_future_given=max_future != "",
+    )
+
+
+def _check_where(topic: str, reading: Reading, where: str | None) -> None:
+    if where is None:
+        return
+    if not str(where).strip():
+        raise DeclarationError(
+            f"stream {topic!r}: where={where!r} is no condition",
+            advice="Write one in SQL, as in where=\"kind = 'order'\".",
+        )
+    if reading.format in {"raw", "text"}:
+        raise DeclarationError(
+            f"stream {topic!r}: where needs columns",
+            advice='Give a schema, as in json="kind string, at timestamp", or filter in the flow.',
+        )
+
+
+def _check_time_unit(topic: str, reading: Reading, unit: str | None) -> None:
+    if unit is None:
+        return
+    if unit not in UNITS:
+        raise DeclarationError(
+            f"stream {topic!r}: time_unit={unit!r} is not known",
+            advice=f"Use one of {', '.join(UNITS)}.",
+        )
+    if reading.format not in SHAPES:
+        raise DeclarationError(
+            f"stream {topic!r}: time_unit is for times in JSON",
+            advice="Avro's schema tells what its times count; raw and text have no times.",
+        )
 
 
 def _aside(topic: str, given: str | None, suffix: str) -> str | None:
@@ -219,7 +295,7 @@ def _aside(topic: str, given: str | None, suffix: str) -> str | None:
     if given is None:
         return None
     name = given or f"{topic}{suffix}"
-    _check_topic(name)
+    check_topic(name)
     return name
 
 
@@ -242,8 +318,9 @@ def table(
     value of that column, one of several is JSON. See the module for what a table means in a flow
     that goes on for ever.
     """
-    _check_topic(topic)
-    if max_rows < 1:
+    check_topic(topic)
+    check_texts(f"table {topic!r}", json=json, avro=avro, debezium=debezium, key=key)
+    if not is_whole(max_rows) or max_rows < 1:
         raise DeclarationError(f"table {topic!r}: max_rows must be at least 1")
     if debezium is not None and (json is not None or avro is not None):
         raise DeclarationError(f"table {topic!r}: give json, avro or debezium, not several")
@@ -251,7 +328,9 @@ def table(
         reading = Reading("debezium", debezium)
     else:
         reading = _reading(topic, json=json, avro=avro)
-    return Table(topic, reading, key, max_rows, dict(options or {}), caller())
+    return Table(
+        topic, reading, key, max_rows, source_options(topic, options, streaming=False), caller()
+    )
 
 
 def _reading(
@@ -265,14 +344,6 @@ def _reading(
         [(name, schema)] = given
         return Reading(cast(Format, name), schema)
     return Reading("text" if text else "raw" if raw else "published")
-
-
-def _check_topic(name: str) -> None:
-    if not _TOPIC.fullmatch(name) or name in {".", ".."}:
-        raise DeclarationError(
-            f"{name!r} is no name of a topic",
-            advice="A name has 1 to 249 letters, digits, dots, dashes and underscores.",
-        )
 
 
 # ---- outputs -----------------------------------------------------------------------------
@@ -344,20 +415,25 @@ def topic(
     several as JSON. With `raw` the columns `key` and `value`, and `headers` if there are such, are
     written as they are. `partitions`, `compacted` and `settings` count only when the topic is made.
     """
-    _check_topic(name)
+    check_topic(name)
+    if not isinstance(key, str | Sequence):
+        raise DeclarationError(
+            f"topic {name!r}: key={key!r} is no column", advice='Name it, as in key="id".'
+        )
     keys = (key,) if isinstance(key, str) else tuple(key)
     if raw and keys:
         raise DeclarationError(
             f"topic {name!r}: with raw=True the column `key` is the key", advice="Leave out key=."
         )
-    if partitions < 0:
+    if not is_whole(partitions) or partitions < 0:
         raise DeclarationError(f"topic {name!r}: partitions must be positive")
     if compacted and not keys and not raw:
         raise DeclarationError(
             f"topic {name!r}: a compacted topic keeps the last record of each key, so it needs one",
             advice='Say which column it is, as in key="id".',
         )
-    return Topic(name, keys, partitions, compacted, "raw" if raw else "json", dict(settings or {}))
+    return Topic(name, keys, partitions, compacted, "raw" if raw else "json",
+                 {name: str(value) for name, value in (settings or {}).items()})  # fmt: skip
 
 
 # ---- flows -------------------------------------------------------------------------------
@@ -378,6 +454,8 @@ class Flow:
     # Into how many parts state is divided when the flow first runs.
     shards: int
     where: str
+    # From when on it is not the records that are wrong.
+    dead_letter_limit: DeadLetterLimit
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         return self.function(*args, **named)
@@ -399,6 +477,11 @@ class Flow:
         """The topics for what is late, or cannot be read."""
         found = {each for own in self.streams for each in (own.late, own.dead_letters)}
         return frozenset(each for each in found if each is not None)
+
+    @property
+    def dead_letter_topics(self) -> frozenset[str]:
+        """The topics for what cannot be read."""
+        return frozenset(each.dead_letters for each in self.streams if each.dead_letters)
 
     def of_generation(self, generation: int) -> Flow:
         """The same, with the topics for what goes aside named as those of a generation.
@@ -446,6 +529,8 @@ def flow(
     every: str | None = None,
     exactly_once: bool = True,
     shards: int = DEFAULT_SHARDS,
+    max_dead_share: float = DEFAULT_SHARE,
+    max_dead_letters: int | None = None,
 ) -> _Decorator:
     """Declare that a function turns inputs into outputs.
 
@@ -463,6 +548,11 @@ def flow(
     too, over any number of streams. What they keep is divided by key into `shards`, each of which
     is one task: as many as there are cores is a good number. It counts when the flow first runs;
     later `penstock flows rescale` changes it.
+
+    If more than `max_dead_share` of the last thousand records are dead letters it is not the
+    records that are wrong, and the flow stops with the reason of the first; with 1 it never does.
+    `max_dead_letters` stops it at more than so many in one micro-batch, whatever their share. What
+    stopped it was not written, and is read again when the schema was mended.
     """
     many: dict[str, Topic | Output] = dict(outputs) if outputs is not None else {}
     if (output is None) == (outputs is None) or (outputs is not None and not many):
@@ -483,6 +573,7 @@ def flow(
             exactly_once=exactly_once,
             shards=shards,
             where=place(code.co_filename, code.co_firstlineno),
+            dead_letter_limit=DeadLetterLimit(max_dead_share, max_dead_letters),
         )
         _check(made)
         found = _declared.get()
@@ -495,6 +586,7 @@ def flow(
 
 def _check(made: Flow) -> None:
     place = f"{Path(made.where).name}: flow {made.name!r}"
+    check_texts(place, name=made.name)
     if not _NAME.fullmatch(made.name) or len(made.name) > MAX_NAME:
         raise DeclarationError(
             f"{place}: not a name for a flow",
@@ -515,12 +607,32 @@ def _check(made: Flow) -> None:
             raise DeclarationError(f"{place}: {output!r} is no output, such as topic(...)")
     if made.mode not in {"append", "update", "complete"}:
         raise DeclarationError(f"{place}: mode={made.mode!r} is none of append, update, complete")
-    if made.every is not None and not _EVERY.fullmatch(made.every):
-        raise DeclarationError(f'{place}: every={made.every!r} is not such as "10 seconds"')
-    if not 1 <= made.shards <= MOST_SHARDS:
+    if made.every is not None and not _EVERY.fullmatch(str(made.every)):
+        raise DeclarationError(
+            f"{place}: every={made.every!r} is no length of time",
+            advice='Write a number and a unit, as in every="10 seconds".',
+        )
+    if not is_whole(made.shards) or not 1 <= made.shards <= MOST_SHARDS:
         raise DeclarationError(f"{place}: shards={made.shards} is not from 1 to {MOST_SHARDS}")
+    _check_limit(made.dead_letter_limit, place)
     _check_names(made, place)
     _check_parameters(made, place)
+
+
+def _check_limit(limit: DeadLetterLimit, place: str) -> None:
+    # What a user gives may be anything.
+    share: Any = limit.share
+    count: Any = limit.count
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
+        raise DeclarationError(
+            f"{place}: max_dead_share={share!r} is no share",
+            advice="Give a number above 0, up to 1: 0.5 is half of the records, 1 never stops.",
+        )
+    if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
+        raise DeclarationError(
+            f"{place}: max_dead_letters={count!r} is no number of records",
+            advice="Give a whole number from 1, or None for any number.",
+        )
 
 
 def _check_names(made: Flow, place: str) -> None:

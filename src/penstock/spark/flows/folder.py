@@ -4,6 +4,7 @@
     DATA/run.json              who that is, and where it can be asked
     DATA/NAME/flow.json        the flow as it was last run: inputs, outputs, generation, last state
     DATA/NAME/g1/checkpoint    what Spark remembers; the number is the generation
+    DATA/NAME/g1/counts.json   rows, late ones and dead letters so far
 
 **Generations.** An output is derived, so it can be thrown away and built anew from the log. That
 happens beside the old one: the next generation has a checkpoint and output topics of its own, and
@@ -19,7 +20,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -37,6 +38,7 @@ from penstock.spark.flows.errors import (
 DEFAULT_DATA: Final = Path(".penstock") / "flows"
 FLOW_FILE: Final = "flow.json"
 RUN_FILE: Final = "run.json"
+COUNTS_FILE: Final = "counts.json"
 LOCK_FILE: Final = "run.lock"
 _NO_SPACE: Final = 28
 
@@ -115,6 +117,8 @@ class Record:
     bootstrap: str = ""
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
+    # The topics that its dead letters go to.
+    dead_letters: tuple[str, ...] = ()
     generation: int = 1
     # The generation that is being built beside, or is to be at the next start; 0 if none.
     rebuilding: int = 0
@@ -155,6 +159,23 @@ class Folder:
         """Remove the files of a generation, as far as they are on this machine."""
         shutil.rmtree(self.path / flow / f"g{generation}", ignore_errors=True)
 
+    # ---- counts --------------------------------------------------------------------------
+
+    def counts(self, name: str, generation: int = 1) -> dict[str, int]:
+        """What was counted so far; nothing if that is not known."""
+        try:
+            found = orjson.loads(self._counts_file(name, generation).read_bytes())
+            return {str(each): int(value) for each, value in found.items()}
+        except (OSError, ValueError, AttributeError, TypeError):
+            return {}
+
+    def write_counts(self, name: str, counts: Mapping[str, int], generation: int = 1) -> None:
+        """Remember what was counted. Only for people, so it is not synced to the disk."""
+        self._write(self._counts_file(name, generation), dict(counts), durable=False)
+
+    def _counts_file(self, name: str, generation: int) -> Path:
+        return self.path / name / f"g{generation}" / COUNTS_FILE
+
     # ---- records -------------------------------------------------------------------------
 
     def records(self) -> list[Record]:
@@ -174,6 +195,7 @@ class Folder:
                 Record(**known),
                 inputs=tuple(found.get("inputs", ())),
                 outputs=tuple(found.get("outputs", ())),
+                dead_letters=tuple(found.get("dead_letters", ())),
             )
         except FileNotFoundError:
             raise UnknownFlowError(
@@ -195,14 +217,15 @@ class Folder:
         """Replace what is known of a flow, in one step."""
         self._write(self.path / record.name / FLOW_FILE, asdict(record))
 
-    def _write(self, file: Path, value: object) -> None:
+    def _write(self, file: Path, value: object, *, durable: bool = True) -> None:
         beside = file.with_suffix(".new")
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             with beside.open("wb") as out:
                 out.write(orjson.dumps(value, option=orjson.OPT_INDENT_2))
-                out.flush()
-                os.fsync(out.fileno())
+                if durable:
+                    out.flush()
+                    os.fsync(out.fileno())
             beside.replace(file)
         except OSError as error:
             if error.errno == _NO_SPACE:

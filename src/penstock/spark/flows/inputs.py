@@ -32,7 +32,9 @@ from penstock.spark.flows.errors import (
 from penstock.spark.places import told
 from penstock.spark.reading import decoding
 from penstock.spark.reading.avro_types import parse as parse_avro
+from penstock.spark.reading.decoding import TimeRules
 from penstock.spark.reading.frame import Tombstones
+from penstock.spark.reading.json_records import SECONDS, UNITS
 from penstock.spark.reasons import reason
 from penstock.spark.source.options import TYPED, parse
 from penstock.spark.source.table import TableReader, read_task, typing_in_task
@@ -127,6 +129,7 @@ def check_schema(declared: Stream | Table) -> None:
             empty = how.format == "avro" and not parse_avro(how.schema)["fields"]
         if not empty:
             _check_time(declared)
+            _check_unit(declared)
             return
         why, advice = "it has no fields", ""
     except PySparkException as error:
@@ -136,7 +139,7 @@ def check_schema(declared: Stream | Table) -> None:
         why, advice = str(error), error.advice
     kind = type(declared).__name__.lower()
     raise DeclarationError(
-        told(declared.where, f"{kind} {declared.topic!r}, {how.format}={how.schema!r}: {why}"),
+        told(declared.callsite, f"{kind} {declared.topic!r}, {how.format}={how.schema!r}: {why}"),
         advice=f"{advice} {UserCodeError.advice}".strip(),
     )
 
@@ -152,8 +155,8 @@ def _check_time(declared: Stream | Table) -> None:
     if typing.has_field(time):
         if how.published is not None and not typing.has_instant(time):
             raise DeclarationError(
-                told(declared.where, f"stream {declared.topic!r}, time={time!r}: the column of the "
-                     "table is no timestamp"),
+                told(declared.callsite, f"stream {declared.topic!r}, time={time!r}: the column of "
+                     "the table is no timestamp"),
                 advice="Write the schema, with timestamp as the column's type, if its values are "
                 f"texts or seconds. {UserCodeError.advice}",
             )  # fmt: skip
@@ -163,9 +166,36 @@ def _check_time(declared: Stream | Table) -> None:
     if how.format != "json" and typing.has_field(f"_after.{time}"):
         advice += f" The {time} of a row is _after.{time}, which a deleted row does not have."
     raise DeclarationError(
-        told(declared.where, f"stream {declared.topic!r}, time={time!r}: there is no such column"),
+        told(
+            declared.callsite, f"stream {declared.topic!r}, time={time!r}: there is no such column"
+        ),
         advice=f"{advice} {UserCodeError.advice}",
     )
+
+
+def _check_unit(declared: Stream | Table) -> None:
+    """DeclarationError if times that are numbers could not be read by their unit.
+
+    Spark's own parser takes them for seconds; it reads what has maps, decimals or binary fields.
+    """
+    if not isinstance(declared, Stream) or declared.time_unit in {None, SECONDS}:
+        return
+    how = declared.reading
+    row = T.StructType.fromDDL(how.schema)
+    assert isinstance(row, T.StructType)
+    if (
+        "timestamp" in row.simpleString()
+        and decoding.typing_of(how.format, how.schema, None) is None
+    ):
+        raise DeclarationError(
+            told(
+                declared.callsite,
+                f"stream {declared.topic!r}: time_unit={declared.time_unit!r} has no effect on the "
+                "timestamps of a schema with maps, decimals or binary fields",
+            ),
+            advice="Let the field be a bigint, and name it with time=, or a text where it is a "
+            "decimal.",
+        )
 
 
 def partitions_of(place: Place, topic: str) -> int:
@@ -218,23 +248,35 @@ def open_stream(
 def is_watchable(place: Place, declared: Stream) -> bool:
     """Whether the tasks that read a stream can tell its time: each partition is read by one."""
     options = place.source(declared.topic, declared.options)
-    if declared.time is None or {each.lower() for each in options} & _CUTTING:
+    if declared.time is None or declared.where or {each.lower() for each in options} & _CUTTING:
         return False
     return _typing(declared) is not None
 
 
 def _typing(declared: Stream) -> decoding.Typing | None:
     how = declared.reading
-    return decoding.typing_of(how.format, how.schema, declared.time, how.published)
+    return decoding.typing_of(
+        how.format, how.schema, declared.time, how.published, declared.time_rules
+    )
 
 
-def typed(records: DataFrame, how: Reading, *, metrics: str, time: str | None = None) -> DataFrame:
+def typed(
+    records: DataFrame,
+    how: Reading,
+    *,
+    metrics: str,
+    time: str | None = None,
+    rules: TimeRules = decoding.ANY_TIME,
+) -> DataFrame:
     """Records with the parsed value in one column, and what is wrong with it in another.
 
     With `time`, the path of a field, a column `_time` is its event time, and what has no value is
-    kept: heartbeats count for time, and only there. What the source has typed is as it should be.
+    kept: heartbeats count for time, and only there. What the source has typed is as it should be,
+    but for records that `rules` may leave out: these have no time before that is known.
     """
     if is_typed(records):
+        if rules.where is not None:
+            return _chosen(records, rules, time)
         # Without an event time, what has no value says nothing.
         said = f"{_VALUE} IS NOT NULL OR {reading.ERROR} IS NOT NULL"
         return records if time else records.where(said)
@@ -252,36 +294,129 @@ def typed(records: DataFrame, how: Reading, *, metrics: str, time: str | None = 
             reasons.append(F.when(there & no_op, F.lit("the value is no change event: no op")))
         if how.format == "changelog":
             reasons.append(F.when(F.col("key").isNull(), F.lit("the record has no key")))
-        if time is not None and time != STAMP:
+        if time is not None and time != STAMP and rules.where is None:
             said = _field(shaped(value), time)
-            missing = F.lit(f"the event time {time} is missing or null")
-            reasons.append(F.when(there & said.isNull(), missing))
-            # Of texts and numbers, which Spark makes times of.
-            wrong = F.lit(f"the event time {time} is no time")
-            reasons.append(F.when(there & said.try_cast("timestamp").isNull(), wrong))
+            reasons.append(F.when(there, _wrong_time(said, time, rules)))
         return F.coalesce(*reasons)
+
+    later = rules.where is not None and time is not None
 
     if how.format == "avro":
         rows = reading.avro(
-            records, how.schema, into=_VALUE, metrics=metrics, tombstones=tombstones, check=check
+            records,
+            how.schema,
+            into=_VALUE,
+            metrics=metrics,
+            tombstones=tombstones,
+            check=check,
+            keeps_raw=later,
         )
     else:
         schema = T.StructType.fromDDL(how.schema)
         assert isinstance(schema, T.StructType)
         schema = decoding.envelope(schema) if how.format == "debezium" else schema
         rows = reading.json(
-            records, schema, into=_VALUE, metrics=metrics, tombstones=tombstones, check=check
+            records,
+            schema,
+            into=_VALUE,
+            metrics=metrics,
+            tombstones=tombstones,
+            check=check,
+            keeps_raw=later,
         )
     if how.format in _SHAPES:
         good = F.col(reading.ERROR).isNull() & ~is_heartbeat(F.col("key"), _is_null(rows))
         rows = rows.withColumn(_VALUE, F.when(good, shaped(F.col(_VALUE))))
+    if rules.where is not None:
+        return _chosen(rows.drop(reading.TOMBSTONE), rules, time)
     if time is not None:
-        stamp = F.col("timestamp")
-        at = stamp if time == STAMP else _field(F.col(_VALUE), time).try_cast("timestamp")
-        beat = is_heartbeat(F.col("key"), F.col(reading.TOMBSTONE))
-        at = F.when(beat, stamp).when(F.col(_VALUE).isNotNull(), at)
-        rows = rows.withColumn(TIME, at)
+        rows = _with_time(rows, time, rules)
     return rows.drop(reading.TOMBSTONE)
+
+
+def _with_time(rows: DataFrame, time: str, rules: TimeRules) -> DataFrame:
+    """With the event time; that of a heartbeat, which has no value, is when it was written."""
+    stamp = F.col("timestamp")
+    at = stamp if time == STAMP else _instant(_field(F.col(_VALUE), time), rules)
+    silent = F.col(_VALUE).isNull() & F.col(reading.ERROR).isNull()
+    beat = is_heartbeat(F.col("key"), silent)
+    return rows.withColumn(TIME, F.when(beat, stamp).when(F.col(_VALUE).isNotNull(), at))
+
+
+def _instant(said: Column, rules: TimeRules) -> Column:
+    """The event time that a field says: numbers count units."""
+    if rules.unit is None:
+        return said.try_cast("timestamp")
+    times, parts = UNITS[rules.unit]
+    counted = F.timestamp_micros(_whole(said, times, parts))
+    return F.coalesce(F.when(_is_number(said), counted), said.try_cast("timestamp"))
+
+
+def _is_number(said: Column) -> Column:
+    return F.typeof(said).isin("tinyint", "smallint", "int", "bigint")
+
+
+def _whole(said: Column, times: int, parts: int) -> Column:
+    """A number of units as microseconds; null if it has no place among them."""
+    # By way of text: dates, say, are no numbers at all, and then this is not asked for.
+    wide = said.cast("string").try_cast("decimal(20,0)")
+    micros = F.floor(wide * F.lit(times) / F.lit(parts))
+    inside = (micros >= F.lit(decoding.FIRST_US)) & (micros <= F.lit(decoding.LAST_US))
+    return F.when(inside, micros.try_cast("bigint"))
+
+
+def _wrong_time(said: Column, time: str, rules: TimeRules) -> Column:
+    """Why a field cannot be the event time of its record; null if it can."""
+    unit = rules.unit or SECONDS
+    missing = F.when(said.isNull(), F.lit(f"the event time {time} is missing or null"))
+    times, parts = UNITS[unit]
+    whole = F.concat(said.cast("string"), F.lit(f" {unit} since 1970"))
+    at = _instant(said, rules)
+    beyond = F.when(_is_number(said) & _whole(said, times, parts).isNull(), whole)
+    year = F.year(at)
+    beyond = beyond.when((year < 1) | (year > 9999), F.concat(F.lit("year "), year))
+    out = decoding.out_of_range(time, "%s", rules.unit)
+    reasons = [missing, F.when(beyond.isNotNull(), F.format_string(out, beyond))]
+    # Of texts and numbers, which Spark makes times of.
+    reasons.append(F.when(at.isNull(), F.lit(f"the event time {time} is no time")))
+    if rules.max_future_us is not None:
+        stamp = F.unix_micros("timestamp")
+        ahead = F.unix_micros(at) - stamp
+        far = (stamp > 0) & (ahead > rules.max_future_us)
+        seconds = F.floor(ahead / decoding.SECOND_US).cast("string")
+        text = decoding.future(time, 0, rules.max_future_us).replace(" 0 s after", " %s s after", 1)
+        reasons.append(F.when(far, F.format_string(text, seconds)))
+    return F.coalesce(*reasons)
+
+
+def _chosen(rows: DataFrame, rules: TimeRules, time: str | None) -> DataFrame:
+    """The rows of a typed frame for which the condition of its stream is true.
+
+    Only of these it is looked whether they have an event time. What could not be read is kept, and
+    so are heartbeats.
+    """
+    assert rules.where is not None
+    own = [each for each in rows.columns if each != _VALUE]
+    hidden = {name: f"_{name}" for name in reading.POSITION}
+    row, keep = "_penstock_row", "_penstock_keep"
+    named = [F.col(name).alias(shown) for name, shown in hidden.items()]
+    seen = rows.select(F.struct(*rows.columns).alias(row), f"{_VALUE}.*", *named)
+    seen = seen.select(row, F.expr(rules.where).cast("boolean").alias(keep))
+    good = F.col(f"{row}.{reading.ERROR}").isNull() & F.col(f"{row}.{_VALUE}").isNotNull()
+    silent = F.col(f"{row}.{reading.ERROR}").isNull() & ~good
+    left = ~good if time is not None else ~good & ~silent
+    rows = seen.where(left | (good & F.col(keep))).select(f"{row}.*").select(_VALUE, *own)
+    if time is None:
+        return rows
+    if time != STAMP:
+        there = F.col(_VALUE).isNotNull()
+        wrong = _wrong_time(_field(F.col(_VALUE), time), time, rules)
+        rows = rows.withColumn(
+            reading.ERROR, F.coalesce(F.col(reading.ERROR), F.when(there, wrong))
+        )
+        rows = rows.withColumn(_VALUE, F.when(F.col(reading.ERROR).isNull(), F.col(_VALUE)))
+    # Heartbeats are told by their lack of a value, so those of the bad ones must not be looked at.
+    return _with_time(rows, time, rules)
 
 
 def is_typed(records: DataFrame) -> bool:

@@ -96,11 +96,20 @@ class Manager(Overseer[_Unit]):
         with self._lock:
             for flow in self._flows:
                 record = self._record(flow)
-                unit = _Unit(flow, record.generation, self._settings.policy)
+                unit = self._unit(flow, record.generation)
                 self._live[flow.name] = unit
                 self._begin(unit)
                 if record.rebuilding:
                     self._begin_rebuild(flow, record.rebuilding)
+
+    def _unit(self, flow: Flow, generation: int, *, rebuild: bool = False) -> _Unit:
+        unit = _Unit(flow, generation, self._settings.policy, rebuild=rebuild)
+        if self._settings.keeps_counts:
+            unit.progress = Progress.restored(self._folder.counts(flow.name, generation))
+        return unit
+
+    def _write_counts(self, unit: _Unit) -> None:
+        self._folder.write_counts(unit.flow.name, unit.progress.totals(), unit.generation)
 
     def _new_query(self, unit: _Unit) -> Running:
         running = Running(
@@ -110,6 +119,7 @@ class Manager(Overseer[_Unit]):
             self._folder.checkpoint(unit.flow.name, unit.generation),
             generation=unit.generation,
             once=self._settings.once or unit.rebuild,
+            stops_at_dead_letters=self._settings.stops_at_dead_letters,
         )
         running.progress = unit.progress
         return running
@@ -169,6 +179,7 @@ class Manager(Overseer[_Unit]):
             where=flow.where,
             bootstrap=self._settings.bootstrap,
             inputs=tuple(map(_describe, flow.of_generation(found.generation).inputs)),
+            dead_letters=tuple(sorted(flow.of_generation(found.generation).dead_letter_topics)),
             outputs=tuple(
                 f"topic {physical(each.name, found.generation)}"
                 if isinstance(each, Topic)
@@ -268,7 +279,7 @@ class Manager(Overseer[_Unit]):
         return self._status(self._rebuilds[flow.name]).as_dict()
 
     def _begin_rebuild(self, flow: Flow, generation: int) -> None:
-        unit = _Unit(flow, generation, self._settings.policy, rebuild=True)
+        unit = self._unit(flow, generation, rebuild=True)
         self._rebuilds[flow.name] = unit
         self._begin(unit)
 

@@ -33,7 +33,7 @@ from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.sql import Column, DataFrame, Observation, SparkSession
+from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
 
@@ -41,9 +41,10 @@ from penstock.client import topics
 from penstock.client.metadata import Metadata
 from penstock.spark import reading, sql
 from penstock.spark.flows import inputs, offsets
-from penstock.spark.flows.writing import Counts, observed
+from penstock.spark.flows.dead_letters import Verdict
+from penstock.spark.flows.late import late_letters
+from penstock.spark.flows.writing import BAD, Counts, counted, counting, first_of, observed
 from penstock.spark.reading.decoding import ASIDE, PACKED, SPAN, TIME, VALUE
-from penstock.spark.reading.frame import HEADERS_TYPE
 from penstock.spark.state import layout, store, watching
 from penstock.spark.state import time as clock
 from penstock.spark.state.applying import title_of
@@ -173,13 +174,21 @@ class _Part:
     records: DataFrame
     # Counts the bad ones while they pass, if they go to a topic.
     bad: Observation | None = None
-    # How many there are, if that is known from elsewhere.
+    # How many there are, if that is known from elsewhere, and how many records in all.
     bad_count: int | None = None
+    count: int | None = None
     # Where the late rows are and how late, and how many; None where none is.
     told: DataFrame | None = None
     late: int = 0
     # The first and last of them in each partition.
     late_at: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def bad_and_all(self) -> tuple[int | None, int] | None:
+        """All records, if their number is known, and the bad ones; None if nothing is known."""
+        if self.bad_count is not None:
+            return self.count, self.bad_count
+        return counted(self.bad)
 
     @property
     def on_time(self) -> DataFrame:
@@ -278,8 +287,33 @@ class Operated:
             if self._lateness_us:
                 parts, watermark_us = self._timed(parts, batch_id, kept)
             batch = self._batch(batch_id, watermark_us)
-            counts = self._run(parts, batch, kept)
-            return self._with_letters(parts, counts, batch_id, is_kept=is_kept)
+            verdict = self._verdict(parts, lambda: self._counted(parts, batch_id))
+            counts = self._run(parts, batch, kept, verdict=verdict)
+            return self._with_letters(parts, counts, batch_id, verdict, is_kept=is_kept)
+
+    def _verdict(
+        self, parts: list[_Part], count: Callable[[], tuple[int | None, int] | None]
+    ) -> Verdict:
+        def first() -> str:
+            return first_of(each.rows for each in parts if each.declared.is_typed)
+
+        return Verdict(self._running.guard, count, first)
+
+    def _counted(self, parts: list[_Part], batch_id: int) -> tuple[int | None, int] | None:
+        """The records of a micro-batch and the bad ones; None if nothing was computed."""
+        every: int | None = 0
+        dead = 0
+        for each in parts:
+            if each.declared.dead_letters is None:
+                continue
+            found: tuple[int | None, int] | None = each.bad_and_all
+            if found is None:
+                return None
+            every = None if every is None or found[0] is None else every + found[0]
+            dead += found[1]
+        if every is None:
+            every = offsets.records_of(self._running.checkpoint, batch_id)
+        return every, dead
 
     def _moved(self, batch_id: int) -> list[bool]:
         """Of which streams there is anything in a micro-batch: of all in the first."""
@@ -323,7 +357,7 @@ class Operated:
         count = F.count(reading.ERROR).alias("bad")
         looks = [
             clock.spans_of(parts[at].rows, at)
-            if inputs.is_typed(parts[at].records)
+            if SPAN in parts[at].rows.columns
             else clock.blocks_of(parts[at].rows, at, count)
             for at in self._lateness_us
         ]
@@ -370,6 +404,7 @@ class Operated:
         now = watching.Now(batch_id, self._lateness_us, self._times_before(batch_id))
         tasks = _tasks_of(records)
         batch = self._watched(watch, batch_id, tasks)
+        hearing = _Hearing(watch, batch_id, tasks)
         watch.begin(now)
         apart = None if self._reads_first else _apart(records, self._moved(batch_id))
         is_kept = apart is None
@@ -377,16 +412,20 @@ class Operated:
         try:
             may_pack = self._may_pack and not is_kept
             packs = _Packs(watch, now, self._packed) if may_pack else None
-            counts = self._run(parts, batch, kept, packs)
+            verdict = self._verdict(parts, hearing.counted)
+            counts = self._run(parts, batch, kept, packs, verdict=verdict)
         except Exception as error:
             if is_kept or not is_because_of(watching.UnreadError, error):
                 raise
             # Spark has left rows out that are of no use to the function: that may be so again.
             self._reads_first = is_kept = True
+            hearing.whole = None
             watch.begin(now)
             parts = self._read(records, kept)
-            counts = self._run(parts, self._watched(watch, batch_id, tasks), kept)
-        heard = watch.heard(batch_id)
+            verdict = self._verdict(parts, hearing.counted)
+            batch = self._watched(watch, batch_id, tasks)
+            counts = self._run(parts, batch, kept, verdict=verdict)
+        heard = hearing.heard()
         if heard.tasks != tasks:
             # After a replay nothing was computed.
             is_kept = True
@@ -401,7 +440,7 @@ class Operated:
         ]
         self._running.note_read(batch_id, sum(each.read for each in heard.parts))
         self._running.progress.note_time(sum(each.late for each in parts), after.watermark_us)
-        return self._with_letters(parts, counts, batch_id, is_kept=self._reads_often)
+        return self._with_letters(parts, counts, batch_id, verdict, is_kept=self._reads_often)
 
     def _batch(self, batch_id: int, watermark_us: int | Callable[[], int] | None) -> Batch:
         return Batch(
@@ -481,12 +520,16 @@ class Operated:
         if not declared.is_typed:
             return _Part(declared, records, records)
         rows = inputs.typed(
-            records, declared.reading, metrics=f"input-{at}", time=declared.time
-        )  # fmt: skip
+            records,
+            declared.reading,
+            metrics=f"input-{at}",
+            time=declared.time,
+            rules=declared.time_rules,
+        )
         bad = None
         if declared.dead_letters is not None and declared.time is None:
             bad = Observation()
-            rows = rows.observe(bad, F.count(reading.ERROR).alias("records"))
+            rows = rows.observe(bad, *counting())
         return _Part(declared, rows, records, bad)
 
     def _run(
@@ -495,6 +538,8 @@ class Operated:
         batch: Batch,
         kept: list[DataFrame],
         packs: _Packs | None = None,
+        *,
+        verdict: Verdict,
     ) -> Counts:
         running = self._running
         rows = [each.on_time for each in parts]
@@ -516,7 +561,9 @@ class Operated:
         if shared is None:
             shared = self._shared[batch.together] = _shared(results.values(), batch)
         kept += [batch.made[name].persist() for name in shared if name in batch.made]
-        counts = running.write(running.united(results, []), batch.batch_id, with_letters=False)
+        counts = running.write(
+            running.united(results, []), batch.batch_id, with_letters=False, verdict=verdict
+        )
         for name, made in batch.made.items():
             if name not in self._noted:
                 note_key(batch.folder, name, batch.keys[name])
@@ -538,11 +585,19 @@ class Operated:
         return inputs.read_again(spark, running.place, part.declared, part.late_at)
 
     def _with_letters(
-        self, parts: list[_Part], counts: Counts, batch_id: int, *, is_kept: bool
+        self, parts: list[_Part], counts: Counts, batch_id: int, verdict: Verdict, *, is_kept: bool
     ) -> Counts:
         """Write what could not be read, and what is late, if there is any."""
+        counts = self._written_aside(parts, counts, batch_id, is_kept=is_kept)
+        if not counts.skipped:
+            verdict.after_commit()
+        return counts
+
+    def _written_aside(
+        self, parts: list[_Part], counts: Counts, batch_id: int, *, is_kept: bool
+    ) -> Counts:
         aside = [
-            _late_letters(self._as_read(each), each.told, each.declared.late)
+            late_letters(self._as_read(each), each.told, each.declared.late)
             for each in parts
             if each.declared.late is not None and each.told is not None
         ]
@@ -556,9 +611,13 @@ class Operated:
             # After a replay nothing was computed, and so nothing counted.
             known = each.bad_count
             if each.bad is not None and not counts.skipped:
-                known = observed(each.bad, "records")
+                known = observed(each.bad, BAD)
             if known != 0:
-                letters.append(reading.dead_letters(each.rows, each.declared.dead_letters))
+                letters.append(
+                    reading.dead_letters(
+                        each.rows, each.declared.dead_letters, self._running.flow.name
+                    )
+                )
                 again |= set() if self._lateness_us else {at}
         if not letters and not aside:
             return counts
@@ -568,6 +627,30 @@ class Operated:
         written = self._running.write_letters(whole, batch_id)
         late = sum(each.late for each in parts if each.declared.late is not None)
         return counts.plus(0, max(0, written - late))
+
+
+@dataclass(slots=True)
+class _Hearing:
+    """What the tasks of a micro-batch have told; asked for once when all have."""
+
+    watch: watching.Watch
+    batch_id: int
+    tasks: int
+    whole: watching.Heard | None = None
+
+    def heard(self) -> watching.Heard:
+        if self.whole is not None:
+            return self.whole
+        heard = self.watch.heard(self.batch_id)
+        self.whole = heard if heard.tasks == self.tasks else None
+        return heard
+
+    def counted(self) -> tuple[int, int] | None:
+        """The records and the bad ones, if all tasks have told."""
+        heard = self.heard()
+        if heard.tasks != self.tasks:
+            return None
+        return sum(each.read for each in heard.parts), sum(each.bad for each in heard.parts)
 
 
 def _tasks_of(records: DataFrame) -> int:
@@ -580,41 +663,6 @@ def _shared(results: Iterable[DataFrame], batch: Batch) -> list[str]:
     plans = [str(rows._jdf.queryExecution().analyzed().toString()) for rows in results]
     read = Counter(name.strip("`") for plan in plans for name in _ALIAS.findall(plan))
     return [name for name in batch.made if read[title_of(name)] > 1]
-
-
-def _late_letters(records: DataFrame, told: DataFrame, topic: str) -> DataFrame:
-    """What goes to the topic for late records: as they were read, and why they are late."""
-    found = records.join(told, _PLACE)
-
-    def header(name: str, value: Column) -> Column:
-        return F.struct(
-            F.lit(f"penstock.late.{name}").alias("key"),
-            value.cast("string").cast("binary").alias("value"),
-        )
-
-    at, mark = F.unix_millis(clock.TIME), F.col(clock.BEFORE)
-    whose = F.when(
-        F.col(clock.BEHIND),
-        F.lit(" s before what the flow had told up to, when its partition had not come so far"),
-    ).otherwise(F.lit(" s before what its partition had reached, less the lateness"))
-    headers = F.array(
-        header("topic", F.col("topic")),
-        header("partition", F.col("partition")),
-        header("offset", F.col("offset")),
-        header("timestamp", F.unix_millis("timestamp")),
-        header("time", at),
-        header("watermark", F.floor(mark / 1000)),
-        header(
-            "reason",
-            F.concat(
-                F.lit("its time is "), F.round((mark - F.unix_micros(clock.TIME)) / 1e6, 3), whose
-            ),
-        ),
-    ).cast(HEADERS_TYPE)  # fmt: skip
-    own = F.coalesce(F.col("headers"), F.array().cast(HEADERS_TYPE))
-    return found.select(
-        "key", "value", F.concat(own, headers).alias("headers"), F.lit(topic).alias("topic")
-    )
 
 
 @contextmanager

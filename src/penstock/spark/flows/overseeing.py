@@ -10,6 +10,7 @@ What a query is, and what is written down of it, is said by whoever derives from
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 import time
@@ -19,6 +20,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Protocol, TypeVar
 
+from penstock.errors import PenstockError
 from penstock.spark.flows.progress import Progress
 from penstock.spark.flows.supervisor import Do, Failure, Policy, Supervised
 from penstock.spark.flows.trouble import is_java_gone
@@ -27,8 +29,12 @@ from penstock.spark.flows.turns import Turn, Turns, turns_on
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+log = logging.getLogger(__name__)
+
 STEP_S: Final = 0.2
 STOP_TIMEOUT_S: Final = 60.0
+# How often it is written down how much was done.
+COUNTS_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +49,10 @@ class Settings:
     policy: Policy = field(default_factory=Policy)
     stop_timeout_s: float = STOP_TIMEOUT_S
     file: str = ""
+    # Whether one whose records are mostly dead letters stops, and whether it goes on counting from
+    # where it was; not in a test, which feeds what it likes.
+    stops_at_dead_letters: bool = True
+    keeps_counts: bool = True
     # Shared with others that start queries on the same session.
     turns: Turns | None = None
 
@@ -87,6 +97,8 @@ class Unit(Generic[Q]):
         self.turn: Turn | None = None
         # How many micro-batches there had been when it was last started.
         self.batches = 0
+        # When it was last written down how much was done.
+        self.counted_s = float("-inf")
 
     @property
     def has_begun(self) -> bool:
@@ -145,6 +157,9 @@ class Overseer(ABC, Generic[U]):
     @abstractmethod
     def _switch(self, rebuilt: U) -> None:
         """What was built beside is done: let it take the place of the old, once that can be."""
+
+    def _write_counts(self, unit: U) -> None:
+        """Remember how much was done."""
 
     def _started(self, unit: U) -> None:
         """Spark has taken the query."""
@@ -252,10 +267,12 @@ class Overseer(ABC, Generic[U]):
         try:
             if query.poll():
                 unit.life.progressed()
+                self._count(unit, every_s=COUNTS_S)
             if query.is_active:
                 return
             # What was done between the last look and the end.
             query.poll()
+            self._count(unit)
             failure = query.failure()
         except Exception as error:
             if not is_java_gone(error):
@@ -268,6 +285,16 @@ class Overseer(ABC, Generic[U]):
         else:
             query.close()
             self._do(unit, unit.life.failed(failure, time.monotonic()))
+
+    def _count(self, unit: U, every_s: float = 0.0) -> None:
+        now = time.monotonic()
+        if not self._settings.keeps_counts or now - unit.counted_s < every_s:
+            return
+        unit.counted_s = now
+        try:
+            self._write_counts(unit)
+        except PenstockError as error:
+            log.debug("%s: %s", unit.name, error)
 
     def _java_answers(self) -> bool:
         """A user's own function, or a store, may fail with the same errors, at another server."""

@@ -1,6 +1,7 @@
 """How a flow gets on: Spark's report of each micro-batch, reduced to what people look at.
 
-Pure: reports in, numbers out. Totals are since the flow was started by this process.
+Pure: reports in, numbers out. Totals are since the flow, or its generation, first ran: what was
+counted before a restart is taken over (`restored`), but for the last second before a kill.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from penstock.spark.source.lag import lag
 
 # Spark's word for no watermark yet.
 _EPOCH: Final = "1970-01-01"
+TOTALS: Final = ("rows_in", "rows_out", "dead_letters", "late_rows")
 
 
 @dataclass(slots=True)
@@ -41,11 +43,28 @@ class Progress:
     is_timed: bool = False
     is_operated: bool = False
 
+    def totals(self) -> dict[str, int]:
+        """What is to be remembered over a restart."""
+        return {name: getattr(self, name) for name in TOTALS}
+
+    @classmethod
+    def restored(cls, totals: Mapping[str, int]) -> Progress:
+        """Numbers that go on from what was remembered."""
+        found = cls()
+        for name in TOTALS:
+            setattr(found, name, int(totals.get(name, 0)))
+        return found
+
     def note_time(self, late_rows: int, watermark_us: int) -> None:
         """What a micro-batch has found about event time."""
         self.is_timed = True
         self.late_rows += late_rows
-        at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=watermark_us)
+        try:
+            at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=watermark_us)
+        except OverflowError:
+            # What an earlier version took for a time.
+            self.watermark = ""
+            return
         # The first day of all is the watermark before there is one.
         self.watermark = "" if at.year == 1 else at.strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
 

@@ -62,7 +62,7 @@ def resolved(cluster: Cluster, topic: str, declared: Input) -> Input:
         latest = schemas.latest(topic)
     except AmbiguousSchemaError as error:
         if how.format == "published":
-            text = told(declared.where, f"{_named(declared)}: {error}")
+            text = told(declared.callsite, f"{_named(declared)}: {error}")
             raise DeclarationError(text, advice=error.advice) from error
         latest = None
     if not history:
@@ -86,7 +86,7 @@ def _published(history: Sequence[PublishedSchema], *, written: bool) -> Mapping[
 def _raw(declared: Input) -> Input:
     if isinstance(declared, Stream) and declared.time is not None:
         raise DeclarationError(
-            told(declared.where, f"{_named(declared)}: an event time needs columns, and no "
+            told(declared.callsite, f"{_named(declared)}: an event time needs columns, and no "
                  "schema is published for the topic"),
             advice='Give a schema, as in json="user string, at timestamp".',
         )  # fmt: skip
@@ -108,7 +108,7 @@ def _check(
     if strange:
         now = (latest or history[-1]).schema
         raise DeclarationError(
-            told(declared.where, f"{_named(declared)}: table {now.table} has no column "
+            told(declared.callsite, f"{_named(declared)}: table {now.table} has no column "
                  f"{strange[0]!r}"),
             advice=f"Its columns are {', '.join(each.name for each in now.columns)}. "
             f"{UserCodeError.advice}",
@@ -120,7 +120,7 @@ def _check(
         fitting = from_arrow_type(flow_type(column.type)).simpleString()
         native = f"{column.native}, which is read as {fitting}" if column.native else fitting
         raise DeclarationError(
-            told(declared.where, f"{_named(declared)}: column {field.name!r} is written "
+            told(declared.callsite, f"{_named(declared)}: column {field.name!r} is written "
                  f"{field.dataType.simpleString()}, and the table {latest.schema.table} has "
                  f"{native}"),
             advice=f"Write {field.name} {fitting}, or leave the schema out to have the table's. "

@@ -31,7 +31,8 @@ from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from penstock.spark import reading, sql
-from penstock.spark.flows import inputs, planning, published
+from penstock.spark.flows import inputs, offsets, planning, published
+from penstock.spark.flows.dead_letters import NO_LIMIT, DeadLetterGuard, Remedy, Verdict
 from penstock.spark.flows.declare import Flow, Output, Stream, Table, Topic, physical
 from penstock.spark.flows.errors import UnknownTopicError, UserCodeError
 from penstock.spark.flows.folder import Fingerprint
@@ -44,7 +45,16 @@ from penstock.spark.flows.published import NotPublishedError, SchemaWatch
 from penstock.spark.flows.supervisor import Failure
 from penstock.spark.flows.trouble import explain
 from penstock.spark.flows.turns import is_idle
-from penstock.spark.flows.writing import Counts, TopicWriter, observed
+from penstock.spark.flows.writing import (
+    BAD,
+    Counts,
+    TopicWriter,
+    counted,
+    counting,
+    first_of,
+    observed,
+)
+from penstock.spark.reading.frame import HEADER_PREFIX
 from penstock.spark.reasons import reason
 from penstock.spark.state import watching
 from penstock.spark.state.bounds import warn_of_rest, warn_unbounded
@@ -60,6 +70,12 @@ COMMIT_WAIT_S: Final = 10.0
 _STEP_S: Final = 0.05
 # Of how many batches the numbers of rows written are kept until Spark has reported on them.
 _KEPT_COUNTS: Final = 200
+MEND_ADVICE: Final = (
+    "Mend the schema of the stream, then start again: nothing of this micro-batch was written, and "
+    "its records are read again. If the records are wrong, and not the schema, let the flow put "
+    "them aside: max_dead_share=1."
+)
+MEND_ADVICE_ASIDE: Final = "If it is not the records that are wrong, mend the schema of the stream."
 
 
 class GateClosedError(Exception):
@@ -138,6 +154,7 @@ class Running:
         *,
         generation: int = 1,
         once: bool = False,
+        stops_at_dead_letters: bool = True,
     ) -> None:
         self._spark = spark
         self.flow = flow.of_generation(generation)
@@ -162,6 +179,15 @@ class Running:
         self._writer: TopicWriter | None = None
         self._heartbeats: Heartbeats | None = None
         self.progress = Progress()
+        letters = ", ".join(sorted(self.flow.dead_letter_topics))
+        self.guard = DeadLetterGuard(
+            self.flow.dead_letter_limit if stops_at_dead_letters else NO_LIMIT,
+            Remedy(
+                MEND_ADVICE, f"{MEND_ADVICE_ASIDE} `penstock flows redrive {flow.name}` sends back "
+                f"what is in {letters}." if letters else MEND_ADVICE_ASIDE,
+            ),
+            once=once,
+        )  # fmt: skip
 
     # ---- planning ------------------------------------------------------------------------
 
@@ -183,9 +209,13 @@ class Running:
             frames.append(self._seen(opened, each, metrics=f"input-{at}"))
             if each.dead_letters is not None:
                 bad = inputs.typed(
-                    opened, each.reading, metrics=f"dead-letters-{at}", time=each.time
+                    opened,
+                    each.reading,
+                    metrics=f"dead-letters-{at}",
+                    time=each.time,
+                    rules=each.time_rules,
                 )
-                letters.append(reading.dead_letters(bad, each.dead_letters))
+                letters.append(reading.dead_letters(bad, each.dead_letters, self.flow.name))
         given = zip(frames, self.flow.inputs, strict=True)
         planned = Planning(
             streams=[rows for rows, each in given if isinstance(each, Stream)], reads=self._reads()
@@ -321,7 +351,13 @@ class Running:
             return inputs.without_heartbeats(records)
         if declared.reading.format == "text":
             return inputs.as_text(inputs.without_heartbeats(records))
-        rows = inputs.typed(records, declared.reading, metrics=metrics, time=declared.time)
+        rows = inputs.typed(
+            records,
+            declared.reading,
+            metrics=metrics,
+            time=declared.time,
+            rules=declared.time_rules,
+        )
         if declared.dead_letters is None:
             rows = inputs.failing(rows, "the record at")
         return inputs.visible(rows)
@@ -445,23 +481,38 @@ class Running:
         declared = self.flow.streams[0]
         rows, bad = records, None
         if declared.is_typed:
-            rows = inputs.typed(records, declared.reading, metrics="input")
+            rows = inputs.typed(
+                records, declared.reading, metrics="input", rules=declared.time_rules
+            )
         kept = rows = rows.persist() if self.shares else rows
         try:
             seen = rows
             if declared.dead_letters is not None and not self.shares:
                 bad = Observation()
-                seen = rows.observe(bad, F.count(reading.ERROR).alias("records"))
+                seen = rows.observe(bad, *counting())
+            verdict = Verdict(self.guard, lambda: counted(bad), lambda: first_of([rows]))
             results = self.call(self.frames([self.seen_of(seen, declared)]))
-            counts = self.write(self.united(results, []), batch_id, with_letters=False)
+            counts = self.write(
+                self.united(results, []), batch_id, with_letters=False, verdict=verdict
+            )
             # After a replay nothing was computed, and so nothing counted.
-            known = None if bad is None or counts.skipped else observed(bad, "records")
+            known = None if bad is None or counts.skipped else observed(bad, BAD)
+            written = 0
             if declared.dead_letters is not None and known != 0:
                 assert self._writer is not None
-                letters = reading.dead_letters(rows, declared.dead_letters)
+                letters = reading.dead_letters(rows, declared.dead_letters, self.flow.name)
                 if not self.shares and not counts.skipped:
                     self.note_second_reading(batch_id, [0])
-                counts = counts.plus(0, self._writer.write_letters(letters, batch_id))
+                written = self._writer.write_letters(letters, batch_id)
+                counts = counts.plus(0, written)
+            if not counts.skipped:
+                if bad is None and written:
+                    # What several outputs share is kept, so this reads nothing.
+                    every = rows.count()
+                    verdict = Verdict(
+                        self.guard, lambda: (every, written), lambda: first_of([rows])
+                    )
+                verdict.after_commit()
             return counts
         finally:
             if self.shares:
@@ -490,19 +541,61 @@ class Running:
 
     def _on_rows(self, rows: DataFrame, batch_id: int) -> Counts:
         """A micro-batch of what the function gave."""
-        return self.write(rows, batch_id, with_letters=True)
+        verdict = Verdict(
+            self.guard, lambda: self._counted(batch_id), lambda: self._first_written(rows)
+        )
+        counts = self.write(rows, batch_id, with_letters=True, verdict=verdict)
+        if not counts.skipped:
+            verdict.after_commit()
+        return counts
 
-    def write(self, rows: DataFrame, batch_id: int, *, with_letters: bool) -> Counts:
+    def _counted(self, batch_id: int) -> tuple[int | None, int] | None:
+        """What there was to read, at most, and the dead letters among what was written."""
+        assert self._writer is not None
+        seen = self._writer.letters_seen
+        dead = None if seen is None else observed(seen, "letters")
+        if dead is None:
+            return None
+        return offsets.records_of(self.checkpoint, batch_id), dead
+
+    def _first_written(self, rows: DataFrame) -> str:
+        """A dead letter among records that are to be written: its headers say what it is."""
+        assert self._writer is not None
+        letters = rows.where(F.col("topic").isin(self._writer.letter_topics))
+        for row in letters.select("headers").limit(1).collect():
+            said = {each["key"]: bytes(each["value"] or b"").decode() for each in row["headers"]}
+            names = ("topic", "partition", "offset", "reason")
+            topic, partition, offset, reason = (
+                said.get(f"{HEADER_PREFIX}{name}", "") for name in names
+            )
+            return f"{topic}-{partition} at offset {offset}: {reason}"
+        return ""
+
+    def write(
+        self,
+        rows: DataFrame,
+        batch_id: int,
+        *,
+        with_letters: bool,
+        verdict: Verdict | None = None,
+    ) -> Counts:
+        """Write a micro-batch; the verdict may stop it before any of it counts.
+
+        Where there is no topic among the outputs it is for the caller to ask it afterwards.
+        """
         others = [each for each in self.flow.outputs.values() if not isinstance(each, Topic)]
         assert self._writer is not None
+        check = None if verdict is None else verdict.before_commit
         if not others:
-            return self._writer.write(rows, batch_id, with_letters=with_letters)
+            return self._writer.write(rows, batch_id, with_letters=with_letters, check=check)
         kept = rows.persist() if self.shares or with_letters else rows
         try:
             counts = Counts()
             if "topic" in rows.columns:
                 records = kept.where("topic is not null").select(*COLUMNS)
-                counts = self._writer.write(records, batch_id, with_letters=with_letters)
+                counts = self._writer.write(
+                    records, batch_id, with_letters=with_letters, check=check
+                )
             batch = BatchOf(self.flow.name, batch_id, self.checkpoint, self.place)
             for at, output in enumerate(others):
                 column = _column(at)
@@ -541,6 +634,9 @@ class Running:
         """Why the query ended; None if it came to its end, or was stopped."""
         query = self._query
         found = query.exception() if query is not None else None
+        if found is None and query is not None and not self._gate.is_closed:
+            wrong = self.guard.at_end()
+            return None if wrong is None else self.explain(wrong)
         if found is None or isinstance(self._error, GateClosedError):
             return None
         if self._gate.is_closed and self._error is None:

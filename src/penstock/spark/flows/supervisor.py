@@ -66,6 +66,8 @@ class Failure:
     retriable: bool = False
     # It lacks something that others make, and goes on once that is there.
     waits: bool = False
+    # There is nothing to do: a run with an end has come to it.
+    is_idle: bool = False
 
 
 class Supervised:
@@ -127,6 +129,8 @@ class Supervised:
             return self._stopped()
         if self.state not in {"starting", "running"}:
             return Do.NOTHING
+        if failure.is_idle:
+            return self.ended()
         self.failure = failure
         if failure.waits:
             self.state = "waiting"

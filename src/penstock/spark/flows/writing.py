@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.sql import DataFrame, Observation
+from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812
 
+from penstock.spark import reading
+from penstock.spark.flows.dead_letters import described
 from penstock.spark.flows.declare import Flow, physical
 from penstock.spark.sink import AtLeastOnce, ExactlyOnce, Written
 
@@ -16,6 +19,9 @@ if TYPE_CHECKING:
     from penstock.spark.flows.inputs import Place
 
 OBSERVED_WAIT_S: Final = 5.0
+# What is counted while the records of a micro-batch pass.
+BAD: Final = "records"
+EVERY: Final = "every"
 _STEP_S: Final = 0.005
 
 
@@ -52,6 +58,28 @@ def observed(seen: Observation, name: str) -> int | None:
         return None
 
 
+def counting() -> tuple[Column, Column]:
+    """Counts the records of a typed frame, and those that could not be read."""
+    return F.count(reading.ERROR).alias(BAD), F.count(F.lit(1)).alias(EVERY)
+
+
+def counted(bad: Observation | None) -> tuple[int, int] | None:
+    """All records that `counting` has seen, and those that could not be read."""
+    if bad is None:
+        return None
+    every, dead = observed(bad, EVERY), observed(bad, BAD)
+    return None if every is None or dead is None else (every, dead)
+
+
+def first_of(frames: Iterable[DataFrame]) -> str:
+    """Where the first record of typed frames stood that could not be read, and why."""
+    for rows in frames:
+        found = reading.bad(rows).select("topic", "partition", "offset", reading.ERROR)
+        for row in found.orderBy("partition", "offset").limit(1).collect():
+            return described(*row)
+    return ""
+
+
 class TopicWriter:
     """Writes the records of a flow's micro-batches, each of which says its topic.
 
@@ -65,15 +93,28 @@ class TopicWriter:
         self._letters = [each.dead_letters for each in flow.streams if each.dead_letters]
         self._sink = _sink(place, flow, name)
         self._letter_sink = _sink(place, flow, f"{name}.dead")
+        # Counts those of the micro-batch that is written, where they come with the others.
+        self.letters_seen: Observation | None = None
 
-    def write(self, records: DataFrame, batch_id: int, *, with_letters: bool) -> Counts:
-        """Write a micro-batch, or see that it was written before."""
+    def write(
+        self,
+        records: DataFrame,
+        batch_id: int,
+        *,
+        with_letters: bool,
+        check: Callable[[], None] | None = None,
+    ) -> Counts:
+        """Write a micro-batch, or see that it was written before.
+
+        `check` may refuse it, when its records were sent and nothing of them counts yet.
+        """
         seen = None
         if with_letters and self._letters:
             seen = Observation()
             is_letter = F.col("topic").isin(self._letters)
             records = records.observe(seen, F.count_if(is_letter).alias("letters"))
-        written = _write(self._sink, records, batch_id)
+        self.letters_seen = seen
+        written = _write(self._sink, records, batch_id, check)
         letters = 0
         if seen is not None and not written.skipped:
             letters = observed(seen, "letters") or 0
@@ -82,6 +123,11 @@ class TopicWriter:
     def write_letters(self, letters: DataFrame, batch_id: int) -> int:
         """Write the dead letters of a micro-batch; how many there were."""
         return _write(self._letter_sink, letters, batch_id).records
+
+    @property
+    def letter_topics(self) -> list[str]:
+        """The topics that dead letters go to."""
+        return self._letters
 
     def close(self) -> None:
         for each in (self._sink, self._letter_sink):
@@ -95,7 +141,12 @@ def _sink(place: Place, flow: Flow, name: str) -> ExactlyOnce | AtLeastOnce:
     return AtLeastOnce(place.bootstrap, options=place.options)
 
 
-def _write(sink: ExactlyOnce | AtLeastOnce, records: DataFrame, batch_id: int) -> Written:
-    sink.write_batch(records, batch_id)
+def _write(
+    sink: ExactlyOnce | AtLeastOnce,
+    records: DataFrame,
+    batch_id: int,
+    check: Callable[[], None] | None = None,
+) -> Written:
+    sink.write_batch(records, batch_id, check)
     assert sink.last is not None
     return sink.last

@@ -53,6 +53,7 @@ def avro(
     tombstones: Tombstones = "drop",
     metrics: str = "reading",
     check: Check | None = None,
+    keeps_raw: bool = False,
 ) -> DataFrame:
     """Read the values of a topic's frame as Avro records of this schema.
 
@@ -100,6 +101,7 @@ def avro(
         tombstones=tombstones,
         metrics=metrics,
         check=check,
+        keeps_raw=keeps_raw,
     )
 
 

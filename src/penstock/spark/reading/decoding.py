@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, Final, Literal, Protocol, cast
 
@@ -34,6 +34,7 @@ from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
 from penstock.spark.reading.captured import CapturedEvents, Find, Parse, Target, of_json
 from penstock.spark.reading.frame import ERROR, RAW, RAW_TYPE
 from penstock.spark.reading.json_columns import JsonColumns, is_supported
+from penstock.spark.reading.json_records import SECONDS, UNITS
 from penstock.spark.reading.json_values import nullable
 
 Shape = Literal["json", "debezium", "changelog"]
@@ -55,12 +56,35 @@ PACKED: Final = "_penstock_packed"
 PACKED_TYPE: Final = pa.struct([("shard", pa.int32()), ("rows", pa.binary())])
 # The key of a record without a value that only says that time has passed.
 HEARTBEAT: Final = b"penstock.heartbeat"
+# The first and the last moment that calendars have, microseconds: the years 1 to 9999.
+FIRST_US: Final = -62_135_596_800_000_000
+LAST_US: Final = 253_402_300_799_999_999
+SECOND_US: Final = 1_000_000
 SHAPES: Final = frozenset({"json", "debezium", "changelog"})
 _INSTANT: Final = pa.timestamp("us", "UTC")
 
 
+@dataclass(frozen=True, slots=True)
+class TimeRules:
+    """What counts as the event time of a stream."""
+
+    # What numbers count; None if nothing is said, and then it is seconds.
+    unit: str | None = None
+    # How far it may be after the time at which the record was written, microseconds.
+    max_future_us: int | None = None
+    # A condition in SQL: what it is not true for is left out, before its time is looked at.
+    where: str | None = None
+
+
+ANY_TIME: Final = TimeRules()
+
+
 def typing_of(
-    shape: str, schema: str, time: str | None, published: Mapping[str, Any] | None = None
+    shape: str,
+    schema: str,
+    time: str | None,
+    published: Mapping[str, Any] | None = None,
+    rules: TimeRules = ANY_TIME,
 ) -> Typing | None:
     """How the source types values of this format and schema; None if Spark's parser must.
 
@@ -72,11 +96,17 @@ def typing_of(
     row = T.StructType.fromDDL(schema)
     if not isinstance(row, T.StructType) or not (published or is_supported(row)):
         return None
-    found = Typing(cast("Shape", shape), row.json(), time, published=published)
+    found = Typing(
+        cast("Shape", shape), row.json(), time, published=published, unit=rules.unit,
+        max_future_us=rules.max_future_us,
+    )  # fmt: skip
     if published is None and time is not None and time != STAMP and not found.has_instant(time):
-        # Spark makes times of numbers and texts, too.
+        # Spark makes times of texts and fractions, too.
         return None
-    return found
+    if rules.where is None:
+        return found
+    # Whether a record counts is for Spark to say, and then what its time is.
+    return replace(found, time=None, keeps_raw=time is not None)
 
 
 def envelope(row: T.StructType) -> T.StructType:
@@ -124,6 +154,12 @@ class Typing:
     # Of change events whose schemas are published: those that were when the query began, by id, as
     # JSON ("schemas"), and whether the user wrote the row's ("written").
     published: Mapping[str, Any] | None = None
+    # What numbers count that are times; None if they should be texts.
+    unit: str | None = None
+    # How far the event time may be after the time at which the record was written.
+    max_future_us: int | None = None
+    # Whether good records, too, come with what they were.
+    keeps_raw: bool = False
 
     def find_schemas(self, find: Find) -> None:
         """How to come by schemas that are published later."""
@@ -141,8 +177,12 @@ class Typing:
         return T.StructType.fromJson(json.loads(self.schema))
 
     def has_instant(self, path: str) -> bool:
-        """Whether the field with this path is a timestamp; one without a zone is taken as UTC."""
-        return isinstance(self._kind_of(path), T.TimestampType | T.TimestampNTZType)
+        """Whether the field with this path is a timestamp, or a whole number.
+
+        A timestamp without a zone is taken as UTC.
+        """
+        times = T.TimestampType | T.TimestampNTZType | T.LongType | T.IntegerType
+        return isinstance(self._kind_of(path), times)
 
     def has_field(self, path: str) -> bool:
         """Whether there is such a field; where Spark reads it, the case of letters is the same."""
@@ -194,7 +234,8 @@ class Typing:
 
     @cached_property
     def _columns(self) -> JsonColumns:
-        return JsonColumns(envelope(self._row) if self.shape == "debezium" else self._row)
+        row = envelope(self._row) if self.shape == "debezium" else self._row
+        return JsonColumns(row, self.unit)
 
     @cached_property
     def _parse(self) -> Parse:
@@ -234,7 +275,7 @@ class Typing:
         columns = {
             VALUE: value,
             ERROR: reasons,
-            RAW: self._raw(records, is_bad),
+            RAW: self._raw(records, values.is_valid() if self.keeps_raw else is_bad),
             **{name: records.column(name) for name in ("key", "topic", "partition", "offset")},
             "timestamp": records.column("timestamp"),
         }
@@ -292,10 +333,48 @@ class Typing:
             timeless = pc.and_(is_there, _at(value, self.time).is_null())
             text = f"the event time {self.time} is missing or null"
             reasons = _with_reason(reasons, timeless, text)
+            return self._in_time(reasons, value, records)
         return reasons
 
+    def _in_time(
+        self, reasons: pa.StringArray, value: pa.StructArray, records: pa.RecordBatch
+    ) -> pa.StringArray:
+        """With the reasons why a time cannot be the event time of a record."""
+        assert self.time is not None
+        said = _at(value, self.time)
+        at, wrong = self._micros(said)
+        wrong &= np.asarray(said.is_valid())
+        stamp = np.asarray(_as(records.column("timestamp"), _INSTANT).cast(pa.int64()).fill_null(0))
+        ahead = np.zeros(len(at), np.bool_)
+        if self.max_future_us is not None:
+            # What was written without a time says nothing.
+            ahead = (at > stamp + self.max_future_us) & (stamp > 0) & np.asarray(said.is_valid())
+        if not (wrong.any() or ahead.any()):
+            return reasons
+        found = np.full(len(at), None, object)
+        for row in np.flatnonzero(ahead):
+            found[row] = future(self.time, int(at[row] - stamp[row]), self.max_future_us or 0)
+        for row in np.flatnonzero(wrong):
+            found[row] = out_of_range(self.time, self._told(said[int(row)]), self.unit)
+        return pc.coalesce(reasons, pa.array(found, pa.string(), from_pandas=True))
+
+    def _told(self, said: pa.Scalar) -> str:
+        """A time that is out of range, as it stands in the record."""
+        if pa.types.is_integer(said.type):
+            return f"{said.as_py()} {self.unit or SECONDS} since 1970"
+        years = np.datetime64(said.cast(pa.int64()).as_py(), "us").astype("datetime64[Y]")
+        return f"year {int(years.astype(np.int64)) + 1970}"
+
+    def _micros(self, said: pa.Array) -> tuple[Any, Any]:
+        """Times as microseconds, and which of them no calendar has; of these it is 0."""
+        numbers = np.asarray(said.cast(pa.int64()).fill_null(0))
+        times, parts = UNITS[self.unit or SECONDS] if pa.types.is_integer(said.type) else (1, 1)
+        low, high = -(-FIRST_US * parts // times), LAST_US * parts // times
+        wrong = (numbers < low) | (numbers > high)
+        return np.where(wrong, 0, numbers) * times // parts, wrong
+
     def _raw(self, records: pa.RecordBatch, is_bad: pa.BooleanArray) -> pa.Array:
-        """What a bad record was."""
+        """What a bad record was; of all of them where Spark may still find it bad."""
         kind = self._arrow.field(RAW).type
         if not is_bad.true_count:
             return pa.nulls(len(records), kind)
@@ -308,10 +387,15 @@ class Typing:
         whole = pa.StructArray.from_arrays(parts, fields=list(kind))
         return _where(is_bad, whole)
 
+    def _instants(self, said: pa.Array) -> pa.Array:
+        if not pa.types.is_integer(said.type):
+            return _as(said, _INSTANT)
+        return pa.array(self._micros(said)[0], _INSTANT, mask=np.asarray(said.is_null()))
+
     def _times(self, value: pa.StructArray, records: pa.RecordBatch) -> pa.Array:
         assert self.time is not None
         stamp = _as(records.column("timestamp"), _INSTANT)
-        at = stamp if self.time == STAMP else _as(_at(value, self.time), _INSTANT)
+        at = stamp if self.time == STAMP else self._instants(_at(value, self.time))
         at = _where(value.is_valid(), at)
         if not records.column("value").null_count:
             return at
@@ -334,6 +418,20 @@ def _unwrapped(parsed: pa.StructArray) -> pa.StructArray:
         at[wrapped.to_numpy(zero_copy_only=False)] += len(outer)
         outer = both.take(pa.array(at))
     return outer
+
+
+def out_of_range(time: str, told: str, unit: str | None) -> str:
+    """Why a time outside of the years 1 to 9999 is no event time."""
+    hint = f"numbers are read as {unit or SECONDS}, which time_unit changes"
+    return f"the event time {time} is out of range: {told}; {hint}"
+
+
+def future(time: str, ahead_us: int, most_us: int) -> str:
+    """Why a time is too far ahead of its record's."""
+    return (
+        f"the event time {time} is {ahead_us // SECOND_US} s after its record was written, and "
+        f"may be {most_us // SECOND_US} s (max_future)"
+    )
 
 
 def _part_of(records: pa.RecordBatch) -> tuple[str, int]:

@@ -87,14 +87,19 @@ def finish(
     tombstones: Tombstones,
     metrics: str,
     check: Check | None = None,
+    keeps_raw: bool = False,
 ) -> DataFrame:
-    """The typed frame of one that has the original columns, `_error` and a parsed struct."""
+    """The typed frame of one that has the original columns, `_error` and a parsed struct.
+
+    With `keeps_raw` good records, too, come with what they were: they may still turn out bad.
+    """
     if check is not None:
         df = df.withColumn(ERROR, F.coalesce(F.col(ERROR), check(parsed).cast("string")))
     headers = F.col(HEADERS) if HEADERS in df.columns else F.lit(None)
     bad = F.col(ERROR).isNotNull()
     raw = F.when(
-        bad, F.struct(F.col(VALUE).alias(VALUE), headers.cast(HEADERS_TYPE).alias(HEADERS))
+        bad | F.lit(keeps_raw),
+        F.struct(F.col(VALUE).alias(VALUE), headers.cast(HEADERS_TYPE).alias(HEADERS)),
     )
     good = F.when(~bad, parsed)
     columns = [good.alias(into)] if into else [good[name].alias(name) for name in fields]
@@ -129,8 +134,8 @@ def bad(rows: DataFrame) -> DataFrame:
     return rows.where(F.col(ERROR).isNotNull()).select(*POSITION, ERROR, RAW)
 
 
-def error_headers() -> Column:
-    """The headers of a dead letter: its own, then where it stood and why it is here."""
+def error_headers(flow: str | None = None) -> Column:
+    """The headers of a dead letter: its own, then where it stood, why it is here, and of whom."""
 
     def header(name: str, value: Column) -> Column:
         return F.struct(
@@ -144,12 +149,15 @@ def error_headers() -> Column:
         header("offset", F.col("offset")),
         header("timestamp", F.unix_millis(F.col("timestamp"))),
         header("reason", F.substring(F.col(ERROR), 1, MAX_REASON_CHARACTERS)),
+        *([] if flow is None else [header("flow", F.lit(flow))]),
     ).cast(HEADERS_TYPE)
     own = F.coalesce(F.col(RAW)[HEADERS], F.array().cast(HEADERS_TYPE))
+    # What was said when it went aside before, and was sent back, is not said of this time.
+    own = F.filter(own, lambda each: ~each["key"].startswith(HEADER_PREFIX))
     return F.concat(own, told)
 
 
-def dead_letters(rows: DataFrame, topic: str) -> DataFrame:
+def dead_letters(rows: DataFrame, topic: str, flow: str | None = None) -> DataFrame:
     """What goes to the dead-letter topic: columns as the sink takes them.
 
     Key, value and headers are the record's own; headers `penstock.error.*` say where it stood and
@@ -158,7 +166,7 @@ def dead_letters(rows: DataFrame, topic: str) -> DataFrame:
     return rows.where(F.col(ERROR).isNotNull()).select(
         F.col("key"),
         F.col(RAW)[VALUE].alias(VALUE),
-        error_headers().alias(HEADERS),
+        error_headers(flow).alias(HEADERS),
         F.lit(topic).alias("topic"),
     )
 

@@ -30,7 +30,7 @@ Where this differs from `json_values`, on purpose:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -40,7 +40,7 @@ import pyarrow.json as pj
 from pyspark.sql import types as T  # noqa: N812
 
 from penstock.spark.reading.json_lines import Mask, Rows, could_be_lines
-from penstock.spark.reading.json_records import Records
+from penstock.spark.reading.json_records import SECONDS, UNITS, Records
 from penstock.spark.reading.json_times import Column, days_of_column, micros_of_column
 
 # A block is read at once: large enough that the cost of a call does not count.
@@ -119,18 +119,18 @@ def _arrow(kind: T.DataType, plain: Callable[[T.DataType], pa.DataType]) -> pa.D
     return plain(kind)
 
 
-def _oddities(kind: T.DataType) -> list[str]:
+def _oddities(kind: T.DataType, starts: Mapping[type[T.DataType], str]) -> list[str]:
     """Patterns of fields whose values cannot be of their types."""
     if isinstance(kind, T.ArrayType):
-        return _oddities(kind.elementType)
+        return _oddities(kind.elementType, starts)
     if not isinstance(kind, T.StructType):
         return []
     found: list[str] = []
     for field in kind.fields:
-        start = _STARTS.get(type(field.dataType), r'[^"n\s]')
+        start = starts.get(type(field.dataType), r'[^"n\s]')
         if "\\" not in field.name:  # it would end the quotation
             found.append(rf'\Q"{field.name}"\E\s*:\s*{start}')
-        found += _oddities(field.dataType)
+        found += _oddities(field.dataType, starts)
     return found
 
 
@@ -142,19 +142,31 @@ class JsonColumns:
     field inside of a struct.
     """
 
-    def __init__(self, schema: T.StructType, *, captured: bool = False) -> None:
+    def __init__(
+        self, schema: T.StructType, unit: str | None = None, *, captured: bool = False
+    ) -> None:
+        """`unit` is what timestamps that are numbers count, if it is known that they are.
+
+        Otherwise they are expected to be texts; a number is then one of seconds.
+        """
         self._schema = schema
+        self._unit = unit
         self._captured = captured
         self.arrow: pa.StructType = _arrow(schema, _plain)
-        asked = _arrow(schema, lambda kind: _ASKED.get(type(kind)) or _plain(kind))
+        given = dict(_ASKED)
+        starts = dict(_STARTS)
+        if unit is not None:
+            given[T.TimestampType] = pa.int64()
+            starts[T.TimestampType] = _STARTS[T.LongType]
+        asked = _arrow(schema, lambda kind: given.get(type(kind)) or _plain(kind))
         self._options = pj.ParseOptions(
             explicit_schema=pa.schema(list(asked)), unexpected_field_behavior="ignore"
         )
-        self._records = Records(schema, captured=captured)
-        self._oddities = "|".join(sorted(set(_oddities(schema)))).encode()
+        self._records = Records(schema, unit or SECONDS, captured=captured)
+        self._oddities = "|".join(sorted(set(_oddities(schema, starts)))).encode()
 
-    def __reduce__(self) -> tuple[Callable[..., JsonColumns], tuple[T.StructType, bool]]:
-        return _again, (self._schema, self._captured)
+    def __reduce__(self) -> tuple[Callable[..., JsonColumns], tuple[Any, ...]]:
+        return _again, (self._schema, self._unit, self._captured)
 
     def parse(self, values: pa.BinaryArray) -> tuple[pa.StructArray, pa.StringArray]:
         """The records, and why those that are null and have a value could not be read."""
@@ -292,6 +304,7 @@ class JsonColumns:
                 None,
                 suspect,
                 needed=None if field.nullable else np.True_,
+                unit=self._unit,
             )
             for number, field in enumerate(self._schema.fields)
         ]
@@ -301,8 +314,8 @@ class JsonColumns:
         return places[~suspect], rows.filter(pa.array(~suspect))
 
 
-def _again(schema: T.StructType, captured: bool) -> JsonColumns:
-    return JsonColumns(schema, captured=captured)
+def _again(schema: T.StructType, unit: str | None, captured: bool) -> JsonColumns:
+    return JsonColumns(schema, unit, captured=captured)
 
 
 def _one(column: pa.ChunkedArray) -> pa.Array:
@@ -316,6 +329,7 @@ def _finished(
     suspect: Mask,
     *,
     needed: Any,
+    unit: str | None,
 ) -> pa.Array:
     """A column as Arrow read it, with its right type; marks the rows that it may have misread.
 
@@ -340,6 +354,7 @@ def _finished(
                 owner,
                 suspect,
                 needed=None if field.nullable else there,
+                unit=unit,
             )
             for number, field in enumerate(kind.fields)
         ]
@@ -353,11 +368,14 @@ def _finished(
             parents if owner is None else owner[parents],
             suspect,
             needed=None if kind.containsNull else np.True_,
+            unit=unit,
         )
         target = _arrow(kind, _plain)
         return pa.Array.from_buffers(target, len(found), found.buffers()[:2], children=[inner])
     if isinstance(kind, T.FloatType | T.DoubleType):
         return _floats(found, kind, mark)
+    if isinstance(kind, T.TimestampType) and unit is not None:
+        return _counted(found, unit, mark)
     if isinstance(kind, T.TimestampType):
         return _times(found, micros_of_column, _PLAIN[T.TimestampType], pa.int64(), mark)
     if isinstance(kind, T.DateType):
@@ -379,6 +397,21 @@ def _floats(found: pa.Array, kind: T.DataType, mark: Callable[[Any], None]) -> p
         return found
     buffers = [found.buffers()[0], pa.py_buffer(numbers)]
     return pa.Array.from_buffers(pa.float32(), len(found), buffers)
+
+
+def _counted(found: pa.Array, unit: str, mark: Callable[[Any], None]) -> pa.Array:
+    """Timestamps from numbers of a unit; marks those that are too large."""
+    times, parts = UNITS[unit]
+    numbers = np.asarray(found.fill_null(0))
+    most = np.iinfo(np.int64).max // times
+    mark((numbers > most) | (numbers < -most))
+    with np.errstate(over="ignore"):
+        micros = numbers // parts if parts > 1 else numbers * times
+    buffers = [found.buffers()[0] if not found.offset else None, pa.py_buffer(micros)]
+    kind = _PLAIN[T.TimestampType]
+    if buffers[0] is None and found.null_count:
+        return pa.array(micros, mask=np.asarray(found.is_null())).cast(kind)
+    return pa.Array.from_buffers(kind, len(found), buffers)
 
 
 def _times(

@@ -21,8 +21,14 @@ from penstock.spark.reading.json_times import SECOND, days_of, micros_of
 DEPTH_MAX: Final = 500
 # The longest number that Spark's parser takes.
 NUMBER_MAX: Final = 1000
+# Of a value that does not fit so much is shown.
+SHOWN_MAX: Final = 60
 # Shorter records can be neither too deep nor have too long a number.
 SHORT: Final = 1000
+
+# What numbers count that are times: so many microseconds, or parts of one.
+UNITS: Final = {"s": (SECOND, 1), "ms": (1000, 1), "us": (1, 1), "ns": (1, 1000)}
+SECONDS: Final = "s"
 
 _INTEGERS: Final[dict[type[T.DataType], int]] = {
     T.ByteType: 15,
@@ -51,9 +57,6 @@ _ESCAPES: Final = {
     ord("\\"): "\\\\",
 }
 
-# Characters of a value that a reason shows.
-SHOWN_MAX: Final = 60
-
 Convert = Callable[[Any, "State"], Any]
 Test = Callable[[Any], bool]
 Answer = tuple[dict[str, Any] | None, str | None]
@@ -69,11 +72,12 @@ class State:
 
 
 class Manner(NamedTuple):
-    """How values are read: with all that Spark's parser keeps of a text, and whether as a capture
-    writes them."""
+    """How values are read: with all that Spark's parser keeps of a text, whether as a capture
+    writes them, and what timestamps that are numbers count."""
 
     exact: bool
     captured: bool
+    unit: str
 
 
 class _Unfit(Exception):  # noqa: N818 - control flow, nobody sees it
@@ -125,13 +129,16 @@ def _is_deep(value: bytes) -> bool:
 class Records:
     """Reads records of one schema."""
 
-    def __init__(self, schema: T.StructType, *, captured: bool = False) -> None:
+    def __init__(
+        self, schema: T.StructType, unit: str = SECONDS, *, captured: bool = False
+    ) -> None:
+        """`unit` is what timestamps that are numbers count."""
         self._schema = schema
         self._captured = captured
         self._fields = [(f.name, f"field {f.name} is not {f.dataType.simpleString()}")
                         for f in schema.fields]  # fmt: skip
-        self._quick = _struct(schema, Manner(exact=False, captured=captured))
-        self._exact = _struct(schema, Manner(exact=True, captured=captured))
+        self._quick = _struct(schema, Manner(exact=False, captured=captured, unit=unit))
+        self._exact = _struct(schema, Manner(exact=True, captured=captured, unit=unit))
         self._tests = [
             (test, message)
             for field in schema.fields
@@ -200,14 +207,16 @@ class Records:
         """The first field that is there and could not be read as a whole."""
         if self._captured and (path := _unread(self._schema, found, row)):
             name, kind, value = path
-            shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-            shown = shown if len(shown) <= SHOWN_MAX else f"{shown[:SHOWN_MAX]}..."
-            return f"field {name} is not {kind.simpleString()}: {shown}"
+            if not isinstance(value, str):
+                value = shown(value)
+            elif len(value) > SHOWN_MAX:
+                value = f"{value[:SHOWN_MAX]}..."
+            return f"field {name} is not {kind.simpleString()}: {value}"
         for name, message in self._fields:
             if "'" in name or "]" in name:
                 continue  # Spark has no path that leads there
             if row[name] is None and found.get(name) is not None:
-                return message
+                return f"{message}: {shown(found[name])}"
         return "the value does not fit the schema"
 
     def _why_broken(self, text: str) -> str:
@@ -279,7 +288,7 @@ def _converter(kind: T.DataType, manner: Manner) -> Convert:
     if isinstance(kind, T.DoubleType):
         return _with_words(_double) if manner.captured else _double
     if isinstance(kind, T.TimestampType):
-        return _timestamp
+        return _timestamp(*UNITS[manner.unit])
     if isinstance(kind, T.DateType):
         return _date
     if isinstance(kind, T.DecimalType):
@@ -400,16 +409,19 @@ def _whole_decimal(digits: int, *, exact: bool) -> Convert:
     return convert
 
 
-def _timestamp(value: Any, _: State) -> int:
-    if type(value) is str:
-        found = micros_of(value)
-    elif type(value) is int and -_LONG <= value * SECOND < _LONG:
-        found = value * SECOND
-    else:
-        found = None
-    if found is None:
-        raise _Unfit
-    return found
+def _timestamp(times: int, parts: int) -> Convert:
+    def convert(value: Any, _: State) -> int:
+        if type(value) is str:
+            found = micros_of(value)
+        elif type(value) is int and -_LONG <= value * times // parts < _LONG:
+            found = value * times // parts
+        else:
+            found = None
+        if found is None:
+            raise _Unfit
+        return found
+
+    return convert
 
 
 def _date(value: Any, _: State) -> int:
@@ -417,6 +429,20 @@ def _date(value: Any, _: State) -> int:
     if found is None:
         raise _Unfit
     return found
+
+
+def shown(value: Any) -> str:
+    """What was found in the place of something else; texts in quotes, as in JSON."""
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, list):
+        return "a list"
+    if isinstance(value, str):
+        # Half a surrogate pair is no character.
+        text = orjson.dumps(value.encode("utf-8", "replace").decode()).decode()
+    else:
+        text = text_of(value)
+    return text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}..."
 
 
 def text_of(value: Any) -> str:

@@ -35,6 +35,7 @@ from penstock.spark.reading.frame import (
     check_names,
     finish,
 )
+from penstock.spark.reading.json_records import SHOWN_MAX
 
 _LIST, _END, _CORRUPT = "_", "end", "_corrupt"
 _TEXT: Final = "_penstock_text"
@@ -63,6 +64,7 @@ def json(
     options: Mapping[str, str] | None = None,
     metrics: str = "reading",
     check: Check | None = None,
+    keeps_raw: bool = False,
 ) -> DataFrame:
     """Read the values of a topic's frame as JSON objects of this schema.
 
@@ -103,6 +105,7 @@ def json(
         tombstones=tombstones,
         metrics=metrics,
         check=check,
+        keeps_raw=keeps_raw,
     )
 
 
@@ -151,8 +154,20 @@ def _why_not_read(schema: T.StructType) -> Column:
             continue  # no path leads there
         there = F.get_json_object(text, f"$['{field.name}']").isNotNull()
         message = f"field {field.name} is not {field.dataType.simpleString()}"
-        reason = reason.when(there & row[field.name].isNull(), F.lit(message))
+        told = F.concat(F.lit(message), _found(text, field.name))
+        reason = reason.when(there & row[field.name].isNull(), told)
     return reason.otherwise(F.lit("the value does not fit the schema"))
+
+
+def _found(text: Column, name: str) -> Column:
+    """What a field has in the place of what it should be, as `json_records.shown` tells it."""
+    value = F.try_variant_get(F.try_parse_json(text), f"$['{name}']", "variant")
+    json_text = F.to_json(value)
+    cut = F.concat(F.substring(json_text, 1, SHOWN_MAX), F.lit("..."))
+    shown = F.when(json_text.startswith("{"), F.lit("an object"))
+    shown = shown.when(json_text.startswith("["), F.lit("a list"))
+    shown = shown.when(F.length(json_text) > SHOWN_MAX, cut).otherwise(json_text)
+    return F.coalesce(F.concat(F.lit(": "), shown), F.lit(""))
 
 
 def problems(

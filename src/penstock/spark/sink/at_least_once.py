@@ -6,7 +6,7 @@ repeats is in the log twice.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pyspark.sql import DataFrame
@@ -53,8 +53,10 @@ class AtLeastOnce:
         if getattr(self, "_cluster", None) is not None:
             self.close()
 
-    def write_batch(self, df: DataFrame, batch_id: int) -> None:
-        """Write one micro-batch."""
+    def write_batch(
+        self, df: DataFrame, batch_id: int, check: Callable[[], None] | None = None
+    ) -> None:
+        """Write one micro-batch; `check` is called when its rows are written."""
         rows = df if self.is_prepared else prepare(df, self.topic)
         try:
             counts: dict[str, int] = {}
@@ -78,5 +80,7 @@ class AtLeastOnce:
         self.last = Written(
             int(batch_id), sum(row.records for row in written), sum(row.bytes for row in written)
         )
+        if check is not None:
+            check()
 
     __call__ = write_batch

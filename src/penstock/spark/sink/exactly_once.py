@@ -28,7 +28,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -96,6 +96,14 @@ class Written:
     bytes: int = 0
     # It had been written before.
     skipped: bool = False
+
+
+class _RefusedError(Exception):
+    """A micro-batch is not to be committed."""
+
+    def __init__(self, why: Exception) -> None:
+        super().__init__(str(why))
+        self.why = why
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,11 +192,20 @@ class ExactlyOnce:
 
     # ---- a micro-batch -------------------------------------------------------------------
 
-    def write_batch(self, df: DataFrame, batch_id: int) -> None:
-        """Write one micro-batch, or see that it was written already."""
+    def write_batch(
+        self, df: DataFrame, batch_id: int, check: Callable[[], None] | None = None
+    ) -> None:
+        """Write one micro-batch, or see that it was written already.
+
+        `check` is called when all rows were sent, and nothing of them counts yet: what it raises
+        aborts the transaction, and leaves here as it is.
+        """
         with self._lock:
             try:
-                self.last = self._write(df, int(batch_id))
+                self.last = self._write(df, int(batch_id), check)
+            except _RefusedError as error:
+                self.close()
+                raise error.why from None
             except PenstockError as error:
                 self.close()
                 if isinstance(error, SinkError):
@@ -200,7 +217,7 @@ class ExactlyOnce:
 
     __call__ = write_batch
 
-    def _write(self, df: DataFrame, batch_id: int) -> Written:
+    def _write(self, df: DataFrame, batch_id: int, check: Callable[[], None] | None) -> Written:
         rows = df if self.is_prepared else prepare(df, self.topic)
         query_id = self._query_id or _query_id_of(df) or ""
         for attempt in range(1, ATTEMPTS + 1):
@@ -209,7 +226,7 @@ class ExactlyOnce:
                 log.info("%s: batch %d was written before", self.name, batch_id)
                 return Written(batch_id, skipped=True)
             try:
-                return self._write_once(hold, rows, query_id, batch_id)
+                return self._write_once(hold, rows, query_id, batch_id, check)
             except (RepeatedTaskError, OutcomeUnknownError) as error:
                 # To take the id over again aborts what is open, or tells that it was committed.
                 self.close()
@@ -218,10 +235,19 @@ class ExactlyOnce:
                 log.warning("%s: batch %d is written anew: %s", self.name, batch_id, error)
         raise AssertionError("unreachable")
 
-    def _write_once(self, hold: _Hold, rows: DataFrame, query_id: str, batch_id: int) -> Written:
+    def _write_once(
+        self,
+        hold: _Hold,
+        rows: DataFrame,
+        query_id: str,
+        batch_id: int,
+        check: Callable[[], None] | None,
+    ) -> Written:
         began = time.monotonic()
         try:
             sent = self._send(hold, rows)
+            if check is not None:
+                _must_pass(check)
             if sent.records == 0:
                 return Written(batch_id)
             mark = Mark(query_id, batch_id, sent.records)
@@ -364,6 +390,13 @@ class ExactlyOnce:
                 f"{limit_s:.0f} s and was aborted"
             )
         return FencedSinkError(f"another driver has taken over {self.name!r}: {error}")
+
+
+def _must_pass(check: Callable[[], None]) -> None:
+    try:
+        check()
+    except Exception as error:
+        raise _RefusedError(error) from error
 
 
 def _is_written(mark: Mark | None, query_id: str, batch_id: int, name: str) -> bool:

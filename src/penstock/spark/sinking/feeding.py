@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.client.metadata import Metadata
@@ -23,6 +24,12 @@ from penstock.client.table_schemas import PublishedSchemas, UnknownSchemaError
 from penstock.sinks.contract import Changes, Position, Refused, Sink
 from penstock.sinks.errors import OutOfStepError, StoreAwayError
 from penstock.sinks.spec import SinkSpec
+from penstock.spark.flows.dead_letters import (
+    DeadLetterGuard,
+    DeadLetterLimit,
+    Remedy,
+    described,
+)
 from penstock.spark.flows.errors import UnknownTopicError
 from penstock.spark.flows.inputs import FORMAT, Place
 from penstock.spark.flows.progress import Progress
@@ -87,6 +94,9 @@ class Feeding:
         self._known_id = known_id
         self.topic_id = ""
         self._gate = Gate()
+        self._guard = DeadLetterGuard(
+            DeadLetterLimit(spec.max_dead_share, spec.max_dead_letters), _remedy(spec), once=once
+        )
         self._query: StreamingQuery | None = None
         self._error: BaseException | None = None
         self._written: dict[int, int] = {}
@@ -195,15 +205,27 @@ class Feeding:
             self._parser = replace(self._parser, by_row=True)
         letters = self._letters
         before = letters.written
+        unread = found.letters.num_rows
+        told = [_first(found.letters)] if unread else []
+
+        def first() -> str:
+            return told[0] if told else ""
+
+        # Before anything is written: what stops the sink is read again when that was mended.
+        self._guard.check(found.records, unread, first)
         letters.unread(found.letters)
         changes = found.changes(self._since, position)
 
         def aside(refused: Sequence[Refused]) -> None:
+            told.extend(map(_refused, refused[:1]))
+            self._guard.check(found.records, unread + len(refused), first)
             letters.refused(refused, changes.deletes.column_names)
 
         done = self._sink.apply(changes, aside)
         self._since = position
-        self.progress.dead_letters += letters.written - before
+        dead = letters.written - before
+        self.progress.dead_letters += dead
+        self._guard.committed(found.records, dead, first, is_judged=True)
         self._note(changes, position)
         return done.rows
 
@@ -277,6 +299,9 @@ class Feeding:
         """Why the query ended; None if it came to its end, or was stopped."""
         query = self._query
         found = query.exception() if query is not None else None
+        if found is None and query is not None and not self._gate.is_closed:
+            wrong = self._guard.at_end()
+            return None if wrong is None else self.explain(wrong)
         if found is None or isinstance(self._error, GateClosedError):
             return None
         if self._gate.is_closed and self._error is None:
@@ -293,7 +318,12 @@ class Feeding:
             again = again and not isinstance(error, StoreAwayError)
         # Whoever makes the topic, or writes to it first, may come after us.
         waits = isinstance(error, UnknownTopicError | NothingToLearnFromError) and not self._once
-        return replace(found, retriable=again, waits=waits)
+        # Nothing has been written yet: a run with an end has nothing to do.
+        nothing = isinstance(error, NothingToLearnFromError)
+        is_idle = nothing and self._once and not self._rebuild
+        if is_idle:
+            log.warning("%s: nothing to do", error)
+        return replace(found, retriable=again, waits=waits, is_idle=is_idle)
 
     def poll(self) -> bool:
         """Take in what Spark reports; whether a micro-batch was completed since the last time."""
@@ -330,3 +360,25 @@ class Feeding:
             self._sink.close()
         if self._cluster is not None:
             self._cluster.close()
+
+
+def _remedy(spec: SinkSpec) -> Remedy:
+    mend = f"mend `fields`, `key` or `format` of [sinks.{spec.name}]"
+    return Remedy(
+        f"If it is not the records that are wrong, {mend}, and start again: nothing of this "
+        "micro-batch is in the store, and its records are read again. If it is, let them be put "
+        "aside: max_dead_share = 1, and a higher max_dead_letters.",
+        f"If it is not the records that are wrong, {mend}. `penstock sinks redrive {spec.name}` "
+        f"sends back what is in {spec.letters}.",
+    )
+
+
+def _first(letters: pa.Table) -> str:
+    """Where the first record stood that could not be read, and why."""
+    order = [("partition", "ascending"), ("offset", "ascending")]
+    (row,) = letters.sort_by(order).slice(0, 1).to_pylist()
+    return described(row["topic"], row["partition"], row["offset"], row["reason"])
+
+
+def _refused(row: Refused) -> str:
+    return described(row.topic, row.partition, row.offset, row.reason)

@@ -2,6 +2,7 @@
 
     .penstock/sinks/run.lock, run.json     who runs them, as with flows
     .penstock/sinks/orders/sink.json       paused, being rebuilt, what went wrong last
+    .penstock/sinks/orders/counts.json     rows and dead letters so far
     .penstock/sinks/orders/checkpoint      Spark's own, emptied at each start
 
 The position is not here: the store has it.
@@ -18,7 +19,7 @@ from typing import Final
 import orjson
 
 from penstock.spark.flows.errors import CheckpointError
-from penstock.spark.flows.folder import Folder
+from penstock.spark.flows.folder import COUNTS_FILE, Folder
 
 DEFAULT_DATA: Final = Path(".penstock") / "sinks"
 SINK_FILE: Final = "sink.json"
@@ -89,6 +90,9 @@ class SinkFolder(Folder):
                 f"{file} cannot be written: {error.strerror}",
                 advice="Choose another folder with --data, or make it writable for you.",
             ) from error
+
+    def _counts_file(self, name: str, generation: int) -> Path:
+        return self.path / name / COUNTS_FILE
 
     def forget_sink(self, name: str) -> None:
         shutil.rmtree(self.path / name, ignore_errors=True)

@@ -132,7 +132,7 @@ class SinkManager(Overseer[_Unit]):
         with self._lock:
             for spec in self._specs:
                 record = self._folder.sink(spec.name)
-                unit = self._live[spec.name] = _Unit(spec, self._settings.policy)
+                unit = self._live[spec.name] = self._unit(spec)
                 if record.paused:
                     unit.life.state = "stopped"
                     self._note(unit)
@@ -140,6 +140,19 @@ class SinkManager(Overseer[_Unit]):
                 self._begin(unit)
                 if record.rebuilding:
                     self._begin_rebuild(spec)
+
+    def _unit(self, spec: SinkSpec) -> _Unit:
+        unit = _Unit(spec, self._settings.policy)
+        if self._settings.keeps_counts:
+            counts = self._folder.counts(spec.name)
+            unit.progress = Progress.restored(counts)
+            unit.applied.put, unit.applied.deleted = counts.get("put", 0), counts.get("deleted", 0)
+        return unit
+
+    def _write_counts(self, unit: _Unit) -> None:
+        if not unit.rebuild:
+            applied = {"put": unit.applied.put, "deleted": unit.applied.deleted}
+            self._folder.write_counts(unit.spec.name, {**unit.progress.totals(), **applied})
 
     def step(self) -> bool:
         """One look at everything, and now and then at the lag; whether all is over."""

@@ -26,6 +26,11 @@ Span = str | timedelta
 
 def microseconds(span: Span, what: str, *, least: int | None = 1) -> int:
     """How long a span is; `what` names it in the message if it is none."""
+    if not isinstance(span, Span):
+        raise ConfigError(
+            f"{what}={span!r} is not a length of time",
+            advice='Write a number and a unit, such as "10 s", "5 minutes" or "7 days".',
+        )
     total = _of_text(span, what) if isinstance(span, str) else span // timedelta(microseconds=1)
     if abs(total) > MOST_US or (least is not None and total < least):
         raise ConfigError(
