@@ -81,6 +81,8 @@ def rendered(
             style = "red" if each["state"] == "failed" else "yellow"
             kind = "sink" if "store" in each else "flow"
             errors.append(Text(f"{kind} {each['name']}: {each['error']}{remedy}", style=style))
+        if rows := each["progress"].get("set_aside"):
+            errors.append(Text(_set_aside(str(each["name"]), rows), style="bold red"))
     # Sinks have a table of their own.
     from penstock.cli import sinks_view
 
@@ -90,6 +92,11 @@ def rendered(
     if sinks:
         tables.append(output.table(sinks_view.COLUMNS, map(sinks_view.row, sinks)))
     return Group(*tables, *errors)
+
+
+def _set_aside(name: str, rows: int) -> str:
+    what = "rows that cannot be computed are" if rows != 1 else "row that cannot be computed is"
+    return f"flow {name}: {rows:,} {what} set aside: `penstock view aside {name}` shows why"
 
 
 class View:
@@ -188,6 +195,8 @@ class View:
                     if text not in {"-", "0"}
                 )
                 line(f"{_name(each)}: {', '.join(told)}")
+                if rows := getattr(numbers, "set_aside", 0):
+                    line(_set_aside(each.name, rows))
 
 
 def kind_of(status: Any) -> str:

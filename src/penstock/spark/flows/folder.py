@@ -118,6 +118,8 @@ class Record:
     generation: int = 1
     # The generation that is being built beside, or is to be at the next start; 0 if none.
     rebuilding: int = 0
+    # The columns of the rows in each topic, with Spark's names of their types.
+    columns: dict[str, dict[str, str]] = field(default_factory=dict)
     # By generation, as text.
     fingerprints: dict[str, dict[str, Any]] = field(default_factory=dict)
     state: str = "new"
