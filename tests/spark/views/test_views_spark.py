@@ -17,7 +17,8 @@ from penstock.spark.flows.folder import Folder
 from penstock.spark.state import inspecting, layout
 from penstock.spark.views import ViewError, of, sql
 from penstock.spark.views.set_aside import AT, FAILED, ROW
-from penstock.testing.flows import FlowTester
+from penstock.testing.flows import FlowFailedError, FlowTester
+from tests.cli.runner import run
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -224,6 +225,17 @@ def test_a_bad_row_is_set_aside_until_it_is_mended(tester: FlowTester) -> None:
         ('{"id":4}', "2:46: CAST(s AS INT): '3000000000' is no int (s = 3000000000)",
          "x-0 offset 4"),
     ]  # fmt: skip
+    data = ("--data", str(tester.data))
+    told = run("view", "aside", "ratio", *data).ok()
+    assert "division by zero" in told.out
+    assert "2 rows of ratio cannot be computed" in told.err
+    (tester.data.parent / "penstock.toml").write_text("")
+    (tester.data.parent / "views").mkdir()
+    spec = f"-- table x = x({columns}) key id changelog"
+    (tester.data.parent / "views" / "ratio.sql").write_text(f"{spec}\n{RATIO}")
+    project = ("--project", str(tester.data.parent / "penstock.toml"))
+    [listed] = run("view", "list", *data, *project, "--json").ok().json
+    assert (listed["name"], listed["set_aside"]) == ("ratio", 2)
     assert shown("total") == []
     assert [each[0] for each in set_aside(tester, "total")] == [
         '{"UPPER(name)":"A"}', '{"id":3,"g":1}', '{"id":4,"g":1}'
@@ -236,6 +248,22 @@ def test_a_bad_row_is_set_aside_until_it_is_mended(tester: FlowTester) -> None:
     assert shown("total") == [("A", 2, 13)]
     assert [each.progress.set_aside for each in found.values()] == [0, 0]
     assert set_aside(tester, "ratio") == set_aside(tester, "total") == []
+    # The view is changed, and what it would have to look at again is told as it is written.
+    text = RATIO.replace("< 50", "< 60").replace("m / n", "n / m")
+
+    @flow(inputs=stream("x", changelog=columns.replace("n int", "n bigint")),
+          output=topic("ratio", key="_key", compacted=True), shards=2, name="ratio")  # fmt: skip
+    def changed(x: DataFrame) -> DataFrame:
+        return sql(text, {"x": "id"}, x=x).changes()
+
+    tester.use(changed)
+    with pytest.raises(FlowFailedError) as refused:
+        tester.run()
+    assert str(refused.value).partition("from where it was: ")[2] == (
+        "column n of table x was int and now is bigint; "
+        "line 1: column q was m / n and now is n / m; "
+        "line 2: the condition was CAST(s AS INT) < 50 and now is CAST(s AS INT) < 60"
+    )
 
 
 def test_names_of_dataframes_are_not_mixed_up(penstock_spark: SparkSession) -> None:

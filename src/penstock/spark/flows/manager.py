@@ -131,7 +131,7 @@ class Manager(Overseer[_Unit]):
                     advice=RESET_ADVICE.format(name=unit.flow.name),
                 )
             columns = record.columns | {name: dict(own) for name, own in plan.columns.items()}
-            if known is None or record.columns != columns:
+            if known != plan.fingerprint or record.columns != columns:
                 record = replace(record, columns=columns)
                 self._folder.write(record.remembering(unit.generation, plan.fingerprint))
         query.start(plan)

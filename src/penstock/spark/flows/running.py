@@ -214,6 +214,7 @@ class Running:
             mode=self.flow.mode,
             ids=inputs.topic_ids(self.place, self.flow.streams),
             operators=(*timed, *planned.operators, *spark_operators),
+            parts=tuple(planned.parts),
         )  # fmt: skip
         columns = {
             physical(output.name, self.generation): {
