@@ -170,10 +170,12 @@ def test_rows_are_chosen_by_key_and_by_conditions(at: str, topic: str) -> None:
     # By their types: NaN is larger than anything, and two zones have one time.
     assert chosen("--where", "rate > 1e300") == ["fr"]
     assert chosen("--where", "last = 2026-01-01T10:00:00Z") == ["fr"]
-    [found] = current.rows(at, topic, columns=COLUMNS, key={"country": "fr"})
-    assert (found["total"], found["last"]) == (
-        Decimal(100), datetime(2026, 1, 1, 10, tzinfo=UTC)
-    )  # fmt: skip
+    when = datetime(2026, 1, 1, 10, tzinfo=UTC)
+    [found] = current.rows("totals", bootstrap=at, key={"country": "fr"}, where=["n >= 7"])
+    assert (found["total"], found["last"]) == (Decimal(100), when)
+    assert len(list(current.rows("totals", bootstrap=at, limit=2))) == 2
+    with pytest.raises(current.NoSuchViewError, match="has no view 'other'"):
+        next(current.rows("other", bootstrap=at))
 
 
 def test_tables_and_csv(at: str, topic: str) -> None:

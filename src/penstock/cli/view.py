@@ -185,7 +185,8 @@ def aside(
         ((each["key"], each["place"] or "-", each["reason"]) for each in shown),
     )
     more = f", of which {limit:,} are shown; --limit shows more" if len(rows) > limit else ""
-    output.say(f"{len(rows):,} rows of {name} cannot be computed{more}")
+    counted = "1 row" if len(rows) == 1 else f"{len(rows):,} rows"
+    output.say(f"{counted} of {name} cannot be computed{more}")
 
 
 @app.command("drop")

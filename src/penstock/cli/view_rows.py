@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from itertools import chain, islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
@@ -73,11 +72,15 @@ def rows(
       penstock view rows revenue --key country=DE
       penstock view rows revenue --where 'n = 5' --where 'total is not null' --format csv
     """
-    topic, columns = _topic(name, file, data)
+    need_spark()
+    from penstock.cli.protocol import cluster
+    from penstock.cli.view import found_view
+    from penstock.spark.flows.folder import Folder
+    from penstock.spark.views import current
+
+    topic, columns = current.stored(found_view(name, file), Folder(data))
     by_key = dict(_pair(each, name) for each in key)
     connection = connect(bootstrap, client)
-    from penstock.cli.protocol import cluster
-    from penstock.spark.views import current
 
     most = TABLE_ROWS if limit is None else limit
     # Of a table one more, to know whether there are more.
@@ -90,19 +93,6 @@ def rows(
             _as_csv(found, columns)
         else:
             _as_table(found, columns, most)
-
-
-def _topic(name: str, file: Path | None, data: Path) -> tuple[str, Mapping[str, str] | None]:
-    """The topic that has a view's rows now, and their types if they are known."""
-    need_spark()
-    from penstock.cli.view import found_view
-    from penstock.spark.flows.declare import physical
-    from penstock.spark.flows.folder import Folder
-
-    view = found_view(name, file)
-    record = Folder(data).find(name)
-    topic = physical(view.topic, record.generation if record is not None else 1)
-    return topic, record.columns.get(topic) if record is not None else None
 
 
 def _pair(text: str, name: str) -> tuple[str, str]:

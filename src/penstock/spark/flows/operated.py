@@ -273,6 +273,10 @@ class Operated:
                     self._guarded = True
                 else:
                     raise
+                read = offsets.records_of(self._running.checkpoint, batch_id)
+                if read is not None:
+                    # Spark counts them each time.
+                    self._running.note_read(batch_id, read)
         if self._guarded:
             self._guarded = self._note_set_aside()
         return counts

@@ -91,6 +91,13 @@ class Comparison:
         return _guessed(self.test, value, self.text)
 
 
+def text_of(value: Any) -> str:
+    """A value as it is written in conditions."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return value.isoformat() if isinstance(value, date) else str(value)
+
+
 def comparison(text: str) -> Comparison:
     """COLUMN TEST VALUE, or COLUMN IS [NOT] NULL."""
     found = _NULL.fullmatch(text)

@@ -2,13 +2,12 @@
 
     from penstock.spark.views.current import rows
 
-    for row in rows("localhost:9092", "revenue", columns={"country": "string", "total": "double"},
-                    where=["total > 100"]):
+    for row in rows("revenue", where=["total > 100"]):
         print(row["country"], row["total"])
 
 What is read is one moment: committed records, up to the ends that the partitions had when it began.
 A partition is read twice: first for which record is the last of each key, then for those. So what
-is kept is the keys of one partition, and never its rows. No Spark is needed; conditions are simple
+is kept is the keys of one partition, and never its rows. No Spark is started; conditions are simple
 comparisons (`comparison`), everything else is SQL's: a view over the view.
 """
 
@@ -17,6 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -27,9 +27,14 @@ from penstock.client.connection import Cluster
 from penstock.client.fetching import Fetched, Fetcher
 from penstock.client.metadata import EARLIEST, LATEST, Isolation, Metadata, Place, offsets
 from penstock.client.reading import walk
+from penstock.client.security import Security
 from penstock.errors import PenstockError
 from penstock.records.columns.decode import decode
-from penstock.spark.views.comparison import Comparison, Types, comparison, loads
+from penstock.spark.flows.declare import physical
+from penstock.spark.flows.folder import DEFAULT_DATA, Folder
+from penstock.spark.views import definitions
+from penstock.spark.views.comparison import Comparison, Types, comparison, loads, text_of
+from penstock.spark.views.definitions import Definition
 
 # Keys are brought together whenever so many more records were read.
 _TOGETHER: Final = 1_000_000
@@ -60,22 +65,41 @@ class Found:
 
 
 def rows(
-    bootstrap: str,
-    topic: str,
+    view: str,
     *,
-    columns: Mapping[str, str] | None = None,
-    key: Mapping[str, str] | None = None,
+    bootstrap: str = "localhost:9092",
+    project: str | Path = ".",
+    data: str | Path | None = None,
+    key: Mapping[str, Any] | None = None,
     where: Sequence[str] = (),
     limit: int | None = None,
+    options: Mapping[str, str] | None = None,
 ) -> Iterator[Row]:
-    """The rows of a view with their types, one after the other.
+    """The rows of a view of a project, one after the other, with the types that it last had.
 
-    `columns` are its types in Spark's words; without them values are as JSON has them. `key` are
-    values of columns of the key, as text, and `where` conditions that all hold, as "total > 100".
+    `key` are values of columns of the view's key, and `where` conditions that all hold, such as
+    "total > 100". `data` is where `penstock run` keeps flows, `.penstock/flows` in the folder
+    `project`; `options` are settings of clients, for a log that asks who is there.
     """
-    with Cluster(bootstrap, client_id="penstock-view-rows") as cluster:
-        for each in find(cluster, topic, columns=columns, key=key, where=where, limit=limit):
-            yield each.row
+    folder = Path(project)
+    there = {each.stem: each for each in definitions.files(folder)}
+    if view not in there:
+        raise NoSuchViewError(
+            f"the project has no view {view!r}", advice=f"It has {', '.join(there) or 'none'}."
+        )
+    kept = Folder(Path(data) if data is not None else folder / DEFAULT_DATA)
+    topic, columns = stored(definitions.read(there[view]), kept)
+    security = Security.from_options(dict(options or {}))
+    with Cluster(bootstrap, client_id="penstock-view-rows", security=security) as cluster:
+        found = find(cluster, topic, columns=columns, key=key, where=where, limit=limit)
+        yield from (each.row for each in found)
+
+
+def stored(view: Definition, folder: Folder) -> tuple[str, Mapping[str, str] | None]:
+    """The topic that has a view's rows now, and its columns with their types where it has run."""
+    record = folder.find(view.name)
+    topic = physical(view.topic, record.generation if record is not None else 1)
+    return topic, record.columns.get(topic) if record is not None else None
 
 
 def find(
@@ -83,13 +107,13 @@ def find(
     topic: str,
     *,
     columns: Mapping[str, str] | None = None,
-    key: Mapping[str, str] | None = None,
+    key: Mapping[str, Any] | None = None,
     where: Sequence[str] = (),
     limit: int | None = None,
 ) -> Iterator[Found]:
-    """The same, with what stands in the topic."""
+    """The rows of a topic, with what stands in it; without types values are as JSON has them."""
     types = Types(columns or {})
-    by_key = [Comparison(name, "=", text) for name, text in (key or {}).items()]
+    by_key = [Comparison(name, "=", text_of(value)) for name, value in (key or {}).items()]
     by_value = [comparison(each) for each in where]
     for each in (*by_key, *by_value):
         if columns and each.column not in columns:
