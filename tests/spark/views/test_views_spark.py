@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.spark import flow, stream, topic
 from penstock.spark.flows.folder import Folder
-from penstock.spark.state import inspecting, layout
+from penstock.spark.state import Batch, entered, inspecting, layout
+from penstock.spark.state.row_errors import as_written, is_of_row
 from penstock.spark.views import ViewError, of, sql
 from penstock.spark.views.set_aside import AT, FAILED, ROW
 from penstock.testing.flows import FlowFailedError, FlowTester
 from tests.cli.runner import run
+from tests.harness.profiles import some
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -264,6 +270,67 @@ def test_a_bad_row_is_set_aside_until_it_is_mended(tester: FlowTester) -> None:
         "line 1: column q was m / n and now is n / m; "
         "line 2: the condition was CAST(s AS INT) < 50 and now is CAST(s AS INT) < 60"
     )
+
+
+ODD = ("id bigint, k int, m int, n int, s string, d decimal(38,0), a array<int>, t struct<u: int>, "
+       "mp map<string,int>")  # fmt: skip
+EXPRESSIONS = [
+    "m / n", "m % n", "m + n", "m * n - 1", "-m", "cast(s AS int)", "cast(s AS date)", "date(s)",
+    "to_date(s, 'yyyy-MM-dd')", "d * d", "cast(d AS decimal(3,1))", "a[n]", "element_at(a, n)",
+    "mp['x']", "t.u / n", "transform(a, x -> x / n)", "s RLIKE concat('(', s)",
+    "CASE WHEN n <> 0 THEN m / n WHEN m > 3 THEN cast(s AS int) ELSE m % n END",
+    "coalesce(try_cast(s AS int), m / n)", "if(n > 0, m / n, cast(s AS int))",
+    "n <> 0 AND m / n > 1", "n = 0 OR m / n > 1", "make_date(m, n, 1)", "substr(s, n)",
+    "assert_true(n > 0)", "CASE n WHEN 0 THEN m / n ELSE cast(s AS int) END",
+]  # fmt: skip
+ROWS = [
+    (4, 2, "7", Decimal(5), [1, 2, 3], (6,), {"x": 1}),
+    (4, 0, "2026-01-31", Decimal(10) ** 37, [4], (1,), {}),
+    (-(2**31), -1, "none", None, None, None, None),
+    (2**31 - 1, 1, "", Decimal(-1), [], (None,), {"x": None}),
+]
+
+
+def test_what_fails_is_what_fails_in_a_query_over_that_row_alone(
+    penstock_spark: SparkSession, tmp_path: Path
+) -> None:
+    """One expression for each row, as a view that sets aside and as a query."""
+    spark = penstock_spark
+    given = [
+        (number * 100 + at, at, *row)
+        for number, row in enumerate(ROWS)
+        for at in range(len(EXPRESSIONS))
+    ]
+    branches = " ".join(f"WHEN {at} THEN cast({each} AS string)"
+                        for at, each in enumerate(EXPRESSIONS))  # fmt: skip
+    rows = spark.createDataFrame(given, ODD)
+    folder = tmp_path / "penstock-state" / "s2"
+    with entered(Batch(folder=str(folder), shards=2, guarded=True)), as_written(spark):
+        query = f"SELECT id, CASE k {branches} END AS v FROM x"
+        found = {row["id"]: row["v"] for row in sql(query, {"x": "id"}, x=rows).changes().collect()}
+    noted = {
+        json.loads(row[ROW])["id"]: row[FAILED]
+        for kept in inspecting.set_aside(layout.Layout(str(tmp_path), 2, "s2"))
+        for row in kept.rows.to_pylist()
+    }
+    assert {*found, *noted} == {each[0] for each in given}
+    assert not found.keys() & noted.keys()
+    for number, row in enumerate(ROWS):
+        one = spark.createDataFrame([(0, 0, *row)], ODD)
+        texts = {number * 100 + at: f"cast({each} AS string)"
+                 for at, each in enumerate(EXPRESSIONS)}  # fmt: skip
+        good = {at: text for at, text in texts.items() if at in found}
+        with as_written(spark):
+            [values] = one.selectExpr(*good.values()).collect()
+        assert dict(zip(good, values, strict=True)) == {at: found[at] for at in good}
+        for text in some([text for at, text in texts.items() if at in noted], test=3):
+            with pytest.raises((PySparkException, Py4JJavaError)) as failed:
+                one.selectExpr(text).collect()
+            assert is_of_row(failed.value), text
+    # The smallest part is told, and of a CASE only what was computed.
+    assert "m / n: division by zero" in noted[100 + EXPRESSIONS.index("m / n")]
+    assert "'none' is no int" in noted[200 + EXPRESSIONS.index("cast(s AS int)")]
+    assert "CAST(s AS INT): '' is no int (s = )" in noted[300 + len(EXPRESSIONS) - 1]
 
 
 def test_names_of_dataframes_are_not_mixed_up(penstock_spark: SparkSession) -> None:

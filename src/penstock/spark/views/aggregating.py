@@ -210,9 +210,11 @@ class Aggregate:
         stays = there if self.key else np.ones(1, np.bool_)
         table.change(kept(new, stays), kept(keys, ~stays))
         was = mask(old["_found"])
-        last = np.zeros(len(keys), np.int64)
-        last[numbers] = np.arange(len(rows), dtype=np.int64)
-        places = set_aside.at_of(rows).take(pa.array(last)) if self.guarded else None
+        places = None
+        if self.guarded:
+            last = np.zeros(len(keys), np.int64)
+            last[numbers] = np.arange(len(rows), dtype=np.int64)
+            places = set_aside.at_of(rows).take(pa.array(last))
         return self._told(shard, _Groups(groups, keys, old, new, was, stays, places))
 
     def _nothing(self, shard: Shard) -> pa.Table:
