@@ -17,6 +17,7 @@ from penstock.errors import PenstockError, SeveralMistakesError
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
+    from rich.text import Text
 
 EXIT_FAILURE: Final = 1
 EXIT_USAGE: Final = 2
@@ -90,12 +91,23 @@ def flush() -> None:
     sys.stdout.flush()
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "") -> None:
+def alarm(text: str) -> Text:
+    """A cell of a table that somebody should look at."""
+    from rich.text import Text
+
+    return Text(text, style="bold red")
+
+
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[str | Text]], *, title: str = ""
+) -> None:
     """A table; columns whose name begins with `>` are numbers and stand to the right."""
     print_rich(table(columns, rows, title=title))
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "") -> Table:
+def table(
+    columns: Sequence[str], rows: Iterable[Sequence[str | Text]], *, title: str = ""
+) -> Table:
     """The same as something that rich can print."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
@@ -104,7 +116,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str =
     names = [name.removeprefix(">") for name in columns]
     right = [name.startswith(">") for name in columns]
     cells = [tuple(row) for row in rows]
-    widths = column_widths(names, cells, right, _width())
+    widths = column_widths(names, [[str(cell) for cell in row] for row in cells], right, _width())
     # Closer together where there is little room.
     padding = (0, 1) if widths is None else (0, 1, 0, 0)
     table = Table(box=SIMPLE_HEAD, title=title or None, title_justify="left", show_edge=False,
@@ -113,7 +125,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str =
         table.add_column(name, justify="right" if right[at] else "left", overflow="fold",
                          width=None if widths is None else widths[at])  # fmt: skip
     for row in cells:
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
     return table
 
 

@@ -33,6 +33,8 @@ def expose(statuses: Sequence[Status]) -> bytes:
                        "Records that could not be read and went to the dead-letter topic."),
         "late": Family("penstock_flow_late_rows_total", "counter",
                        "Rows that came too late for the watermark."),
+        "set_aside": Family("penstock_flow_set_aside_rows", "gauge",
+                            "Rows of views that cannot be computed as they are now."),
         "batches": Family("penstock_flow_batches_total", "counter", "Micro-batches completed."),
         "restarts": Family("penstock_flow_restarts_total", "counter",
                            "How often the flow was started again after a failure."),
@@ -55,6 +57,7 @@ def expose(statuses: Sequence[Status]) -> bytes:
         families["out"].add(numbers.rows_out, labels)
         families["dead"].add(numbers.dead_letters, labels)
         families["late"].add(numbers.late_rows, labels)
+        families["set_aside"].add(numbers.set_aside, labels)
         families["batches"].add(numbers.batches, labels)
         families["restarts"].add(each.restarts, labels)
         if numbers.lag is not None:

@@ -82,6 +82,8 @@ def rendered(
             style = "red" if each["state"] == "failed" else "yellow"
             kind = "sink" if "store" in each else "flow"
             errors.append(Text(f"{kind} {each['name']}: {each['error']}{remedy}", style=style))
+        if rows := each["progress"].get("set_aside"):
+            errors.append(Text(_set_aside(str(each["name"]), rows), style="bold red"))
     # Sinks have a table of their own.
     from penstock.cli import sinks_view
 
@@ -100,6 +102,11 @@ def coloured(table: Table, statuses: Sequence[Mapping[str, Any]]) -> Table:
         if each["state"] == "failed":
             line_of.style = "red"
     return table
+
+
+def _set_aside(name: str, rows: int) -> str:
+    what = "rows that cannot be computed are" if rows != 1 else "row that cannot be computed is"
+    return f"flow {name}: {rows:,} {what} set aside: `penstock view aside {name}` shows why"
 
 
 class View:
@@ -198,6 +205,8 @@ class View:
                     if text not in {"-", "0"}
                 )
                 line(f"{_name(each)}: {', '.join(told)}")
+                if rows := getattr(numbers, "set_aside", 0):
+                    line(_set_aside(each.name, rows))
 
 
 def kind_of(status: Any) -> str:

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli import output, project
+from penstock.cli import output, project, view_rows
 from penstock.cli.kafka import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, ClientSettings, connect
 from penstock.cli.project import ProjectFile
-from penstock.cli.run import need_spark, quieten_spark
+from penstock.cli.run import DEFAULT_DATA, Data, need_spark, quieten_spark
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from penstock.spark.views.definitions import Definition, TableSpec
 
 app = typer.Typer(
@@ -23,6 +25,8 @@ app = typer.Typer(
     epilog="A view is a topic that follows its tables: at any time what the SELECT would give, as "
     "the last record of each key. What cannot be kept up to date by changes is refused.",
 )
+
+app.command("rows")(view_rows.rows)
 
 Statement = Annotated[
     list[str],
@@ -103,8 +107,8 @@ def check(
 
 
 @app.command("list")
-def list_command(file: ProjectFile = None, json: AsJson = False) -> None:
-    """List the views of the project.
+def list_command(file: ProjectFile = None, data: Data = DEFAULT_DATA, json: AsJson = False) -> None:
+    """List the views of the project, and how many rows of each cannot be computed.
 
     \b
     Examples:
@@ -114,29 +118,75 @@ def list_command(file: ProjectFile = None, json: AsJson = False) -> None:
     from penstock.spark.views import definitions
 
     found = [definitions.read(each) for each in definitions.files(_folder(file))]
+    counts = {each.name: _count_set_aside(each.name, data) for each in found}
     if json:
-        output.write_json([_as_json(each) for each in found])
+        output.write_json([_as_json(each, counts[each.name]) for each in found])
         return
     if not found:
         output.say("the project has no views; `penstock view create` makes one")
         return
-    rows = ((e.name, e.topic, ", ".join(t.name for t in e.tables), ", ".join(e.key)) for e in found)
-    output.print_table(("view", "topic", "tables", "key"), rows)
+    rows = (
+        (e.name, e.topic, ", ".join(t.name for t in e.tables), ", ".join(e.key),
+         _counted(counts[e.name]))
+        for e in found
+    )  # fmt: skip
+    output.print_table(("view", "topic", "tables", "key", ">set aside"), rows)
+    if any(counts.values()):
+        output.say("rows that cannot be computed are set aside: `penstock view aside VIEW` shows "
+                   "them")  # fmt: skip
 
 
 @app.command("describe")
-def describe(name: Name, file: ProjectFile = None, json: AsJson = False) -> None:
-    """Show a view: its SQL, its tables, its key and its stages.
+def describe(
+    name: Name, file: ProjectFile = None, data: Data = DEFAULT_DATA, json: AsJson = False
+) -> None:
+    """Show a view: its SQL, its tables, its key, its stages, and what is set aside.
 
     \b
     Examples:
       penstock view describe revenue
     """
-    found = _found(name, file)
+    found = found_view(name, file)
+    count = _count_set_aside(name, data)
     if json:
-        output.write_json(_as_json(found))
+        output.write_json(_as_json(found, count))
         return
-    _show(found)
+    _show(found, count)
+    if count:
+        output.say(f"`penstock view aside {name}` shows what is set aside")
+
+
+@app.command("aside")
+def aside(
+    name: Name,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="The most rows to show.")] = 100,
+    data: Data = DEFAULT_DATA,
+    json: AsJson = False,
+) -> None:
+    """Show the rows of a view that cannot be computed: key, place in the log, reason.
+
+    Such a row is left out of the view, and comes back with the change that mends it. What is shown
+    is what the last micro-batch has left; the view may run meanwhile.
+
+    \b
+    Examples:
+      penstock view aside revenue
+    """
+    rows = _set_aside(name, data)
+    shown = rows[:limit]
+    if json:
+        output.write_json({"view": name, "set_aside": len(rows), "rows": shown})
+        return
+    if not rows:
+        output.say(f"no row of {name} is set aside")
+        return
+    output.print_table(
+        ("key", "place", "reason"),
+        ((each["key"], each["place"] or "-", each["reason"]) for each in shown),
+    )
+    more = f", of which {limit:,} are shown; --limit shows more" if len(rows) > limit else ""
+    counted = "1 row" if len(rows) == 1 else f"{len(rows):,} rows"
+    output.say(f"{counted} of {name} cannot be computed{more}")
 
 
 @app.command("drop")
@@ -153,7 +203,7 @@ def drop(
     """
     from penstock.spark.views import definitions
 
-    found = _found(name, file)
+    found = found_view(name, file)
     if not yes and not output.confirm(f"take the view {name} out of the project?"):
         output.say("nothing was changed")
         return
@@ -165,12 +215,43 @@ def drop(
 # ---- parts --------------------------------------------------------------------------------
 
 
+def _set_aside(name: str, data: Path) -> list[dict[str, str]]:
+    """The rows of a view that cannot be computed; UnknownFlowError if it has never run there."""
+    need_spark()
+    from penstock.spark.flows.folder import Folder
+    from penstock.spark.state import inspecting, layout
+    from penstock.spark.views.set_aside import AT, FAILED, ROW
+
+    folder = Folder(data)
+    record = folder.record(name)
+    found = layout.find(folder.checkpoint(name, record.generation))
+    rows = [
+        {"key": row[ROW] or "", "place": row[AT] or "", "reason": row[FAILED]}
+        for kept in (inspecting.set_aside(found) if found is not None else ())
+        for row in kept.rows.select([ROW, AT, FAILED]).to_pylist()
+    ]
+    return sorted(rows, key=lambda row: (row["key"], row["reason"]))
+
+
+def _count_set_aside(name: str, data: Path) -> int | None:
+    """How many these are; None if the view has never run there."""
+    from penstock.spark.flows.folder import Folder
+
+    return len(_set_aside(name, data)) if Folder(data).find(name) is not None else None
+
+
+def _counted(count: int | None) -> str | Text:
+    if count is None:
+        return "-"
+    return output.alarm(f"{count:,}") if count else "0"
+
+
 def _folder(file: Path | None) -> Path:
     path = file or project.find()
     return path.resolve().parent if path is not None else Path.cwd()
 
 
-def _found(name: str, file: Path | None) -> Definition:
+def found_view(name: str, file: Path | None) -> Definition:
     need_spark()
     from penstock.spark.views import definitions
 
@@ -260,7 +341,7 @@ def declared_tables(found: project.Project) -> list[TableSpec]:
     return listed
 
 
-def _show(view: Definition) -> None:
+def _show(view: Definition, set_aside: int | None = None) -> None:
     from penstock.spark.views.plan import explained
 
     lines = [
@@ -271,6 +352,7 @@ def _show(view: Definition) -> None:
         ("tables", "\n".join(map(str, view.tables))),
         ("stages", "\n".join(explained(view.plan))),
         ("sql", _sql(view)),
+        ("set aside", _counted(set_aside)),
     ]
     output.print_table(("", ""), lines)
 
@@ -280,7 +362,7 @@ def _sql(view: Definition) -> str:
     return "\n".join(each for each in lines if not each.startswith("-- "))
 
 
-def _as_json(view: Definition) -> dict[str, object]:
+def _as_json(view: Definition, set_aside: int | None = None) -> dict[str, object]:
     return {
         "name": view.name,
         "topic": view.topic,
@@ -291,4 +373,5 @@ def _as_json(view: Definition) -> dict[str, object]:
             for e in view.tables
         ],
         "sql": _sql(view),
+        "set_aside": set_aside,
     }

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import duckdb
 import pyarrow as pa
+from sqlglot import exp
 
 from penstock.spark.state import Operator, Shard, State
+from penstock.spark.state.operator import SET_ASIDE
+from penstock.spark.views import set_aside
+from penstock.spark.views.aggregating import AggregateError
 from penstock.spark.views.columns import DELETED, PRESENT
 from penstock.spark.views.compiling import KEY, Compiler
 from penstock.spark.views.expressions import Expression
-from penstock.spark.views.plan import Node, Table, flat
+from penstock.spark.views.plan import Node, Table, as_column, column, flat
 
 Row = dict[str, Any]
 PLACES = ("_topic", "_partition", "_offset")
@@ -30,6 +35,17 @@ def alike(value: Any) -> Any:
     return value
 
 
+def in_duckdb(expression: Expression) -> str:
+    """The same in DuckDB's SQL: a cast of Spark's fails, unless it says that it tries."""
+
+    def strict(node: Expression) -> Expression:
+        if isinstance(node, exp.TryCast) and not node.args.get("safe"):
+            return exp.Cast(this=node.this, to=node.to)
+        return node
+
+    return str(expression.copy().transform(strict).sql("duckdb"))
+
+
 @dataclass(slots=True)
 class Arrow:
     """An engine over Arrow tables. States stay from micro-batch to micro-batch, by stage."""
@@ -40,6 +56,8 @@ class Arrow:
     # The micro-batch: by table the columns of rows, PRESENT and the places.
     batch: Mapping[str, pa.Table] = field(default_factory=dict)
     stage: int = 0
+    # Whether rows that fail go on and say so; the reason is one for all.
+    guarded: bool = False
     con: duckdb.DuckDBPyConnection = field(
         default_factory=lambda: duckdb.connect(config={"threads": 1})
     )
@@ -56,12 +74,57 @@ class Arrow:
     def schema(self, rows: pa.Table) -> pa.Schema:
         return rows.schema
 
-    def select(self, rows: pa.Table, wanted: Sequence[tuple[str, Expression]]) -> pa.Table:
-        chosen = ", ".join(f"{each.sql('duckdb')} AS {quoted(name)}" for name, each in wanted)
+    def select(
+        self,
+        rows: pa.Table,
+        wanted: Sequence[tuple[str, Expression]],
+        key: Mapping[str, str] | None = None,
+    ) -> pa.Table:
+        is_plain = all(as_column(each) is not None for _, each in wanted)
+        if self.guarded and not (is_plain and set_aside.FAILED not in rows.column_names):
+            return self._tried(rows, wanted, key)
+        carried = [name for name in set_aside.COLUMNS if name in rows.column_names]
+        wanted = [*wanted, *((name, column(name)) for name in carried)]
+        chosen = ", ".join(f"{in_duckdb(each)} AS {quoted(name)}" for name, each in wanted)
         return self._run(rows, f"SELECT {chosen} FROM given")
 
-    def where(self, rows: pa.Table, condition: Expression) -> pa.Table:
-        return self._run(rows, f"SELECT * FROM given WHERE {condition.sql('duckdb')}")
+    def where(
+        self, rows: pa.Table, condition: Expression, key: Mapping[str, str] | None = None
+    ) -> pa.Table:
+        if self.guarded:
+            names = [name for name in rows.column_names if name not in set_aside.COLUMNS]
+            wanted = [(name, column(name)) for name in names]
+            rows = self._tried(rows, [*wanted, ("_passes", condition)], key)
+            good = f"{quoted(set_aside.FAILED)} IS NOT NULL OR coalesce(_passes, false)"
+            return self._run(rows, f"SELECT * EXCLUDE (_passes) FROM given WHERE {good}")
+        return self._run(rows, f"SELECT * FROM given WHERE {in_duckdb(condition)}")
+
+    def _tried(
+        self,
+        rows: pa.Table,
+        wanted: Sequence[tuple[str, Expression]],
+        key: Mapping[str, str] | None,
+    ) -> pa.Table:
+        """As `trying` does it, with DuckDB's TRY, around a struct so that null is an error."""
+        tries = {name: f"TRY(struct_pack(v := {in_duckdb(each)}))" for name, each in wanted}
+        chosen = [f"({own}).v AS {quoted(name)}" for name, own in tries.items()]
+        failed = " OR ".join(f"({own}) IS NULL" for own in tries.values())
+        row = (
+            " || '|' || ".join(
+                f"coalesce({quoted(each)}::varchar, '~')" for each in (key or {}).values()
+            )
+            or "''"
+        )
+        carried = [each for each in set_aside.COLUMNS if each in rows.column_names]
+        before = quoted(set_aside.FAILED) if set_aside.FAILED in carried else "NULL::varchar"
+        was = quoted(set_aside.ROW) if set_aside.FAILED in carried else "NULL::varchar"
+        chosen += [
+            f"coalesce({before}, CASE WHEN {failed} THEN 'fails' END) AS {set_aside.FAILED}",
+            f"coalesce({was}, CASE WHEN {failed} THEN {row} END) AS {set_aside.ROW}",
+        ]
+        if set_aside.AT in carried:
+            chosen.append(set_aside.AT)
+        return self._run(rows, f"SELECT {', '.join(chosen)} FROM given")
 
     def union(self, parts: Sequence[pa.Table]) -> pa.Table:
         return pa.concat_tables(parts, promote_options="permissive").combine_chunks()
@@ -118,8 +181,15 @@ class Maintained:
 
     def run(self, batch: Mapping[str, pa.Table]) -> list[Row]:
         """Take in a micro-batch: its changes. None of them may change nothing."""
-        self.engine.batch, self.engine.stage = batch, 0
-        found: list[Row] = Compiler(self.engine).changes(self.plan).to_pylist()
+        before = copy.deepcopy(self.engine.states)
+        self.engine.guarded = bool(self.set_aside())
+        try:
+            found = self._changes(batch)
+        except (duckdb.Error, AggregateError):
+            if self.engine.guarded:
+                raise
+            self.engine.states, self.engine.guarded = before, True
+            found = self._changes(batch)
         seen = set()
         for row in found:
             # As a topic has it: two texts are two keys.
@@ -133,6 +203,21 @@ class Maintained:
             assert self.rows.get(own) != shown, f"{own} has not changed"
             self.rows[own] = shown
         return found
+
+    def _changes(self, batch: Mapping[str, pa.Table]) -> list[Row]:
+        self.engine.batch, self.engine.stage = batch, 0
+        found: list[Row] = Compiler(self.engine).changes(self.plan).to_pylist()
+        return found
+
+    def set_aside(self) -> list[Row]:
+        """The rows that could not be computed."""
+        return [
+            row
+            for state in self.engine.states.values()
+            for name, table in state.tables.items()
+            if name.startswith(SET_ASIDE)
+            for row in table.scan().to_pylist()
+        ]
 
     def shown(self) -> list[tuple[Any, ...]]:
         """The visible columns of all rows."""

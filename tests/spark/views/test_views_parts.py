@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import re
@@ -18,6 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.spark.flows import shapes
 from penstock.spark.state import Shard, State
 from penstock.spark.views import best, exact, lists
 from penstock.spark.views.aggregating import Aggregate, Aggregated, AggregateError
@@ -27,6 +29,7 @@ from penstock.spark.views.lists import LONG_LIST
 from penstock.spark.views.netting import Latest
 from penstock.spark.views.plan import columns, explained, key_of
 from penstock.spark.views.refusing import ViewError
+from penstock.spark.views.shape import shape
 from penstock.spark.views.sql import Schema, plan
 from tests.harness.profiles import examples
 from tests.spark.views.executing import Arrow, Maintained
@@ -441,3 +444,102 @@ def test_whatever_is_written_is_a_view_or_an_error_with_its_place(sql: str) -> N
 def test_what_is_too_deep_is_told(sql: str) -> None:
     with pytest.raises(ViewError, match="1:1: this is too long, or nested too deeply"):
         plan(sql, TABLES)
+
+
+ORDERS = "orders o JOIN customers c ON o.customer_id = c.id"
+TYPES = {"orders": {"id": "bigint", "amount": "double"}, "customers": {"country": "string"}}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("SELECT id, amount / 2 AS half FROM orders",
+         "SELECT id,\n  amount / 3 AS half FROM orders",
+         ["line 2: column half was amount / 2 and now is amount / 3"]),
+        ("SELECT id FROM orders WHERE amount > 1", "SELECT id FROM orders\nWHERE amount > 2",
+         ["line 2: the condition was amount > 1 and now is amount > 2"]),
+        ("SELECT id FROM orders WHERE amount > 1", "SELECT id, amount FROM orders",
+         ["line 1: column amount (amount) is new", "the condition amount > 1 is gone"]),
+        (f"SELECT c.country, sum(amount) AS s FROM {ORDERS} GROUP BY c.country",
+         f"SELECT o.id, sum(amount) AS s\nFROM {ORDERS}\nGROUP BY o.id HAVING count(*) > 1",
+         ["column country (c.country) is gone", "line 1: column id (o.id) is new",
+          "line 3: the condition COUNT(*) > 1 is new",
+          "line 3: what it groups by was country and now is id"]),
+        (f"SELECT o.id, c.country FROM {ORDERS}",
+         f"SELECT o.id, c.country FROM {ORDERS.replace('JOIN', 'LEFT JOIN')}",
+         ["line 1: the join was inner join on {on} and now is left join on {on}".format(
+             on="o.customer_id = c.id")]),
+        ("SELECT id, amount FROM orders", "SELECT amount, id FROM orders",
+         ["its columns are in another order"]),
+        ("SELECT id FROM orders UNION ALL SELECT id FROM customers", "SELECT id FROM orders",
+         ["table customers is gone", "column id (id) is gone", "its UNION of 2 parts is gone"]),
+        # What is written in another way is the same.
+        (f"select o.id, amount from {ORDERS} where amount>1 and o.id = 2",
+         f"SELECT o.id, o.amount -- the amount\nFROM {ORDERS}\nWHERE amount > 1 AND o.id = 2",
+         []),
+    ],
+)  # fmt: skip
+def test_what_has_changed_is_told_in_the_words_of_the_view(
+    old: str, new: str, told: list[str]
+) -> None:
+    one, other = (shape(plan(each, TABLES), TYPES) for each in (old, new))
+    assert shapes.differences(one, other) == told
+    assert shapes.differences(one, one) == []
+
+
+def test_a_column_of_another_type_is_told() -> None:
+    node = plan("SELECT id, amount FROM orders", TABLES)
+    now = {"orders": {"id": "bigint", "amount": "decimal(10,2)", "customer_id": "string"}}
+    assert shapes.differences(shape(node, TYPES), shape(node, now)) == [
+        "column amount of table orders was double and now is decimal(10,2)"
+    ]
+
+
+@settings(max_examples=examples(50))
+@given(
+    st.lists(st.tuples(st.sampled_from("ab"), st.integers(-9, 9)), min_size=1, max_size=30),
+    st.lists(st.integers(1, 7), min_size=1),
+    st.data(),
+)
+def test_sums_of_large_decimals_do_not_depend_on_where_micro_batches_end(
+    changes: list[tuple[str, int]], cuts: list[int], data: st.DataObject
+) -> None:
+    """What does not fit for a while is set aside, and right again when something is taken away."""
+    kind = pa.decimal128(38, 2)
+    results = (Aggregated("s", "sum", "v", kind), Aggregated("m", "avg", "v", kind))
+    group = Aggregate(("g",), (pa.string(),), results, net=True, guarded=True)
+    shard = Shard(0, 1, 0, None, State())
+    there: list[tuple[str, Decimal]] = []
+    rows: list[tuple[str, Decimal, bool]] = []
+    for name, tens in changes:
+        value = Decimal(tens * 10**35)
+        if (name, value) in there and data.draw(st.booleans()):
+            there.remove((name, value))
+            rows.append((name, value, False))
+        else:
+            there.append((name, value))
+            rows.append((name, value, True))
+    shown: dict[str, tuple[Decimal, Decimal]] = {}
+    for size in itertools.cycle(cuts):
+        batch, rows = rows[:size], rows[size:]
+        if not batch:
+            break
+        names, values, signs = map(list, zip(*batch, strict=True))
+        given_rows = pa.table({"g": names, "v": pa.array(values, kind), SIGN: signs})
+        for row in group.process(shard, {"rows": given_rows}).to_pylist():
+            shown.pop(row["g"], None)
+            if not row["_deleted"]:
+                shown[row["g"]] = row["s"], row["m"]
+    wanted, unfit = {}, set()
+    for name in {each for each, _ in there}:
+        values = [value for own, value in there if own == name]
+        total, mean = sum(values), Fraction(int(sum(values)), len(values))
+        # sum is decimal(38,2), avg decimal(38,6), as in Spark.
+        if abs(total) >= 10**36 or abs(round(mean, 6)) >= 10**32:
+            unfit.add(name)
+        else:
+            wanted[name] = total
+    assert {name: total for name, (total, _) in shown.items()} == wanted
+    aside = shard.state.tables.get("set aside groups")
+    noted = aside.scan().to_pylist() if aside is not None else []
+    assert {row["_k0"] for row in noted} == unfit

@@ -28,12 +28,14 @@ from typing import Any, Final
 
 import orjson
 
+from penstock.spark.flows import shapes
 from penstock.spark.flows.errors import (
     AlreadyRunningError,
     CheckpointError,
     CheckpointFullError,
     UnknownFlowError,
 )
+from penstock.spark.flows.shapes import Part
 
 DEFAULT_DATA: Final = Path(".penstock") / "flows"
 FLOW_FILE: Final = "flow.json"
@@ -54,6 +56,8 @@ class Fingerprint:
     operators: tuple[str, ...] = ()
     # Which topics the streams were: the cluster's ids of them, empty where it has none.
     ids: tuple[str, ...] = ()
+    # What views are made of.
+    parts: tuple[Part, ...] = ()
 
     @classmethod
     def of(cls, found: dict[str, Any]) -> Fingerprint:
@@ -62,6 +66,7 @@ class Fingerprint:
             outputs=tuple(found.get("outputs", ())),
             mode=str(found.get("mode", "append")),
             operators=tuple(found.get("operators", ())),
+            parts=tuple(Part(*map(str, each)) for each in found.get("parts", ())),
             ids=tuple(found.get("ids", ())),
         )
 
@@ -72,6 +77,7 @@ class Fingerprint:
             "outputs": list(self.outputs),
             "mode": self.mode,
             "operators": list(self.operators),
+            "parts": [list(each) for each in self.parts],
             "ids": list(self.ids),
         }
 
@@ -88,7 +94,12 @@ class Fingerprint:
             ]
         if self.outputs != new.outputs:
             found.append(f"it wrote {_list(self.outputs)} and now writes {_list(new.outputs)}")
-        if self.operators != new.operators:
+        # Whoever was started by an older Penstock has not written down its parts.
+        parts = shapes.differences(self.parts, new.parts) if self.parts else []
+        found += parts
+        if self.operators != new.operators and self.parts and new.parts and not parts:
+            found.append("this Penstock keeps the state of its view in another way")
+        elif self.operators != new.operators and not parts:
             found.append(_operators_changed(self.operators, new.operators))
         if self.mode != new.mode and (self.operators or new.operators):
             found.append(f"its mode was {self.mode} and now is {new.mode}")
@@ -122,6 +133,8 @@ class Record:
     generation: int = 1
     # The generation that is being built beside, or is to be at the next start; 0 if none.
     rebuilding: int = 0
+    # The columns of the rows in each topic, with Spark's names of their types.
+    columns: dict[str, dict[str, str]] = field(default_factory=dict)
     # By generation, as text.
     fingerprints: dict[str, dict[str, Any]] = field(default_factory=dict)
     state: str = "new"

@@ -140,7 +140,9 @@ class Manager(Overseer[_Unit]):
                     f"was: {'; '.join(changed)}",
                     advice=RESET_ADVICE.format(name=unit.flow.name),
                 )
-            if known is None:
+            columns = record.columns | {name: dict(own) for name, own in plan.columns.items()}
+            if known != plan.fingerprint or record.columns != columns:
+                record = replace(record, columns=columns)
                 self._folder.write(record.remembering(unit.generation, plan.fingerprint))
         query.start(plan)
 

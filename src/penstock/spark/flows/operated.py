@@ -19,6 +19,10 @@ streams with an event time are looked at first, by themselves, to tell that
 the order of the log to tell which. Late records are read once more, as they are, and written with
 the dead letters.
 
+**Rows that cannot be computed.** Where operators can set such rows aside (views), a micro-batch
+that fails because of what is in its rows is run once more, guarded, and so are those that follow
+as long as any row is set aside (`penstock.spark.views.set_aside`).
+
 **Small ones.** A stage for each operator is too much for a micro-batch of few records: operators
 that follow each other then share a task (`penstock.spark.state.chaining`).
 """
@@ -45,7 +49,7 @@ from penstock.spark.flows.dead_letters import Verdict
 from penstock.spark.flows.late import late_letters
 from penstock.spark.flows.writing import BAD, Counts, counted, counting, first_of, observed
 from penstock.spark.reading.decoding import ASIDE, PACKED, SPAN, TIME, VALUE
-from penstock.spark.state import layout, store, watching
+from penstock.spark.state import inspecting, layout, row_errors, store, watching
 from penstock.spark.state import time as clock
 from penstock.spark.state.applying import title_of
 from penstock.spark.state.chaining import TooMuchError
@@ -241,6 +245,10 @@ class Operated:
         self._shared: dict[bool, list[str]] = {}
         # Whether so much was made of few records that one task could not hold it.
         self._is_much = False
+        # Whether rows that cannot be computed are set aside; None as long as nobody has looked
+        # whether any are. And whether anything in the flow can do that.
+        self._can_guard = planned.can_guard
+        self._guarded: bool | None = None if planned.can_guard else False
         # How much the operators keep, by the last micro-batch.
         self._kept_bytes: int | None = None
         # Whether rows look the same if they do not come by way of Java.
@@ -259,14 +267,40 @@ class Operated:
 
     def __call__(self, records: DataFrame, batch_id: int) -> Counts:
         self._settle(records.sparkSession)
-        try:
+        if self._guarded is None:
+            self._guarded = self._note_set_aside(batch_id)
+        while True:
+            try:
+                counts = self._once(records, batch_id)
+                break
+            except Exception as error:
+                # What was kept of it is written anew.
+                if not self._is_much and is_because_of(TooMuchError, error):
+                    # It may be so again: from now on by stages.
+                    self._is_much = True
+                elif not self._guarded and self._can_guard and row_errors.is_of_row(error):
+                    self._guarded = True
+                else:
+                    raise
+                read = offsets.records_of(self._running.checkpoint, batch_id)
+                if read is not None:
+                    # Spark counts them each time.
+                    self._running.note_read(batch_id, read)
+        if self._guarded:
+            self._guarded = self._note_set_aside()
+        return counts
+
+    def _once(self, records: DataFrame, batch_id: int) -> Counts:
+        if not self._guarded:
             return self._micro_batch(records, batch_id)
-        except Exception as error:
-            if not is_because_of(TooMuchError, error):
-                raise
-            # What was kept of it is written anew. It may be so again: from now on by stages.
-            self._is_much = True
+        with row_errors.as_written(records.sparkSession):
             return self._micro_batch(records, batch_id)
+
+    def _note_set_aside(self, before: int = inspecting.NEWEST) -> bool:
+        """Whether rows are set aside, in the state before a micro-batch."""
+        count = inspecting.count_set_aside(self._layout, before)
+        self._running.progress.note_set_aside(count)
+        return count > 0
 
     def _micro_batch(self, records: DataFrame, batch_id: int) -> Counts:
         with _keeping() as kept:
@@ -449,6 +483,7 @@ class Operated:
             shards=self._layout.shards,
             watermark_us=watermark_us,
             together=self._is_small(batch_id),
+            guarded=bool(self._guarded),
         )
 
     def _is_small(self, batch_id: int) -> bool:

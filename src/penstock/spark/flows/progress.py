@@ -28,6 +28,8 @@ class Progress:
     rows_out: int = 0
     dead_letters: int = 0
     late_rows: int = 0
+    # Rows of views that cannot be computed as they are now.
+    set_aside: int = 0
     in_per_s: float = 0.0
     out_per_s: float = 0.0
     # The time that the last micro-batch took.
@@ -67,6 +69,10 @@ class Progress:
             return
         # The first day of all is the watermark before there is one.
         self.watermark = "" if at.year == 1 else at.strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
+
+    def note_set_aside(self, rows: int) -> None:
+        """How many rows of views cannot be computed after a micro-batch."""
+        self.set_aside = rows
 
     def note_state(self, rows: int, size: int) -> None:
         """What operators keep after a micro-batch."""

@@ -21,7 +21,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Final
 
@@ -39,7 +39,7 @@ from penstock.spark.flows.folder import Fingerprint
 from penstock.spark.flows.heartbeats import Heartbeats
 from penstock.spark.flows.inputs import Place, Snapshot
 from penstock.spark.flows.operated import Operated, united
-from penstock.spark.flows.outputs import COLUMNS, make_topics, topic_rows
+from penstock.spark.flows.outputs import COLUMNS, DELETED, make_topics, topic_rows
 from penstock.spark.flows.progress import Progress
 from penstock.spark.flows.published import NotPublishedError, SchemaWatch
 from penstock.spark.flows.supervisor import Failure
@@ -68,6 +68,8 @@ log = logging.getLogger(__name__)
 # How long a stop waits for Spark to note down a batch that is done.
 COMMIT_WAIT_S: Final = 10.0
 _STEP_S: Final = 0.05
+# What rows have for the topic, and not in it.
+_NO_COLUMNS: Final = frozenset({"_key", DELETED})
 # Of how many batches the numbers of rows written are kept until Spark has reported on them.
 _KEPT_COUNTS: Final = 200
 MEND_ADVICE: Final = (
@@ -129,6 +131,8 @@ class Plan:
     watch: str | None = None
     # Whether each stream is read once in a micro-batch, and wholly.
     reads_each_once: bool = False
+    # The columns of what goes to topics, with their types.
+    columns: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +251,17 @@ class Running:
             mode=self.flow.mode,
             ids=inputs.topic_ids(self.place, self.flow.streams),
             operators=(*timed, *planned.operators, *spark_operators),
+            parts=tuple(planned.parts),
         )  # fmt: skip
+        columns = {
+            physical(output.name, self.generation): {
+                each.name: each.dataType.simpleString()
+                for each in results[name].schema
+                if each.name not in _NO_COLUMNS
+            }
+            for name, output in self.flow.outputs.items()
+            if isinstance(output, Topic) and output.format != "raw"
+        }
         watch, reads_each_once = None, False
         if is_operated:
             # Several outputs, each for itself, would compute what they share once for each.
@@ -265,8 +279,8 @@ class Running:
             # Only to see that they can be written.
             self.united(results, [])
             operated = planned if is_operated else None
-            return Plan(True, made_from, operated, united(records), watch, reads_each_once)
-        return Plan(False, made_from, None, self.united(results, letters))
+            return Plan(True, made_from, operated, united(records), watch, reads_each_once, columns)
+        return Plan(False, made_from, None, self.united(results, letters), columns=columns)
 
     def _resolve(self) -> None:
         """Give inputs of captured tables what is published of their schemas."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from penstock.spark.flows.shapes import Part
     from penstock.spark.state.packing import Packing
 
 DEFAULT_SHARDS: Final = 4
@@ -51,6 +52,10 @@ class Planning(_Numbered):
     operators: list[str] = field(default_factory=list)
     # The names of those that keep rows until the watermark has passed them.
     waiting: list[str] = field(default_factory=list)
+    # What its views are made of, as far as results depend on it.
+    parts: list[Part] = field(default_factory=list)
+    # Whether operators can set rows aside that cannot be computed.
+    can_guard: bool = False
     # What the function is given of each stream, and which of them an operator takes as they are.
     streams: Sequence[DataFrame] = ()
     packed: set[int] = field(default_factory=set)
@@ -71,6 +76,8 @@ class Batch(_Numbered):
     watermark_us: int | Callable[[], int] | None = None
     # Whether there is so little to do that operators that follow each other share a task.
     together: bool = False
+    # Whether rows that cannot be computed are set aside.
+    guarded: bool = False
     # What was applied, by the name of its state.
     made: dict[str, DataFrame] = field(default_factory=dict)
     # By which columns, of which types, their rows are spread.

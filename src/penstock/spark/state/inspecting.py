@@ -11,10 +11,11 @@ import pyarrow as pa
 
 from penstock.spark.state import layout, store
 from penstock.spark.state.files import Files, StateError
+from penstock.spark.state.operator import SET_ASIDE
 from penstock.spark.state.store import State
 
 OPERATOR: Final = "operator.json"
-_ANY: Final = 1 << 62
+NEWEST: Final = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ def key_of(folder: str, operator: str) -> list[tuple[str, str]] | None:
 
 
 def opened_shard(
-    found: layout.Layout, operator: str, shard: int, before: int = _ANY
+    found: layout.Layout, operator: str, shard: int, before: int = NEWEST
 ) -> tuple[int, State] | None:
     """The newest version of a shard before a number, and its state; None if there is none."""
     files = Files(f"{found.folder}/{operator}/{shard}")
@@ -100,6 +101,23 @@ def tables(found: layout.Layout, operator: str) -> Iterator[Kept]:
             yield Kept(shard, name, rows)
         for name, table in got[1].tables.items():
             yield Kept(shard, name, table.scan())
+
+
+def set_aside(found: layout.Layout, before: int = NEWEST) -> Iterator[Kept]:
+    """The rows that operators have set aside, in the state before a version."""
+    for operator in operators(found):
+        for shard in range(found.shards):
+            files = Files(f"{found.folder}/{operator}/{shard}")
+            name = store.newest_before(files, before)
+            if name is None:
+                continue
+            for title, rows in store.tables_of(files, name, SET_ASIDE).items():
+                yield Kept(shard, title, rows)
+
+
+def count_set_aside(found: layout.Layout, before: int = NEWEST) -> int:
+    """How many these are."""
+    return sum(len(each.rows) for each in set_aside(found, before))
 
 
 def chosen(kept: Iterator[Kept], key: Mapping[str, str], limit: int) -> Iterator[dict[str, Any]]:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 # With what the names of values begin that may be lost: they only spare work.
 HINT: Final = "hint "
+# With what the names of tables begin that hold rows which could not be worked on, and why.
+SET_ASIDE: Final = "set aside"
 # Which columns of a key are null, a bit for each.
 NULLS: Final = "_nulls"
 # An error of a task comes back as the text of its traceback: before the advice that it had.

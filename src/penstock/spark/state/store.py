@@ -421,24 +421,39 @@ def sections(contents: dict[str, Any]) -> list[Section]:
     return found
 
 
+def _table_of(files: Files, name: str, mapped: dict[str, pa.Buffer], section: Section) -> pa.Table:
+    """A part of a version; `mapped` are files that were read already."""
+    try:
+        data = mapped.get(section.file)
+        if data is None:
+            data = mapped[section.file] = files.read(section.file)
+        with pa.ipc.open_stream(data.slice(section.offset, section.size)) as reader:
+            return reader.read_all()
+    except (OSError, pa.ArrowException) as error:
+        raise StateError(
+            f"{files.folder}/{section.file}, which {name} needs, cannot be read: {error}",
+            advice=_DAMAGED,
+        ) from error
+
+
+def tables_of(files: Files, name: str, begin: str) -> dict[str, pa.Table]:
+    """The tables by key of a version whose names begin so, and nothing else of it."""
+    mapped = {name: files.read(name)}
+    found = {}
+    for title, told in _contents(files, name, mapped[name])["tables"].items():
+        if title.startswith(begin) and told["runs"]:
+            parts = (_table_of(files, name, mapped, Section(*each)) for each in told["runs"])
+            runs = [Run.of(one_batch(each)) for each in parts]
+            found[title] = KeyedTable(runs[-1].rows.schema, told["key"], runs).scan()
+    return found
+
+
 def read(files: Files, name: str) -> State:
     """The state of a version."""
     mapped = {name: files.read(name)}
     contents = _contents(files, name, mapped[name])
     state = State(version=contents["version"])
-
-    def table_of(section: Section) -> pa.Table:
-        try:
-            data = mapped.get(section.file)
-            if data is None:
-                data = mapped[section.file] = files.read(section.file)
-            with pa.ipc.open_stream(data.slice(section.offset, section.size)) as reader:
-                return reader.read_all()
-        except (OSError, pa.ArrowException) as error:
-            raise StateError(
-                f"{files.folder}/{section.file}, which {name} needs, cannot be read: {error}",
-                advice=_DAMAGED,
-            ) from error
+    table_of = partial(_table_of, files, name, mapped)
 
     for title, told in contents["values"].items():
         section = Section(*told)

@@ -5,6 +5,10 @@ and after. Sums are exact: integers and decimals as they are, floats as in `exac
 away may have been the smallest: so min and max keep all values of a group with how often each is
 there, and count distinct does too. Which of them is next, min and max know from a short list
 (`best`).
+
+Sums are kept wider than they are told, so that one which does not fit for a while is right again
+when something is taken away, wherever micro-batches end. A group of which a result does not fit is
+set aside (`set_aside`).
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ import pyarrow.compute as pc
 from penstock.errors import PenstockError
 from penstock.spark.state import KeyedTable, Shard
 from penstock.spark.state.numbering import whole
-from penstock.spark.views import exact
+from penstock.spark.views import exact, set_aside
 from penstock.spark.views.best import VALUE, Best
 from penstock.spark.views.columns import (
     DELETED,
@@ -48,8 +52,10 @@ from penstock.spark.views.netting import INPUT, emptied
 Function = Literal["count", "sum", "avg", "min", "max", "count distinct"]
 FUNCTIONS: Final = ("count", "sum", "avg", "min", "max", "count distinct")
 _MOST_DIGITS: Final = 38
-# Of decimals with so many digits there cannot be enough rows to go past the most.
+# Of decimals with so many digits there cannot be enough rows to go past the most. Sums of others
+# are kept with twice as many.
 _SAFE_DIGITS: Final = 27
+_WIDE_DIGITS: Final = 76
 _HALF: Final = 32
 _LOW: Final = (1 << _HALF) - 1
 _COUNT: Final = "_count"
@@ -73,8 +79,9 @@ class Aggregated:
     argument: str | None = None
     # Of the argument.
     kind: pa.DataType | None = None
-    # As it was written, for messages.
+    # As it was written, and where, for messages.
     text: str = field(default="", compare=False)
+    place: str = field(default="", compare=False)
 
     @property
     def type(self) -> pa.DataType:
@@ -110,9 +117,22 @@ class Aggregated:
         return self.text.replace("`", "") or f"{self.function} of {self.argument}"
 
     @property
+    def is_wide(self) -> bool:
+        """Whether its sum may for a while have more digits than a decimal of Spark has."""
+        if self.kind is None or self.function not in {"sum", "avg"}:
+            return False
+        return bool(pa.types.is_decimal(self.kind) and self.kind.precision > _SAFE_DIGITS)
+
+    @property
+    def kept_as(self) -> str:
+        return " kept wide" if self.is_wide else _KEPT_AS.get(self.function, "")
+
+    @property
     def summed(self) -> pa.DataType:
         """How a sum is kept; of integers these are the lower halves, beside the upper ones."""
         assert self.kind is not None
+        if self.is_wide:
+            return pa.decimal256(_WIDE_DIGITS, self.kind.scale)
         if pa.types.is_decimal(self.kind):
             return pa.decimal128(_MOST_DIGITS, self.kind.scale)
         return pa.int64() if pa.types.is_integer(self.kind) else exact.TYPE
@@ -127,14 +147,17 @@ class Aggregate:
     results: tuple[Aggregated, ...]
     # As the output of a view instead of rows with signs.
     net: bool = False
+    # Rows may have failed, and results not fit: see `set_aside`.
+    guarded: bool = False
+    # What it is grouped by, as it was written.
+    texts: tuple[str, ...] = field(default=(), compare=False)
     kind: str = "aggregate"
 
     @property
     def describes(self) -> str:
         kinds = ", ".join(f"{n} {k}" for n, k in zip(self.key, self.key_types, strict=True))
         told = ", ".join(
-            f"{each.function} of {each.kind or 'rows'}{_KEPT_AS.get(each.function, '')}"
-            for each in self.results
+            f"{each.function} of {each.kind or 'rows'}{each.kept_as}" for each in self.results
         )
         return f"by {kinds or 'nothing'}{written_as(self.key_types)}: {told or 'distinct'}"
 
@@ -145,7 +168,8 @@ class Aggregate:
 
     @property
     def out(self) -> pa.Schema:
-        return self.shown.append(pa.field(DELETED if self.net else SIGN, pa.bool_()))
+        out = self.shown.append(pa.field(DELETED if self.net else SIGN, pa.bool_()))
+        return set_aside.with_field(out) if self.guarded and not self.net else out
 
     def _kept(self) -> pa.Schema:
         fields = [*key_fields(self.key_types), pa.field(_COUNT, pa.int64())]
@@ -164,6 +188,10 @@ class Aggregate:
         if INPUT not in inputs:
             return self._nothing(shard)
         rows = loosened(inputs[INPUT])
+        if self.guarded:
+            rows = set_aside.of_signed(shard.state, "rows", rows, self.key, self.key_types)
+            if not len(rows):
+                return self._nothing(shard)
         weights = np.where(mask(rows[SIGN]), 1, -1).astype(np.int64)
         numbers, first = numbered(rows, self.key)
         groups = None
@@ -182,7 +210,12 @@ class Aggregate:
         stays = there if self.key else np.ones(1, np.bool_)
         table.change(kept(new, stays), kept(keys, ~stays))
         was = mask(old["_found"])
-        return self._told(groups, old, new, was, stays)
+        places = None
+        if self.guarded:
+            last = np.zeros(len(keys), np.int64)
+            last[numbers] = np.arange(len(rows), dtype=np.int64)
+            places = set_aside.at_of(rows).take(pa.array(last))
+        return self._told(shard, _Groups(groups, keys, old, new, was, stays, places))
 
     def _nothing(self, shard: Shard) -> pa.Table:
         """Without rows nothing changes; but a result without groups is there from the start."""
@@ -200,26 +233,76 @@ class Aggregate:
         new = pa.table(columns, schema=self._kept())
         table.put(new)
         none, all_ = np.zeros(1, np.bool_), np.ones(1, np.bool_)
-        return self._told(None, new, new, none, all_)
+        at = pa.nulls(1, pa.string())
+        return self._told(shard, _Groups(None, _the_one(), new, new, none, all_, at))
 
-    def _told(
-        self, groups: pa.Table | None, old: pa.Table, new: pa.Table, was: Any, stays: Any
-    ) -> pa.Table:
-        before, after = self._results(groups, old), self._results(groups, new)
+    def _told(self, shard: Shard, found: _Groups) -> pa.Table:
+        before, not_before = self._results(found.groups, found.old)
+        after, not_after = self._results(found.groups, found.new)
+        was, stays = found.was, found.stays
+        if self.guarded:
+            self._set_aside(shard, found, after, not_after)
+            was = was & ~not_before.is_valid().to_numpy(zero_copy_only=False)
+            stays = stays & ~not_after.is_valid().to_numpy(zero_copy_only=False)
         names = [each.name for each in self.results]
         unchanged = was & stays & same(before, after, names)
-        if not self.net:
-            minus, plus = kept(before, was & ~unchanged), kept(after, stays & ~unchanged)
-            return signed(minus, plus, self.shown.names)
-        rows = after.append_column(DELETED, pa.array(~stays))
-        return emptied(kept(rows, (was | stays) & ~unchanged), self.key)
+        if self.net:
+            rows = after.append_column(DELETED, pa.array(~stays))
+            return emptied(kept(rows, (was | stays) & ~unchanged), self.key)
+        names = self.shown.names
+        if self.guarded:
+            names = [*names, set_aside.AT]
+            before, after = (each.append_column(names[-1], found.at) for each in (before, after))
+        minus, plus = kept(before, was & ~unchanged), kept(after, stays & ~unchanged)
+        return signed(minus, plus, names).select(self.out.names)
 
-    def _results(self, groups: pa.Table | None, state: pa.Table) -> pa.Table:
+    def _results(self, groups: pa.Table | None, state: pa.Table) -> tuple[pa.Table, pa.Array]:
+        """What groups say; and why they do not, of those of which a result does not fit."""
         keys = list(groups.columns) if groups is not None else []
-        made = [_result(at, each, state) for at, each in enumerate(self.results)]
+        wrong = pa.nulls(len(state), pa.string())
+        made = []
+        for at, each in enumerate(self.results):
+            result, unfit = _result(at, each, state)
+            made.append(result)
+            if unfit is None or not unfit.any():
+                continue
+            if not self.guarded:
+                raise _too_large(each)
+            reason = f"{each.place}{each.told} does not fit {shown(each.type)}"
+            wrong = pc.coalesce(wrong, pc.if_else(pa.array(unfit), reason, None))
         if not keys and not made:
-            return pa.table({"_": pa.nulls(len(state))}).drop_columns(["_"])
-        return pa.table([*keys, *made], schema=self.shown)
+            return pa.table({"_": pa.nulls(len(state))}).drop_columns(["_"]), wrong
+        return pa.table([*keys, *made], schema=self.shown), wrong
+
+    def _set_aside(self, shard: Shard, found: _Groups, after: pa.Table, wrong: pa.Array) -> None:
+        """Note groups of which a result does not fit, and forget others."""
+        bad = found.stays & wrong.is_valid().to_numpy(zero_copy_only=False)
+        texts = self.texts or self.key
+        named = after.select(list(self.key)).rename_columns(list(texts)) if self.key else None
+        told = np.full(len(bad), None, object)
+        for number in np.flatnonzero(bad).tolist():
+            own = named.slice(number, 1).to_pylist()[0] if named is not None else {}
+            told[number] = set_aside.told(own)
+        why = {
+            set_aside.FAILED: wrong,
+            set_aside.ROW: pa.array(told, pa.string()),
+            set_aside.AT: found.at,
+        }
+        set_aside.of_groups(shard.state, self.key_types, found.keys, bad, pa.table(why))
+
+
+@dataclass(frozen=True, slots=True)
+class _Groups:
+    """Groups that have changed: as they are shown, as they are kept, and what was kept of them."""
+
+    groups: pa.Table | None
+    keys: pa.Table
+    old: pa.Table
+    new: pa.Table
+    was: Any
+    stays: Any
+    # Where the last change of each stands.
+    at: pa.Array | None
 
 
 def _the_one() -> pa.Table:
@@ -284,8 +367,6 @@ class _Work:
         signed_ = pc.if_else(pa.array(self.weights > 0), column, pc.negate(column)).cast(kind)
         parts = pa.concat_arrays([old.fill_null(Decimal(0)), signed_])
         groups = np.concatenate([np.arange(len(old), dtype=np.int64), self.numbers])
-        if column.type.precision > _SAFE_DIGITS:
-            _check_digits(parts, groups, len(old), each)
         summed = (
             pa.table([pa.array(groups), parts], names=["g", "v"])
             .group_by("g")
@@ -367,15 +448,19 @@ def _values_of(table: KeyedTable, groups: pa.Table, width: int, codes: Indices) 
     return kept(found, code >= 0)
 
 
-def _result(at: int, each: Aggregated, state: pa.Table) -> pa.Array:
+# What groups say, and of which of them it does not fit its type; None if of none.
+_Told = tuple[pa.Array, Any]
+
+
+def _result(at: int, each: Aggregated, state: pa.Table) -> _Told:
     """What a group says, from what is kept of it."""
     if each.function == "count" and each.argument is None:
-        return whole(state[_COUNT])
+        return whole(state[_COUNT]), None
     if each.function in {"min", "max"}:
-        return whole(state[f"_end{at}"])
+        return whole(state[f"_end{at}"]), None
     some = whole(state[f"_some{at}"])
     if each.function in {"count", "count distinct"}:
-        return some
+        return some, None
     counts = some.fill_null(0).to_numpy()
     none = counts == 0
     total = whole(state[f"_sum{at}"])
@@ -383,13 +468,13 @@ def _result(at: int, each: Aggregated, state: pa.Table) -> pa.Array:
         return _of_halves(total, whole(state[f"_top{at}"]), counts, each)
     if total.type == exact.TYPE:
         divisor = counts.tolist() if each.function == "avg" else None
-        return pa.array(exact.rounded(total, divisor), each.type, mask=none)
+        return pa.array(exact.rounded(total, divisor), each.type, mask=none), None
     if each.function == "sum":
-        return pc.if_else(pa.array(none), pa.scalar(None, each.type), _fitted(total, each))
+        return _fitted(pc.if_else(pa.array(none), pa.scalar(None, total.type), total), each)
     return _decimal_average(total.to_pylist(), counts.tolist(), each)
 
 
-def _of_halves(low: pa.Array, top: pa.Array, counts: Indices, each: Aggregated) -> pa.Array:
+def _of_halves(low: pa.Array, top: pa.Array, counts: Indices, each: Aggregated) -> _Told:
     """Sum or average of integers whose halves were added up apart."""
     lows, tops = (half.fill_null(0).to_numpy() for half in (low, top))
     carried = tops + (lows >> _HALF)
@@ -399,48 +484,46 @@ def _of_halves(low: pa.Array, top: pa.Array, counts: Indices, each: Aggregated) 
         wide = carried.astype(np.float64) * 2.0**_HALF + (lows & _LOW)
         exactly = ((carried << _HALF) | (lows & _LOW)).astype(np.float64)
         sums = np.where(fits, exactly, wide)
-        return pa.array(sums / np.where(none, 1, counts), pa.float64(), mask=none)
-    if not fits.all():
-        raise AggregateError(
-            f"{each.told} does not fit bigint any more",
-            advice="Sum wider numbers: sum(cast(... as decimal(28, 0))).",
-        )
-    return pa.array((carried << _HALF) | (lows & _LOW), pa.int64(), mask=none)
-
-
-def _check_digits(parts: pa.Array, groups: Indices, count: int, each: Aggregated) -> None:
-    """AggregateError for sums past what decimals can hold, which Arrow would not notice."""
-    sums = np.zeros(count)
-    np.add.at(sums, groups, parts.cast(pa.float64()).fill_null(0).to_numpy())
-    if (np.abs(sums) >= 10.0 ** (_MOST_DIGITS - parts.type.scale)).any():
-        raise _too_large(each)
+        return pa.array(sums / np.where(none, 1, counts), pa.float64(), mask=none), None
+    sums = (np.where(fits, carried, 0) << _HALF) | (lows & _LOW)
+    return pa.array(sums, pa.int64(), mask=none | ~fits), None if fits.all() else ~fits
 
 
 def _too_large(each: Aggregated) -> AggregateError:
-    return AggregateError(
-        f"{each.told} does not fit {shown(each.type)} any more",
-        advice="Cast the column to fewer digits, or to double.",
-    )
+    advice = "Cast the column to fewer digits, or to double."
+    if each.kind is not None and pa.types.is_integer(each.kind):
+        advice = "Sum wider numbers: sum(cast(... as decimal(28, 0)))."
+    return AggregateError(f"{each.told} does not fit {shown(each.type)} any more", advice=advice)
 
 
-def _fitted(total: pa.Array, each: Aggregated) -> pa.Array:
+def _fitted(total: pa.Array, each: Aggregated) -> _Told:
     try:
-        return total.cast(each.type)
+        return total.cast(each.type), None
     except pa.ArrowInvalid:
-        raise _too_large(each) from None
+        unfit = _past(total.to_pylist(), each)
+        fitting = pc.if_else(pa.array(unfit), pa.scalar(None, total.type), total)
+        return fitting.cast(each.type), unfit
 
 
-def _decimal_average(sums: list[Any], counts: list[int], each: Aggregated) -> pa.Array:
+def _decimal_average(sums: list[Any], counts: list[int], each: Aggregated) -> _Told:
     step = Decimal(1).scaleb(-each.type.scale)
-    with localcontext(prec=2 * _MOST_DIGITS):
+    with localcontext(prec=2 * _WIDE_DIGITS):
         found = [
             (total / count).quantize(step, ROUND_HALF_UP) if count else None
             for total, count in zip(sums, counts, strict=True)
         ]
-    try:
-        return pa.array(found, each.type)
-    except pa.ArrowInvalid:
-        raise _too_large(each) from None
+    unfit = _past(found, each)
+    if not unfit.any():
+        return pa.array(found, each.type), None
+    return pa.array(found, pa.decimal256(_WIDE_DIGITS, each.type.scale), mask=unfit).cast(
+        each.type
+    ), unfit
+
+
+def _past(values: list[Any], each: Aggregated) -> Any:
+    """Which decimals have more digits than their type."""
+    limit = Decimal(10) ** (each.type.precision - each.type.scale)
+    return np.array([value is not None and abs(value) >= limit for value in values], np.bool_)
 
 
 __all__ = ["FUNCTIONS", "Aggregate", "AggregateError", "Aggregated", "Function"]

@@ -50,10 +50,13 @@ def explained(
     condition: bool = False,
 ) -> ViewError:
     """What is wrong in expressions over these rows; `condition` says that they are to be true."""
-    for each in expressions:
+    for each in map(_bare, expressions):
         found = _smallest(rows, each)
         if found is not None:
             return _located(rows, *found)
+        if (odd := _smallest_odd(rows, each)) is not None:
+            part, told = odd
+            return located(part, *told(called(part)))
         if condition and (kind := _kind(rows, each)) != "boolean":
             return _no_condition(each, kind)
     return located(expressions[0], reason(error))
@@ -87,6 +90,14 @@ def check_repeatable(rows: DataFrame, made: DataFrame, expressions: Iterable[Exp
         if (found := _smallest_odd(rows, each)) is not None:
             part, told = found
             raise located(part, *told(called(part)))
+
+
+def _bare(expression: Expression) -> Expression:
+    """Without the condition under which the compiler lets it be computed."""
+    if expression.meta.get("guard") and expression.args.get("default") is None:
+        bare: Expression = expression.args["ifs"][0].args["true"]
+        return bare
+    return expression
 
 
 def _odd(made: DataFrame) -> _Told | None:

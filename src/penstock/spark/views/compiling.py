@@ -14,6 +14,7 @@ import pyarrow as pa
 from sqlglot import exp
 
 from penstock.spark.state import Operator
+from penstock.spark.views import set_aside
 from penstock.spark.views.aggregating import Aggregate, Aggregated, AggregateError
 from penstock.spark.views.columns import DELETED, PRESENT, SIGN, shown
 from penstock.spark.views.expressions import Expression
@@ -37,11 +38,15 @@ from penstock.spark.views.plan import (
     columns_in,
     identity,
     key_of,
+    named_key,
+    written,
 )
-from penstock.spark.views.refusing import ViewError, located
+from penstock.spark.views.refusing import ViewError, located, place_of
 from penstock.spark.views.scope import conjuncts
 
 ORDER: Final = ("_topic", "_partition", "_offset")
+# Columns that rows have besides those of their relation.
+_MARKS: Final = frozenset({SIGN, PRESENT, *ORDER, *set_aside.COLUMNS})
 # The whole key as JSON, which is never null: right for the key of a topic.
 KEY: Final = "_key"
 # What decimals are joined as; with other digits where these are not enough.
@@ -53,6 +58,7 @@ _DIGITS_OF_BITS: Final = {8: 3, 16: 5, 32: 10, 64: 19}
 
 Frame = TypeVar("Frame")
 Columns = Sequence[tuple[str, Expression]]
+Key = Mapping[str, str]
 
 
 class Engine(Protocol[Frame]):
@@ -64,9 +70,18 @@ class Engine(Protocol[Frame]):
 
     def schema(self, rows: Frame) -> pa.Schema: ...
 
-    def select(self, rows: Frame, wanted: Columns) -> Frame: ...
+    @property
+    def guarded(self) -> bool:
+        """Whether rows that cannot be computed are to go on, and say so: see `set_aside`.
 
-    def where(self, rows: Frame, condition: Expression) -> Frame: ...
+        Then what selects and filters needs to know `key`: the columns that tell rows apart, by
+        the names that people know.
+        """
+        ...
+
+    def select(self, rows: Frame, wanted: Columns, key: Key | None = None) -> Frame: ...
+
+    def where(self, rows: Frame, condition: Expression, key: Key | None = None) -> Frame: ...
 
     def union(self, parts: Sequence[Frame]) -> Frame: ...
 
@@ -118,16 +133,17 @@ class Compiler(Generic[Frame]):
         names = dict.fromkeys((*identity(top), *columns(top)))
         rows = self.rows(top, set(columns(top)))
         schema = self._engine.schema(rows)
-        net = Net(identity(top), pa.schema([schema.field(name) for name in names]))
+        fields = pa.schema([schema.field(name) for name in names])
+        net = Net(identity(top), fields, self._engine.guarded)
         return self._engine.apply({INPUT: rows}, net, identity(top), net.out)
 
     def _net_of_table(self, top: Project) -> Frame:
         """Projected before it is kept, so that what does not show does not change anything."""
         rows = self._raw(top.input, set().union(*(columns_in(each) for _, each in top.outputs)))
         wanted = {name: column(below) for name, below in carried(top)}
-        wanted.update(top.outputs)
+        wanted.update((name, _if_present(each)) for name, each in top.outputs)
         picked = [*wanted.items(), (PRESENT, column(PRESENT)), *self._places(rows)]
-        rows = self._engine.select(rows, picked)
+        rows = self._engine.select(rows, picked, named_key(top.input))
         return self._latest(rows, identity(top), net=True)
 
     # ---- tables --------------------------------------------------------------------------
@@ -144,13 +160,14 @@ class Compiler(Generic[Frame]):
         asked = needed.union(*(columns_in(each) for each in conditions))
         rows = self._engine.source(node, [name for name in columns(node) if name in asked])
         present: Expression = column(PRESENT)
-        for each in conditions:
+        # In the order in which they were written: what does not pass one is not asked the next.
+        for each in reversed(conditions):
             passes = exp.func("coalesce", exp.paren(each.copy()), exp.false())
             passes.meta["condition"] = True
-            present = exp.and_(present, passes)
+            present = _guarded(present, passes).else_(exp.false())
         kept = dict.fromkeys([*identity(node), *sorted(needed & set(columns(node)))])
         wanted = [*((name, column(name)) for name in kept), (PRESENT, present)]
-        return self._engine.select(rows, [*wanted, *self._places(rows)])
+        return self._engine.select(rows, [*wanted, *self._places(rows)], named_key(node))
 
     def _places(self, rows: Frame) -> list[tuple[str, Expression]]:
         there = self._engine.schema(rows).names
@@ -160,8 +177,8 @@ class Compiler(Generic[Frame]):
         schema = self._engine.schema(rows)
         for name in key:
             _check_key(schema.field(name).type, column(name), f"{name} cannot be a primary key")
-        fields = [field for field in schema if field.name not in (PRESENT, *ORDER)]
-        latest = Latest(key, pa.schema(fields), net)
+        fields = [field for field in schema if field.name not in _MARKS]
+        latest = Latest(key, pa.schema(fields), net, self._engine.guarded)
         return self._engine.apply({INPUT: rows}, latest, key, latest.out)
 
     # ---- rows with signs -----------------------------------------------------------------
@@ -172,7 +189,7 @@ class Compiler(Generic[Frame]):
             return self._latest(self._raw(node, needed), identity(node), net=False)
         if isinstance(node, Filter):
             rows = self.rows(node.input, needed | columns_in(node.condition))
-            return self._engine.where(rows, node.condition)
+            return self._engine.where(rows, node.condition, named_key(node.input))
         if isinstance(node, Project):
             return self._project(node, needed)
         if isinstance(node, Join):
@@ -188,7 +205,8 @@ class Compiler(Generic[Frame]):
         rows = self.rows(node.input, below)
         wanted = {name: column(each) for name, each in carried(node)}
         wanted.update(outputs)
-        return self._engine.select(rows, [*wanted.items(), (SIGN, column(SIGN))])
+        marked = [*wanted.items(), (SIGN, column(SIGN))]
+        return self._engine.select(rows, marked, named_key(node.input))
 
     def _union(self, node: Union) -> Frame:
         branch, row = identity(node)
@@ -230,20 +248,23 @@ class Compiler(Generic[Frame]):
                 wanted.append((arguments[text], each.argument))
         below = set().union(*(columns_in(each) for _, each in wanted)) if wanted else set()
         rows = self.rows(node.input, below)
-        rows = self._engine.select(rows, [*wanted, (SIGN, column(SIGN))])
+        rows = self._engine.select(rows, [*wanted, (SIGN, column(SIGN))], named_key(node.input))
         schema = self._engine.schema(rows)
         names = tuple(name for name, _ in node.by)
         results = []
         for each in node.results:
             own = arguments[each.argument.sql()] if each.argument is not None else None
             kind = schema.field(own).type if own is not None else None
-            made = Aggregated(each.name, each.function, own, kind, each.text)
+            place = place_of(each.at or each.argument)
+            place = f"{place}: " if place else ""
+            made = Aggregated(each.name, each.function, own, kind, each.text, place)
             _check_result(made, each)
             results.append(made)
         kinds = tuple(schema.field(name).type for name in names)
         for (_, by), kind in zip(node.by, kinds, strict=True):
             _check_key(kind, by, "rows cannot be grouped by it")
-        group = Aggregate(names, kinds, tuple(results), net)
+        texts = tuple(written(name, by) for name, by in node.by)
+        group = Aggregate(names, kinds, tuple(results), net, self._engine.guarded, texts)
         return self._engine.apply({INPUT: rows}, group, names, group.out)
 
     # ---- joins ---------------------------------------------------------------------------
@@ -261,7 +282,8 @@ class Compiler(Generic[Frame]):
             if right_raw:
                 right, right_raw = self._side(node.right, rights, needed, as_rows=True)
         if casts:
-            left, right = (self._cast(rows, casts) for rows in (left, right))
+            left = self._cast(left, casts, named_key(node.left))
+            right = self._cast(right, casts, named_key(node.right))
         schema = self._engine.schema(left)
         kinds = tuple(schema.field(name).type for name in keys)
         if not left_raw and node.how == "inner":
@@ -270,10 +292,11 @@ class Compiler(Generic[Frame]):
             right = self._engine.where(right, _not_null(keys))
         sides = []
         for rows, own, raw in ((left, node.left, left_raw), (right, node.right, right_raw)):
-            outside = {*keys, SIGN, PRESENT, *ORDER}
+            outside = {*keys, *_MARKS}
             fields = [each for each in self._engine.schema(rows) if each.name not in outside]
             sides.append(Side(pa.schema(fields), identity(own), raw))
-        join = JoinRows(keys, kinds, sides[0], sides[1], node.how == "left")
+        outer, guarded = node.how == "left", self._engine.guarded
+        join = JoinRows(keys, kinds, sides[0], sides[1], outer, guarded)
         return self._engine.apply({LEFT: left, RIGHT: right}, join, keys, join.out)
 
     def _side(
@@ -290,7 +313,8 @@ class Compiler(Generic[Frame]):
         wanted += [(f"_join{at}", each) for at, each in enumerate(on)]
         marks = [PRESENT] if raw else [SIGN]
         wanted += [(name, column(name)) for name in marks]
-        return self._engine.select(rows, [*wanted, *self._places(rows)] if raw else wanted), raw
+        wanted += self._places(rows) if raw else []
+        return self._engine.select(rows, wanted, named_key(node)), raw
 
     def _casts(self, node: Join, left: Frame, right: Frame, keys: Sequence[str]) -> dict[str, str]:
         """What keys are to be cast to, so that both sides have the same types."""
@@ -304,12 +328,27 @@ class Compiler(Generic[Frame]):
                 casts[name] = _common(one, other, node.on[at])
         return casts
 
-    def _cast(self, rows: Frame, casts: Mapping[str, str]) -> Frame:
+    def _cast(self, rows: Frame, casts: Mapping[str, str], key: Key) -> Frame:
         wanted = []
         for name in self._engine.schema(rows).names:
             value = column(name)
-            wanted.append((name, exp.cast(value, casts[name]) if name in casts else value))
-        return self._engine.select(rows, wanted)
+            if name not in set_aside.COLUMNS:
+                wanted.append((name, exp.cast(value, casts[name]) if name in casts else value))
+        return self._engine.select(rows, wanted, key)
+
+
+def _if_present(expression: Expression) -> Expression:
+    """An expression of a table's rows; null, and not computed, where no row is left."""
+    if isinstance(expression, exp.Column | exp.Literal):
+        return expression
+    return _guarded(column(PRESENT), expression)
+
+
+def _guarded(condition: Expression, value: Expression) -> exp.Case:
+    """Computed only where a condition holds. Spark may compute both sides of an AND."""
+    made = exp.case().when(condition, value)
+    made.meta["guard"] = True
+    return made
 
 
 def _bare(node: Node) -> Table | None:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlglot import exp
 
+from penstock.spark.state import Planning, current
 from penstock.spark.state.bounds import warn_unbounded
 from penstock.spark.views.columns import DELETED
 from penstock.spark.views.compiling import Compiler
@@ -43,6 +44,7 @@ from penstock.spark.views.plan import (
 )
 from penstock.spark.views.refusing import Text, ViewError
 from penstock.spark.views.scope import Scope, aggregate, conjuncts
+from penstock.spark.views.shape import shape
 from penstock.spark.views.sql import Schema, plan
 
 if TYPE_CHECKING:
@@ -160,7 +162,11 @@ class View:
                     f"Read it as a changelog (changelog= or debezium=), give it a column {DELETED},"
                     " or take windows for what are events.",
                 )
-        return frame_of(Compiler(SparkEngine(self.frames)).changes(self._whole()))
+        node, context = self._whole(), current()
+        if isinstance(context, Planning):
+            types = {name: types_of(rows) for name, rows in self.frames.items()}
+            context.parts += shape(node, types)
+        return frame_of(Compiler(SparkEngine(self.frames)).changes(node))
 
     def _scope(self, sql: str) -> tuple[Text, Scope]:
         text = Text(sql)
@@ -256,6 +262,14 @@ def columns_of(rows: DataFrame) -> tuple[str, ...]:
         kind: Any = rows.schema["_after"].dataType
         return tuple(kind.names)
     return tuple(each for each in rows.columns if not each.startswith("_"))
+
+
+def types_of(rows: DataFrame) -> dict[str, str]:
+    """The columns of the table that a stream has the changes of, with their types."""
+    if "_after" in rows.columns:
+        kind: Any = rows.schema["_after"].dataType
+        return {each.name: each.dataType.simpleString() for each in kind.fields}
+    return dict(rows.dtypes)
 
 
 def sql(text: str, keys: Mapping[str, str | Sequence[str]], **frames: DataFrame) -> View:

@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.spark.state import Shard
+from penstock.spark.views import set_aside
 from penstock.spark.views.columns import (
     SIGN,
     Indices,
@@ -79,6 +80,8 @@ class Join:
     left: Side
     right: Side
     outer: bool
+    # Rows may have failed, and say where they come from: see `set_aside`.
+    guarded: bool = False
     kind: str = "join"
 
     @property
@@ -92,11 +95,15 @@ class Join:
     @property
     def out(self) -> pa.Schema:
         fields = [*self.left.schema, *self.right.schema, pa.field(SIGN, pa.bool_())]
-        return pa.schema(fields)
+        out = pa.schema(fields)
+        return set_aside.with_field(out) if self.guarded else out
 
     def process(self, shard: Shard, inputs: Mapping[str, pa.Table]) -> pa.Table:
         parts = []
         left, right = (loosened(inputs[each]) if each in inputs else None for each in (LEFT, RIGHT))
+        if self.guarded:
+            left = self._good(shard, LEFT, self.left, left)
+            right = self._good(shard, RIGHT, self.right, right)
         if left is not None and self.outer and not self.left.raw:
             left, alone = self._without_key(left)
             parts.append(alone)
@@ -106,15 +113,20 @@ class Join:
             return self.out.empty_table()
         return pa.concat_tables(parts).combine_chunks()
 
+    def _good(self, shard: Shard, name: str, side: Side, rows: pa.Table | None) -> pa.Table | None:
+        """The rows of a side that did not fail; of a changelog this is told later."""
+        if rows is None or side.raw:
+            return rows
+        rows = set_aside.of_signed(shard.state, name, rows, self.key, self.key_types)
+        return rows if len(rows) else None
+
     def _without_key(self, left: pa.Table) -> tuple[pa.Table, pa.Table]:
         """Rows whose key is null have no other side: they need no state."""
         lacks = np.zeros(len(left), np.bool_)
         for name in self.key:
             lacks |= mask(left[name].is_null())
         alone = kept(left, lacks)
-        return kept(left, ~lacks), self._beside_nothing(
-            alone.select(self.left.schema.names), mask(alone[SIGN])
-        )
+        return kept(left, ~lacks), self._beside_nothing(alone, mask(alone[SIGN]))
 
     def _joined(self, shard: Shard, left: pa.Table | None, right: pa.Table | None) -> pa.Table:
         given = [each for each in (left, right) if each is not None]
@@ -133,11 +145,14 @@ class Join:
         ]
         if self.outer:
             before, after = _lacks(rights.old, len(keys)), _lacks(rights.new, len(keys))
+            stays = lefts.stays
+            if self.guarded:
+                stays = stays.append_column(set_aside.AT, _reason_of(stays, rights, len(keys)))
             parts += [
                 self._alone(lefts.minus, before, plus=False),
                 self._alone(lefts.plus, after, plus=True),
-                self._alone(lefts.stays, before & ~after, plus=False),
-                self._alone(lefts.stays, after & ~before, plus=True),
+                self._alone(stays, before & ~after, plus=False),
+                self._alone(stays, after & ~before, plus=True),
             ]
         return pa.concat_tables([each for each in parts if len(each)] or parts[:1])
 
@@ -161,6 +176,7 @@ class Join:
         empty = pa.schema([*side.schema, pa.field(SIGN, pa.bool_())]).empty_table()
         fresh = rows.select([*side.schema.names, SIGN]) if rows is not None else empty
         fresh = fresh.append_column(CODE, pa.array(own))
+        at = set_aside.at_of(rows) if rows is not None else pa.nulls(0, pa.string())
         # Whether a left row is alone takes all of its right side.
         asked = np.full(len(keys), self.outer and name == RIGHT)
         asked[others] = True
@@ -170,6 +186,9 @@ class Join:
         stays = _without(some.rows, gone, (*side.identity, CODE))
         new = pa.concat_tables([stays, come])
         lists.put(keys, some, new, distinct(own))
+        if self.guarded:
+            gone = gone.append_column(set_aside.AT, at.filter(pa.array(~plus)))
+            come = come.append_column(set_aside.AT, at.filter(pa.array(plus)))
         return _Found(some.rows, new, stays, gone, come)
 
     def _of_table(
@@ -196,13 +215,22 @@ class Join:
         fresh = newest(rows.append_column(CODE, pa.array(own)), self.key)
         fresh = one_way(fresh, side.identity)
         touched = fresh[CODE].to_numpy()
+        if self.guarded:
+            fresh = set_aside.of_changelog(
+                shard.state, name, self.key_types, taken(keys, touched), fresh
+            )
         changes = take_in(table, taken(whole, touched), fresh, taken(keys, touched), names)
         minus = kept(taken(old, touched), changes.minus)
         plus = kept(fresh.select([*names, CODE]), changes.plus)
         is_gone = np.zeros(len(keys), np.bool_)
         is_gone[touched[changes.minus]] = True
         stays = kept(old, found & ~is_gone)
-        return _Found(before, pa.concat_tables([stays, plus]), stays, minus, plus)
+        new = pa.concat_tables([stays, plus])
+        if self.guarded:
+            at = set_aside.at_of(fresh)
+            minus = minus.append_column(set_aside.AT, at.filter(pa.array(changes.minus)))
+            plus = plus.append_column(set_aside.AT, at.filter(pa.array(changes.plus)))
+        return _Found(before, new, stays, minus, plus)
 
     # ---- rows that come out --------------------------------------------------------------
 
@@ -212,18 +240,36 @@ class Join:
         one, other = pairs(left[CODE].to_numpy(), right[CODE].to_numpy())
         lefts = taken(left.select(self.left.schema.names), one)
         rights = taken(right.select(self.right.schema.names), other)
-        sign = pa.array(np.full(len(one), plus))
-        return pa.table([*lefts.columns, *rights.columns, sign], schema=self.out)
+        columns = [*lefts.columns, *rights.columns, pa.array(np.full(len(one), plus))]
+        if self.guarded:
+            # Of one of the two: the other was there before.
+            is_left = set_aside.AT in left.column_names
+            rows, at = (left, one) if is_left else (right, other)
+            columns.append(set_aside.at_of(rows).take(pa.array(at)))
+        return pa.table(columns, schema=self.out)
 
     def _alone(self, left: pa.Table, lacks: Mask, *, plus: bool) -> pa.Table:
         if not len(left):
             return self.out.empty_table()
-        rows = kept(left, lacks[left[CODE].to_numpy()]).select(self.left.schema.names)
+        rows = kept(left, lacks[left[CODE].to_numpy()])
         return self._beside_nothing(rows, np.full(len(rows), plus))
 
     def _beside_nothing(self, left: pa.Table, plus: Mask) -> pa.Table:
+        lefts = left.select(self.left.schema.names)
         rights = nulls(self.right.schema, len(left))
-        return pa.table([*left.columns, *rights.columns, pa.array(plus)], schema=self.out)
+        columns = [*lefts.columns, *rights.columns, pa.array(plus)]
+        if self.guarded:
+            columns.append(set_aside.at_of(left))
+        return pa.table(columns, schema=self.out)
+
+
+def _reason_of(left: pa.Table, rights: _Found, count: int) -> pa.Array:
+    """Where the change stands, of the right side, by which left rows have become or were alone."""
+    changed = pa.concat_tables([rights.minus, rights.plus])
+    last = np.full(count, -1, np.int64)
+    last[changed[CODE].to_numpy()] = np.arange(len(changed))
+    at = last[left[CODE].to_numpy()]
+    return set_aside.at_of(changed).take(pa.array(at, mask=at < 0))
 
 
 def _lacks(rows: pa.Table, count: int) -> Mask:

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.spark.state import KeyedTable, Shard
+from penstock.spark.views import set_aside
 from penstock.spark.views.columns import (
     DELETED,
     PRESENT,
@@ -84,6 +85,8 @@ class Latest:
     schema: pa.Schema
     # As the output of a view (upserts and deletions) instead of rows with signs.
     net: bool = False
+    # Rows may have failed, and say where they come from: see `set_aside`.
+    guarded: bool = False
     kind: str = "table"
 
     @property
@@ -99,22 +102,29 @@ class Latest:
         if INPUT not in inputs:
             return self.out.empty_table()
         rows = one_way(newest(loosened(inputs[INPUT]), self.key), self.key)
-        fields = key_fields([self.schema.field(name).type for name in self.key])
-        kept_as = pa.schema([*fields, *(self.schema.field(name) for name in self.values)])
+        kinds = [self.schema.field(name).type for name in self.key]
+        values = (self.schema.field(name) for name in self.values)
+        kept_as = pa.schema([*key_fields(kinds), *values])
         table = shard.state.table("rows", kept_as, key_names(len(self.key)))
         keys = keys_of(rows, self.key)
+        if self.guarded:
+            rows = set_aside.of_changelog(shard.state, "rows", kinds, keys, rows)
         changes = take_in(table, table.get(keys), rows, keys, self.values)
         if self.net:
             return self._net(changes)
         old = changes.old.select(list(self.values))
-        for name in self.key:
-            old = old.append_column(name, rows[name])
-        return signed(kept(old, changes.minus), kept(rows, changes.plus), self.schema.names)
+        names = [*self.schema.names, *([set_aside.AT] if self.guarded else [])]
+        for name in names:
+            if name not in self.values:
+                old = old.append_column(name, rows[name])
+        found = signed(kept(old, changes.minus), kept(rows, changes.plus), names)
+        return found.select(self.out.names)
 
     @property
     def out(self) -> pa.Schema:
         mark = pa.field(DELETED if self.net else SIGN, pa.bool_())
-        return self.schema.append(mark)
+        out = self.schema.append(mark)
+        return set_aside.with_field(out) if self.guarded and not self.net else out
 
     def _net(self, changes: Changes) -> pa.Table:
         shown = changes.newest.select(self.schema.names)
@@ -129,6 +139,7 @@ class Net:
 
     identity: tuple[str, ...]
     schema: pa.Schema
+    guarded: bool = False
     kind: str = "changes"
 
     @property
@@ -143,6 +154,11 @@ class Net:
         if INPUT not in inputs:
             return self.out.empty_table()
         rows = loosened(inputs[INPUT])
+        if self.guarded:
+            kinds = [self.schema.field(name).type for name in self.identity]
+            rows = set_aside.of_signed(shard.state, "rows", rows, self.identity, kinds)
+            if not len(rows):
+                return self.out.empty_table()
         plus = mask(rows[SIGN])
         numbers, first = numbered(rows, self.identity)
         old, new = (np.full(len(first), -1, np.int64) for _ in range(2))

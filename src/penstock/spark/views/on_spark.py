@@ -16,11 +16,11 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from penstock.spark import sql
 from penstock.spark.reasons import reason
-from penstock.spark.state import Batch, Operator, apply, chaining, current
+from penstock.spark.state import Batch, Operator, Planning, apply, chaining, current
 from penstock.spark.state.chaining import Rows
-from penstock.spark.views import blaming
+from penstock.spark.views import blaming, set_aside, trying
 from penstock.spark.views.columns import DELETED, PRESENT, loose
-from penstock.spark.views.compiling import ORDER, Columns, never_null
+from penstock.spark.views.compiling import ORDER, Columns, Key, never_null
 from penstock.spark.views.plan import Table, as_column, flat
 from penstock.spark.views.refusing import ViewError
 from penstock.spark.views.unread import spark_sql
@@ -78,13 +78,23 @@ class SparkEngine:
     def schema(self, rows: Frame) -> pa.Schema:
         return loose(chaining.schema_of(rows))
 
-    def select(self, rows: Frame, wanted: Columns) -> Frame:
+    @property
+    def guarded(self) -> bool:
+        context = current()
+        if isinstance(context, Planning):
+            context.can_guard = True
+        return isinstance(context, Batch) and context.guarded
+
+    def select(self, rows: Frame, wanted: Columns, key: Key | None = None) -> Frame:
         if isinstance(rows, Rows):
             picked = {name: as_column(each) for name, each in wanted}
             named = {name: own for name, own in picked.items() if own is not None}
             if len(named) == len(picked):
-                return rows.select(named)
+                carried = {each: each for each in set_aside.COLUMNS if each in rows.schema.names}
+                return rows.select(named | carried)
         frame = frame_of(rows)
+        if self.guarded:
+            return trying.select(frame, wanted, key or {})
         try:
             made = sql.select(frame, {name: _text(each) for name, each in wanted})
             if not isinstance(current(), Batch):
@@ -97,10 +107,12 @@ class SparkEngine:
             parts = [each for _, each in wanted]
             raise blaming.explained(frame, parts, error) from None
 
-    def where(self, rows: Frame, condition: Expression) -> Frame:
+    def where(self, rows: Frame, condition: Expression, key: Key | None = None) -> Frame:
         if isinstance(rows, Rows) and (names := never_null(condition)) is not None:
             return rows.where_present(names)
         frame = frame_of(rows)
+        if self.guarded:
+            return trying.where(frame, condition, key or {})
         try:
             made = frame.where(spark_sql(condition))
             if not isinstance(current(), Batch):
@@ -114,7 +126,7 @@ class SparkEngine:
         first, *others = map(frame_of, parts)
         try:
             for each in others:
-                first = first.unionByName(each)
+                first = first.unionByName(each, allowMissingColumns=self.guarded)
         except AnalysisException as error:
             raise ViewError(f"the parts of a UNION do not fit: {reason(error)}") from None
         return first

@@ -187,6 +187,45 @@ def _(node: Union) -> tuple[str, ...]:
     return f"{node.prefix}.#branch", f"{node.prefix}.#row"
 
 
+def named_key(node: Node) -> dict[str, str]:
+    """The identity for people: its columns by names without what only stages need to know."""
+    found: dict[str, str] = {}
+    if isinstance(node, Filter):
+        return named_key(node.input)
+    if isinstance(node, Group):
+        found = {written(name, by): name for name, by in node.by}
+    elif isinstance(node, Project):
+        own = {below: shown for shown, below in named_key(node.input).items()}
+        found = {own.get(below, below): name for name, below in carried(node)}
+    elif isinstance(node, Join):
+        sides = [*named_key(node.left).items(), *named_key(node.right).items()]
+        shown = [name for name, _ in sides]
+        found = {name if shown.count(name) == 1 else own: own for name, own in sides}
+    else:
+        found = {name.rpartition(".")[2]: name for name in identity(node)}
+    return found if len(found) == len(identity(node)) else {each: each for each in identity(node)}
+
+
+def written(name: str, by: Expression) -> str:
+    """What rows are grouped by, as it was written: a name of its own, or the expression."""
+    if not name.startswith("_group"):
+        return name
+    text = as_written(by)
+    return text.rpartition(".")[2] if as_column(by) is not None else text
+
+
+def as_written(expression: Expression) -> str:
+    """An expression with the names that its columns have in the view, on one line."""
+
+    def named(node: Expression) -> Expression:
+        if isinstance(node, exp.Column) and node.meta.get("shown"):
+            return exp.column(exp.to_identifier(str(node.meta["shown"]).replace("`", "")))
+        return node
+
+    text = str(expression.copy().transform(named).sql(dialect="spark"))
+    return " ".join(text.replace("`", "").split())
+
+
 def hidden(prefix: str, name: str, number: int) -> str:
     """The name of a column of the identity that is not shown."""
     return f"{prefix}.#{number}" if prefix else f"_{name.lstrip('_').replace('.', '_')}"

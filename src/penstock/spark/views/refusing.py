@@ -148,14 +148,17 @@ class Text:
         """ViewError with the place: an offset, or an expression of this text."""
         raise self.error(at, reason, advice)
 
-    def error(self, at: int | Expression, reason: str, advice: str = "") -> ViewError:
-        """What `refuse` raises."""
+    def place(self, at: int | Expression) -> tuple[int, int]:
+        """Line and column of an offset, or of an expression of this text."""
         start = at if isinstance(at, int) else self._start(at)
         start = max(0, min(start, len(self.sql)))
-        line = self.sql.count("\n", 0, start) + 1
         begin = self.sql.rfind("\n", 0, start) + 1
-        shown = (self.written or self.sql)[begin:].split("\n", 1)[0]
-        column = start - begin + 1
+        return self.sql.count("\n", 0, start) + 1, start - begin + 1
+
+    def error(self, at: int | Expression, reason: str, advice: str = "") -> ViewError:
+        """What `refuse` raises."""
+        line, column = self.place(at)
+        shown = (self.written or self.sql).split("\n")[line - 1]
         mark = re.sub(r"\S", " ", shown[: column - 1]) + "^"
         place = f"{self.name}:{line}:{column}" if self.name else f"{line}:{column}"
         return ViewError(f"{place}: {reason}\n  {shown}\n  {mark}", advice=advice or None)
@@ -191,6 +194,14 @@ def located(at: Expression, reason: str, advice: str = "") -> ViewError:
         if isinstance(text := each.meta.get("text"), Text):
             return text.error(at, reason, advice)
     return ViewError(reason, advice=advice or None)
+
+
+def place_of(at: Expression | None) -> str:
+    """Where an expression of a view stands, as LINE:COLUMN; empty if that is not known."""
+    for each in at.walk() if at is not None else ():
+        if isinstance(text := each.meta.get("text"), Text):
+            return ":".join(map(str, text.place(at)))  # type: ignore[arg-type]
+    return ""
 
 
 def _by_one_name(node: Expression) -> Expression:
