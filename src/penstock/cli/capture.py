@@ -37,6 +37,7 @@ from penstock.cli.capture_view import (
     wait_ended,
 )
 from penstock.cli.kafka import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, ClientSettings, connect
+from penstock.cli.needs import need_captures
 from penstock.cli.project import ProjectFile
 from penstock.cli.stopping import stopped_by_signals
 from penstock.cli.up import LogLevel, LogLevelOption
@@ -215,12 +216,14 @@ def run(
       penstock capture run
       penstock capture run shop --bootstrap kafka-1:9092
     """
+    # Whoever runs it beside the broker has had all of the file checked.
+    found = project.load(file, whole=not beside)
+    name = the_one(found, name)
+    config = configured(found, name)
+    need_captures(found, [name])
     from penstock.capture.delivery.capture import Capture
     from penstock.capture.delivery.process import settle
 
-    # Whoever runs it beside the broker has had all of the file checked.
-    found = project.load(file, whole=not beside)
-    config = configured(found, the_one(found, name))
     connect(bootstrap, client)
     live = sys.stderr.isatty() and not plain
     level = LogLevel.WARNING if live and log_level is LogLevel.INFO else log_level
@@ -267,6 +270,7 @@ def status(
       penstock capture status shop --watch
     """
     found = project.load(file)
+    need_captures(found, drivers=False)
     connect(bootstrap, client)
     with cluster_of(bootstrap, client) as cluster:
 
@@ -342,13 +346,14 @@ def snapshot(
       penstock capture snapshot public.orders --where "id > 1000"
       penstock capture snapshot --all
     """
-    from penstock.capture.delivery.control import send, snapshot_all_signal, snapshot_signal
-
     chosen = tables or []
     if bool(chosen) == all_tables:
         raise typer.BadParameter("name the tables, or say --all")
     found = project.load(file)
     name = the_one(found, name, option="--capture NAME")
+    need_captures(found, drivers=False)
+    from penstock.capture.delivery.control import send, snapshot_all_signal, snapshot_signal
+
     connect(bootstrap, client)
     signal = snapshot_all_signal() if all_tables else snapshot_signal(*chosen, where=where)
     must_have(found, name, chosen)
@@ -389,10 +394,11 @@ def remove(
       penstock capture remove shop
       penstock capture remove shop --force
     """
-    from penstock.capture.delivery.control import Signal, forget, send
-
     found = project.load(file)
     config = configured(found, name)
+    need_captures(found, [name], drivers=not force)
+    from penstock.capture.delivery.control import Signal, forget, send
+
     question = (
         f"Remove the capture {name} from {safe_url(config)}? Its slot and publication, or its "
         "triggers, go, and its position; its topics stay."
@@ -427,9 +433,11 @@ def alter(name: Name, statement: Statement, file: ProjectFile = None) -> None:
     Examples:
       penstock capture alter shop "ALTER TABLE orders DROP COLUMN note"
     """
+    found = project.load(file)
+    config = configured(found, name)
+    need_captures(found, [name])
     from penstock.capture.sqlite.source import SqliteSource
 
-    config = configured(project.load(file), name)
     with open_database(config) as source:
         if not isinstance(source, SqliteSource):
             raise ConfigError(
@@ -486,9 +494,10 @@ def _wait_stopped(cluster: Cluster, name: str) -> None:
 
 
 def _send(name: str, kind: str, bootstrap: str, file: Path | None, client: list[str]) -> None:
+    found = project.load(file)
+    need_captures(found, drivers=False)
     from penstock.capture.delivery.control import Signal, send
 
-    found = project.load(file)
     connect(bootstrap, client)
     with cluster_of(bootstrap, client) as cluster:
         if name not in found.named("capture") and _status_of(cluster, name) is None:

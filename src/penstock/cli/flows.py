@@ -178,10 +178,10 @@ def reset(
       penstock flows reset enriched
       penstock flows reset enriched --dependents --yes
     """
+    folder = _folder(data)
     from penstock.spark.flows.control import ask
     from penstock.spark.flows.errors import NotRunningError
 
-    folder = _folder(data)
     record = folder.record(flow)
     question = f"read all inputs of {flow} again, into generation {record.next_generation()}?"
     if not yes and not output.confirm(question):
@@ -308,9 +308,9 @@ def _plain(value: Any) -> Any:
 
 
 def _command(data: Path, question: Mapping[str, Any]) -> None:
+    folder = _folder(data)
     from penstock.spark.flows.control import ask
 
-    folder = _folder(data)
     # A wrong name is told before that nothing runs.
     folder.record(str(question["flow"]))
     ask(folder, dict(question))

@@ -18,11 +18,13 @@ import typer
 
 from penstock.cli import output, project
 from penstock.cli.kafka import DEFAULT_BOOTSTRAP, Bootstrap, ClientSettings, connect
+from penstock.cli.needs import need_sinks
 from penstock.cli.sinks_file import declared
 from penstock.cli.sinks_reach import must_reach_some
 from penstock.cli.up import LOOPBACK, LogLevel, LogLevelOption
 from penstock.cli.values import parse_address, parse_duration_ms, parse_pairs
 from penstock.errors import ConfigError, PenstockError
+from penstock.extras import require
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -166,6 +168,9 @@ def run(
       penstock run flows.py --master spark://spark:7077 --checkpoints s3a://bucket/flows
     """
     need_spark()
+    found = project.load()
+    if not no_sinks and found.named("sinks"):
+        need_sinks(found)
     from penstock.spark.flows.folder import Folder
     from penstock.spark.flows.load import NeedsSparkError
     from penstock.spark.flows.manager import Manager
@@ -181,7 +186,6 @@ def run(
     except NeedsSparkError:
         # Read again when there is a session; most files, and most mistakes, are known before.
         known = None
-    found = project.load()
     specs = [] if no_sinks else declared(found)
     connect(bootstrap, client)
     folder = Folder(data, checkpoints)
@@ -351,16 +355,9 @@ def _sinks(
     return made, folder
 
 
-def need_spark() -> None:
-    """ConfigError if what flows are made of is not installed."""
-    from importlib.util import find_spec
-
-    missing = [name for name in ("pyspark", "pyarrow", "numba") if find_spec(name) is None]
-    if missing:
-        raise ConfigError(
-            f"flows need {', '.join(missing)}, which is not installed",
-            advice="Install it with `pip install 'penstock[spark]'`.",
-        )
+def need_spark(what: str = "flows") -> None:
+    """MissingExtraError if what flows are made of is not installed."""
+    require(["spark"], what)
 
 
 def quieten_spark() -> None:

@@ -24,6 +24,7 @@ from penstock.cli.kafka import (
     ClientSettings,
     connect,
 )
+from penstock.cli.needs import need_sinks
 from penstock.cli.project import ProjectFile
 from penstock.cli.run import (
     Master,
@@ -34,7 +35,6 @@ from penstock.cli.run import (
     SparkConf,
     StopTimeout,
     Tries,
-    need_spark,
     run_sinks,
     seconds,
 )
@@ -91,8 +91,8 @@ Timeout = Annotated[
 ]
 
 
-def _folder(data: Path) -> SinkFolder:
-    need_spark()
+def _folder(data: Path, found: project.Project) -> SinkFolder:
+    need_sinks(found, drivers=False)
     from penstock.spark.sinking.folder import SinkFolder
 
     return SinkFolder(data)
@@ -139,8 +139,8 @@ def list_command(
     """
     from penstock.cli.sinks_view import rendered
 
-    folder = _folder(data)
     found = project.load(file)
+    folder = _folder(data, found)
     specs = {each.name: each for each in declared(found)}
     running = _running(folder) or []
     known = {each["name"] for each in running}
@@ -205,8 +205,8 @@ def describe(
       penstock sinks describe orders
       penstock sinks describe orders --json | jq .position
     """
-    folder = _folder(data)
     found = project.load(file)
+    folder = _folder(data, found)
     spec = named(found, sink)
     running = [each for each in _running(folder) or () if each["name"] == sink]
     status = running or [_at_rest(spec, folder, _place(bootstrap, client))]
@@ -279,8 +279,8 @@ def run(
       penstock sinks run --only orders --once
       penstock sinks run --metrics 9646 --master spark://spark:7077
     """
-    need_spark()
     found = project.load(file)
+    need_sinks(found, only)
     specs = declared(found)
     for name in only:
         named(found, name)
@@ -323,11 +323,12 @@ def resume(sink: Name, data: Data = DEFAULT_DATA, file: ProjectFile = None) -> N
 
 def _tell(sink: str, do: str, data: Path, file: Path | None, **changed: Any) -> bool:
     """Command the process that feeds it, or note it for the next; whether one does."""
+    found = project.load(file)
+    folder = _folder(data, found)
     from penstock.spark.flows.control import ask
     from penstock.spark.flows.errors import NotRunningError
 
-    folder = _folder(data)
-    spec = named(project.load(file), sink)
+    spec = named(found, sink)
     try:
         ask(folder, {"do": do, "sink": sink})
     except NotRunningError:
@@ -351,8 +352,9 @@ def rebuild(
       penstock sinks rebuild orders
       penstock sinks rebuild orders --yes
     """
-    folder = _folder(data)
-    spec = named(project.load(file), sink)
+    found = project.load(file)
+    folder = _folder(data, found)
+    spec = named(found, sink)
     if not yes and not output.confirm(f"read {spec.topic} again, into a new {spec.shown}?"):
         output.say("nothing was changed")
         return
@@ -385,8 +387,9 @@ def remove(
       penstock sinks remove orders
       penstock sinks remove orders --keep-store --yes
     """
-    folder = _folder(data)
-    spec = named(project.load(file), sink)
+    found = project.load(file)
+    folder = _folder(data, found)
+    spec = named(found, sink)
     what = "stop feeding" if keep_store else "stop feeding, and remove all rows of,"
     if not yes and not output.confirm(f"{what} {spec.shown}?"):
         output.say("nothing was changed")
@@ -438,8 +441,8 @@ def wait(
       penstock sinks wait orders
       penstock sinks wait orders --record 0:1234 --timeout 10s
     """
-    need_spark()
     found = project.load(file)
+    need_sinks(found, [sink])
     spec = named(found, sink)
     wanted = _wanted(spec, record, bootstrap, client)
     began = time.monotonic()

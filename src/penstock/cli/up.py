@@ -23,6 +23,7 @@ from penstock.errors import DataDirectoryError, PenstockError
 if TYPE_CHECKING:
     from penstock.broker.main import Broker, BrokerConfig
     from penstock.cli.beside import Beside
+    from penstock.cli.project import Project
 
 DEFAULT_DATA: Final = Path("penstock-data")
 LOOPBACK: Final = "127.0.0.1"
@@ -336,8 +337,23 @@ def _beside() -> Beside | None:
         return None
     from penstock.cli.beside import Beside
 
-    beside = Beside(project.load())
+    found = project.load()
+    if found.named("capture"):
+        _need_captures(found)
+    beside = Beside(found)
     return beside if beside.names else None
+
+
+def _need_captures(found: Project) -> None:
+    """MissingExtraError, with the way to do without, if the captures lack something."""
+    from penstock.cli.needs import need_captures
+    from penstock.extras import MissingExtraError
+
+    try:
+        need_captures(found)
+    except MissingExtraError as error:
+        advice = f"{error.advice}; or start without them: penstock up --no-captures"
+        raise MissingExtraError(str(error), advice=advice) from None
 
 
 def _warn_of_another(broker: Broker) -> None:

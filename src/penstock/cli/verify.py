@@ -90,7 +90,7 @@ def _compared(
     source: str, sink: str, timeout: str, limit: int, bootstrap: str | None, file: Path | None,
     client: list[str],
 ) -> Report:  # fmt: skip
-    need_spark()
+    need_spark("comparisons")
     from penstock.cli.verifying import verify as compare
     from penstock.client.connection import Cluster
     from penstock.client.security import Security

@@ -67,9 +67,9 @@ def create(
       penstock view create 'paid AS SELECT id, amount FROM orders WHERE paid' -t orders=shop.orders
       penstock view create 'n AS SELECT count(*) AS n FROM o' -t 'o=shop.orders(id bigint) key id'
     """
+    made = _defined(" ".join(statement), tables, topic, file, bootstrap, client)
     from penstock.spark.views import definitions
 
-    made = _defined(" ".join(statement), tables, topic, file, bootstrap, client)
     target = _folder(file) / definitions.FOLDER / f"{made.name}{definitions.SUFFIX}"
     if target.exists() and not overwrite:
         raise ConfigError(
@@ -110,7 +110,7 @@ def list_command(file: ProjectFile = None, json: AsJson = False) -> None:
     Examples:
       penstock view list
     """
-    need_spark()
+    need_spark("views")
     from penstock.spark.views import definitions
 
     found = [definitions.read(each) for each in definitions.files(_folder(file))]
@@ -151,9 +151,9 @@ def drop(
     Examples:
       penstock view drop revenue --yes
     """
+    found = _found(name, file)
     from penstock.spark.views import definitions
 
-    found = _found(name, file)
     if not yes and not output.confirm(f"take the view {name} out of the project?"):
         output.say("nothing was changed")
         return
@@ -171,7 +171,7 @@ def _folder(file: Path | None) -> Path:
 
 
 def _found(name: str, file: Path | None) -> Definition:
-    need_spark()
+    need_spark("views")
     from penstock.spark.views import definitions
 
     there = {each.stem: each for each in definitions.files(_folder(file))}
@@ -192,7 +192,7 @@ def _defined(
     client: list[str],
 ) -> Definition:
     """The view that a statement defines, with all that is known of its tables."""
-    need_spark()
+    need_spark("views")
     from penstock.spark.views import definitions
 
     name, text = definitions.statement(statement)
