@@ -221,10 +221,10 @@ def run(
     name = the_one(found, name)
     config = configured(found, name)
     need_captures(found, [name])
+    connect(bootstrap, client)
     from penstock.capture.delivery.capture import Capture
     from penstock.capture.delivery.process import settle
 
-    connect(bootstrap, client)
     live = sys.stderr.isatty() and not plain
     level = LogLevel.WARNING if live and log_level is LogLevel.INFO else log_level
     logging.basicConfig(level=level.value.upper(), stream=sys.stderr, force=True,
@@ -352,9 +352,9 @@ def snapshot(
     found = project.load(file)
     name = the_one(found, name, option="--capture NAME")
     need_captures(found, drivers=False)
+    connect(bootstrap, client)
     from penstock.capture.delivery.control import send, snapshot_all_signal, snapshot_signal
 
-    connect(bootstrap, client)
     signal = snapshot_all_signal() if all_tables else snapshot_signal(*chosen, where=where)
     must_have(found, name, chosen)
     with cluster_of(bootstrap, client) as cluster:
@@ -397,8 +397,6 @@ def remove(
     found = project.load(file)
     config = configured(found, name)
     need_captures(found, [name], drivers=not force)
-    from penstock.capture.delivery.control import Signal, forget, send
-
     question = (
         f"Remove the capture {name} from {safe_url(config)}? Its slot and publication, or its "
         "triggers, go, and its position; its topics stay."
@@ -407,6 +405,8 @@ def remove(
         output.say("nothing was removed; --yes removes without asking")
         raise typer.Exit(output.EXIT_FAILURE)
     connect(bootstrap, client)
+    from penstock.capture.delivery.control import Signal, forget, send
+
     with cluster_of(bootstrap, client) as cluster:
         status = _status_of(cluster, name)
         if status is not None and is_running(status):
@@ -496,9 +496,9 @@ def _wait_stopped(cluster: Cluster, name: str) -> None:
 def _send(name: str, kind: str, bootstrap: str, file: Path | None, client: list[str]) -> None:
     found = project.load(file)
     need_captures(found, drivers=False)
+    connect(bootstrap, client)
     from penstock.capture.delivery.control import Signal, send
 
-    connect(bootstrap, client)
     with cluster_of(bootstrap, client) as cluster:
         if name not in found.named("capture") and _status_of(cluster, name) is None:
             raise ConfigError(

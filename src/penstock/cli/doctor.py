@@ -300,15 +300,17 @@ def _capture(known: project.Project, name: str) -> Iterator[Finding]:
 
 def _sink(known: project.Project, name: str) -> Iterator[Finding]:
     from penstock.cli.sinks_file import read
+    from penstock.cli.sinks_reach import answer_of
 
     spec = read(known, name)
-    with spec.sink() as sink:
-        at = sink.position()
-        told = "reached, not made yet" if at is None else f"reached, read to {at}"
-        if not sink.readable:
-            # A webhook: a question would be a delivery.
-            told = "not asked: it is called when there is something to tell"
-        yield Finding("ok", f"sink {name}", f"{sink.target}: {told}")
+    at, readable, target = answer_of(
+        spec, lambda sink: (sink.position(), sink.readable, sink.target)
+    )
+    told = "reached, not made yet" if at is None else f"reached, read to {at}"
+    if not readable:
+        # A webhook: a question would be a delivery.
+        told = "not asked: it is called when there is something to tell"
+    yield Finding("ok", f"sink {name}", f"{target}: {told}")
 
 
 def _view_files(known: project.Project) -> list[Path]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from penstock.cli.kafka import (
     DEFAULT_BOOTSTRAP,
     AsJson,
     Bootstrap,
+    BrokerError,
     ClientSettings,
     connect,
 )
@@ -39,6 +41,7 @@ from penstock.cli.run import (
     seconds,
 )
 from penstock.cli.sinks_file import declared, named
+from penstock.cli.sinks_reach import answer_of, must_answer
 from penstock.cli.up import LogLevel, LogLevelOption
 from penstock.cli.values import parse_pairs
 from penstock.errors import ConfigError, PenstockError
@@ -50,6 +53,7 @@ if TYPE_CHECKING:
     from penstock.spark.sinking.folder import SinkFolder
 
 DEFAULT_DATA: Final = Path(".penstock") / "sinks"
+ASKED_AT_ONCE: Final = 16
 _POLL_S: Final = 0.2
 _STOP_S: Final = 120.0
 
@@ -117,6 +121,16 @@ def _place(bootstrap: str, client: list[str]) -> Place:
     return Place(bootstrap, options, lambda topic: topic)
 
 
+def _place_if_there(bootstrap: str, client: list[str]) -> Place | None:
+    """The broker; None, having said so, if it does not answer: the stores may know enough."""
+    try:
+        connect(bootstrap, client)
+    except BrokerError as error:
+        output.warn(f"{error}: how far sinks are behind is not known")
+        return None
+    return _place(bootstrap, client)
+
+
 @app.command("list")
 def list_command(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
@@ -144,8 +158,11 @@ def list_command(
     specs = {each.name: each for each in declared(found)}
     running = _running(folder) or []
     known = {each["name"] for each in running}
-    place = _place(bootstrap, client)
-    resting = [_at_rest(spec, folder, place) for spec in specs.values() if spec.name not in known]
+    at_rest = [spec for spec in specs.values() if spec.name not in known]
+    place = _place_if_there(bootstrap, client) if at_rest else None
+    # Stores that do not answer are waited for at the same time.
+    with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
+        resting = list(pool.map(lambda spec: _at_rest(spec, folder, place), at_rest))
     if json:
         output.write_json([*running, *resting])
     elif running or resting:
@@ -154,7 +171,7 @@ def list_command(
         output.say(f"there are no sinks; declare one in {project.FILE_NAME}, as [sinks.NAME]")
 
 
-def _at_rest(spec: SinkSpec, folder: SinkFolder, place: Place) -> dict[str, Any]:
+def _at_rest(spec: SinkSpec, folder: SinkFolder, place: Place | None) -> dict[str, Any]:
     """A sink that nobody feeds, as its store, the broker and the last who fed it tell."""
     from penstock.spark.flows.progress import Progress
     from penstock.spark.sinking.lag import ends_of, lag_of, unread_since
@@ -170,9 +187,8 @@ def _at_rest(spec: SinkSpec, folder: SinkFolder, place: Place) -> dict[str, Any]
     lag: int | None = None
     lag_s: float | None = None
     try:
-        with spec.sink() as sink:
-            position = sink.position()
-        if position is not None:
+        position = answer_of(spec, lambda sink: sink.position())
+        if position is not None and place is not None:
             ends = ends_of(place, {spec.topic})
             lag, lag_s = lag_of(position, ends, spec.topic, 0.0)
             since = unread_since(place, spec.topic, position, ends) if lag else None
@@ -209,12 +225,11 @@ def describe(
     folder = _folder(data, found)
     spec = named(found, sink)
     running = [each for each in _running(folder) or () if each["name"] == sink]
-    status = running or [_at_rest(spec, folder, _place(bootstrap, client))]
+    status = running or [_at_rest(spec, folder, _place_if_there(bootstrap, client))]
     columns: list[tuple[str, str]] = []
     key: tuple[str, ...] = spec.key
     try:
-        with spec.sink() as store:
-            schema = store.stored_schema()
+        schema = answer_of(spec, lambda store: store.stored_schema())
         if schema is not None:
             columns = [(each.name, str(each.type)) for each in schema.fields]
             key = schema.key
@@ -360,6 +375,7 @@ def rebuild(
         return
     if _running(folder) is None:
         # First what an earlier one has left: it must not be taken for what is begun now.
+        must_answer(spec)
         with spec.sink() as live:
             live.beside(fresh=True).close()
     if _tell(sink, "rebuild", data, file, rebuilding=True):
@@ -394,6 +410,8 @@ def remove(
     if not yes and not output.confirm(f"{what} {spec.shown}?"):
         output.say("nothing was changed")
         return
+    if not keep_store:
+        must_answer(spec)
     if _tell(sink, "remove", data, file, paused=True):
         _until_stopped(folder, sink)
     if not keep_store:
@@ -445,6 +463,7 @@ def wait(
     need_sinks(found, [sink])
     spec = named(found, sink)
     wanted = _wanted(spec, record, bootstrap, client)
+    must_answer(spec)
     began = time.monotonic()
     with spec.sink() as store:
         reached = store.wait_for(wanted, seconds(timeout, "--timeout"))
@@ -456,12 +475,13 @@ def wait(
 
 def _wanted(spec: SinkSpec, record: list[str], bootstrap: str, client: list[str]) -> Position:
     from penstock.sinks import Position
-    from penstock.spark.sinking.lag import ends_of
 
     if record:
         return Position(dict(_places(spec.topic, record)))
+    connect(bootstrap, client)
+    from penstock.spark.sinking.lag import ends_of
+
     place = _place(bootstrap, client)
-    connect(place.bootstrap, client)
     ends = ends_of(place, {spec.topic})
     if not ends:
         raise PenstockError(

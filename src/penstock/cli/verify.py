@@ -91,14 +91,14 @@ def _compared(
     client: list[str],
 ) -> Report:  # fmt: skip
     need_spark("comparisons")
-    from penstock.cli.verifying import verify as compare
-    from penstock.client.connection import Cluster
-    from penstock.client.security import Security
-
     timeout_s = seconds(timeout, "--timeout")
     found = project.load(file)
     at = bootstrap_of(bootstrap, found)
     connect(at, client)
+    from penstock.cli.verifying import verify as compare
+    from penstock.client.connection import Cluster
+    from penstock.client.security import Security
+
     security = Security.from_options(parse_pairs(client))
     with Cluster(at, client_id="penstock-verify", security=security) as cluster:
         telling = _Line()
