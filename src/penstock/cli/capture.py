@@ -19,7 +19,7 @@ from penstock.cli.capture_database import (
     remove_from_database,
     show_checks,
 )
-from penstock.cli.capture_file import add_section, drop_section
+from penstock.cli.capture_file import add_section, drop_section, given_settings
 from penstock.cli.capture_project import (
     cluster_of,
     config_of,
@@ -81,21 +81,46 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 @app.command()
 def check(
-    url: Url,
+    subject: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME|URL",
+            help="A capture of the project file, or the URL of a database: postgresql://USER:"
+            "PASSWORD@HOST/DATABASE, mysql://..., or sqlite:///FILE.",
+        ),
+    ],
     include: Include = ["*"],  # noqa: B006
     exclude: Exclude = [],  # noqa: B006
+    file: ProjectFile = None,
     json: AsJson = False,
 ) -> None:
     """Say whether a database can be captured, and how to mend what is missing.
 
-    Nothing is changed in it. The status is 1 if something that is required is missing.
+    A capture of the project file is checked with all its settings; --include and --exclude are for
+    a URL. Nothing is changed in the database. The status is 1 if something that is required is
+    missing.
 
     \b
     Examples:
+      penstock capture check shop
       penstock capture check postgresql://capture:secret@localhost/shop
       penstock capture check sqlite:///shop.db --include 'order*'
     """
-    config = config_of("check", {"url": url, "include": include, "exclude": exclude})
+    if "://" in subject:
+        config = config_of("check", {"url": subject, "include": include, "exclude": exclude})
+    elif include != ["*"] or exclude:
+        raise typer.BadParameter(
+            f"--include and --exclude are for a URL; {subject} has its own in the project file"
+        )
+    else:
+        found = project.load(file)
+        if subject not in found.named("capture"):
+            raise ConfigError(
+                f"{subject!r} is neither a capture of the project file nor a URL",
+                advice=f"The project has {', '.join(found.named('capture')) or 'no captures'}; a "
+                "URL is such as sqlite:///shop.db or postgresql://USER:PASSWORD@HOST/DATABASE.",
+            )
+        config = configured(found, subject)
     with open_database(config) as source:
         checks = source.check()
         tables = [table.full_name for table in source.tables()] if passed(checks) else []
@@ -134,17 +159,28 @@ def add(
         str | None,
         typer.Option("--prefix", metavar="TEXT", help="Topics are PREFIX.TABLE; else NAME.TABLE."),
     ] = None,
+    settings: Annotated[
+        list[str],
+        typer.Option(
+            "--set",
+            "-s",
+            metavar="NAME=VALUE",
+            help="Any other setting of a capture, such as format=avro, snapshot=no_data, "
+            "partitions=4 or options.slot=shop. May be repeated.",
+        ),
+    ] = [],  # noqa: B006
     file: ProjectFile = None,
 ) -> None:
     """Check a database and write a capture of it into the project file.
 
-    Everything else about it can be set there: docs/capture.md has all settings. A password is
-    better kept in the environment: write ${NAME} for it, in single quotes.
+    Each setting of docs/capture.md can be given with --set, or be written into the file later. A
+    password is better kept in the environment: write ${NAME} for it, in single quotes.
 
     \b
     Examples:
       penstock capture add shop sqlite:///shop.db
       penstock capture add shop 'postgresql://capture:${SHOP_PASSWORD}@localhost/shop' -i 'public.*'
+      penstock capture add shop sqlite:///shop.db --set snapshot=no_data --set partitions=4
     """
     path = file or project.find() or Path(project.FILE_NAME)
     if path.exists() and name in project.load(path).named("capture"):
@@ -159,6 +195,7 @@ def add(
         written["exclude"] = exclude
     if prefix:
         written["prefix"] = prefix
+    given_settings(written, settings)
     config = config_of(name, project.filled(written, f"capture.{name}"), path.parent)
     with open_database(config) as source:
         checks = source.check()

@@ -46,13 +46,17 @@ def bootstrap_of(given: str | None, found: project.Project) -> str:
     return given or os.environ.get(BOOTSTRAP_VARIABLE) or found.bootstrap or DEFAULT_BOOTSTRAP
 
 
-def chosen_bootstrap(context: typer.Context, param: typer.CallbackParam, value: str) -> str:
-    """The address for an option that nobody has given: of the project, if it has one."""
+def is_given(context: typer.Context, param: typer.CallbackParam) -> bool:
+    """Whether an option was given, in the command or by its variable of the environment."""
     assert param.name is not None
     source = context.get_parameter_source(param.name)
     # By its name: typer may bring a click of its own.
-    is_told = source is not None and source.name not in {"DEFAULT", "DEFAULT_MAP"}
-    if is_told or context.resilient_parsing:
+    return source is not None and source.name not in {"DEFAULT", "DEFAULT_MAP"}
+
+
+def chosen_bootstrap(context: typer.Context, param: typer.CallbackParam, value: str) -> str:
+    """The address for an option that nobody has given: of the project, if it has one."""
+    if is_given(context, param) or context.resilient_parsing:
         return value
     options = (each for each in context.command.params if each.envvar == project.VARIABLE)
     named = next((context.params.get(each.name or "") for each in options), None)

@@ -40,7 +40,7 @@ from penstock.cli.run import (
     run_sinks,
     seconds,
 )
-from penstock.cli.sinks_file import declared, named
+from penstock.cli.sinks_file import declared, named, read
 from penstock.cli.sinks_reach import answer_of, must_answer
 from penstock.cli.up import LogLevel, LogLevelOption
 from penstock.cli.values import parse_pairs
@@ -155,7 +155,7 @@ def list_command(
 
     found = project.load(file)
     folder = _folder(data, found)
-    specs = {each.name: each for each in declared(found)}
+    specs = {each.name: each for each in _known(found)}
     running = _running(folder) or []
     known = {each["name"] for each in running}
     at_rest = [spec for spec in specs.values() if spec.name not in known]
@@ -169,6 +169,18 @@ def list_command(
         output.print_rich(rendered([*running, *resting]))
     else:
         output.say(f"there are no sinks; declare one in {project.FILE_NAME}, as [sinks.NAME]")
+
+
+def _known(found: project.Project) -> list[SinkSpec]:
+    """The sinks of the project, without those that need variables which are not set: this is told,
+    and the others are shown."""
+    known = []
+    for name in found.named("sinks"):
+        if unset := found.unset_in("sinks", name):
+            output.warn(f"{unset[0]}: the sink {name} is not shown")
+        else:
+            known.append(read(found, name))
+    return known
 
 
 def _at_rest(spec: SinkSpec, folder: SinkFolder, place: Place | None) -> dict[str, Any]:
@@ -296,10 +308,9 @@ def run(
     """
     found = project.load(file)
     need_sinks(found, only)
-    specs = declared(found)
     for name in only:
         named(found, name)
-    chosen = [each for each in specs if not only or each.name in only]
+    chosen = declared(found, only)
     if not chosen:
         raise ConfigError(
             "there are no sinks to feed",

@@ -250,6 +250,7 @@ def declared_tables(found: project.Project) -> list[TableSpec]:
     from penstock.spark.views.refusing import ViewError
 
     listed = []
+    found.need("views")
     tables = found.section("views").get("tables", {})
     for name, text in tables.items() if isinstance(tables, Mapping) else ():
         path = f"views.tables.{name}"
