@@ -10,16 +10,20 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from penstock.cli import output
 from penstock.cli.kafka import AsJson
 from penstock.cli.run import DEFAULT_DATA, Data, need_spark
+from penstock.cli.watch import Watch
+from penstock.cli.watch import watch as repeat
 from penstock.errors import ConfigError
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from penstock.spark.flows.folder import Folder, Record
     from penstock.spark.state.layout import Layout
 
@@ -53,30 +57,56 @@ def _running(folder: Folder) -> list[dict[str, Any]] | None:
 
 
 @app.command("list")
-def list_command(data: Data = DEFAULT_DATA, json: AsJson = False) -> None:
+def list_command(data: Data = DEFAULT_DATA, watch: Watch = False, json: AsJson = False) -> None:
     """List the flows: those that run with how they get on, and others that have run before.
 
     \b
     Examples:
       penstock flows list
+      penstock flows list --watch
       penstock flows list --json | jq -r '.[] | select(.state == "failed") | .name'
     """
+    folder = _folder(data)
+    nothing = f"no flows have run with {data}; `penstock run FILE` runs those of a file"
+    if watch:
+        repeat(lambda: _seen(folder), lambda seen: _rendered(seen, nothing), _listed, json=json)
+    seen = _seen(folder)
+    if json:
+        output.write_json(_listed(seen))
+    elif seen.running or seen.resting:
+        output.print_rich(_rendered(seen, nothing))
+    else:
+        output.say(nothing)
+
+
+class _Seen(NamedTuple):
+    """The flows of a folder: those that run, and those that do not."""
+
+    running: list[dict[str, Any]]
+    resting: list[Record]
+
+
+def _seen(folder: Folder) -> _Seen:
+    running = _running(folder) or []
+    known = {each["name"] for each in running}
+    return _Seen(running, [each for each in folder.records() if each.name not in known])
+
+
+def _listed(seen: _Seen) -> list[dict[str, Any]]:
+    return [*seen.running, *(_as_json(each) for each in seen.resting)]
+
+
+def _rendered(seen: _Seen, nothing: str) -> RenderableType:
+    from rich.console import Group
+    from rich.text import Text
+
     from penstock.cli.run_view import rendered
 
-    folder = _folder(data)
-    running = _running(folder)
-    known = {each["name"] for each in running or ()}
-    resting = [each for each in folder.records() if each.name not in known]
-    if json:
-        output.write_json([*(running or ()), *(_as_json(each) for each in resting)])
-        return
-    if running:
-        output.print_rich(rendered(running))
-    if resting:
-        rows = ((each.name, _state(each), _when(each), each.error) for each in resting)
-        output.print_table(("flow", "last state", "since", "error"), rows)
-    if not running and not resting:
-        output.say(f"no flows have run with {data}; `penstock run FILE` runs those of a file")
+    parts = [rendered(seen.running)] if seen.running else []
+    if seen.resting:
+        rows = ((each.name, _state(each), _when(each), each.error) for each in seen.resting)
+        parts.append(output.table(("flow", "last state", "since", "error"), rows))
+    return Group(*parts or [Text(nothing)])
 
 
 @app.command("describe")

@@ -13,6 +13,7 @@ import socket
 import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
@@ -58,9 +59,13 @@ def chosen_bootstrap(context: typer.Context, param: typer.CallbackParam, value: 
     """The address for an option that nobody has given: of the project, if it has one."""
     if is_given(context, param) or context.resilient_parsing:
         return value
+    return bootstrap_of(None, project.load_broker(project_of(context)))
+
+
+def project_of(context: typer.Context) -> Path | None:
+    """The project file that the command names by an option, if it does."""
     options = (each for each in context.command.params if each.envvar == project.VARIABLE)
-    named = next((context.params.get(each.name or "") for each in options), None)
-    return bootstrap_of(None, project.load_broker(named))
+    return next((context.params.get(each.name or "") for each in options), None)
 
 
 Bootstrap = Annotated[

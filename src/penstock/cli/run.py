@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TextIO
 import typer
 
 from penstock.cli import output, project
-from penstock.cli.kafka import DEFAULT_BOOTSTRAP, Bootstrap, ClientSettings, connect
+from penstock.cli.kafka import (
+    DEFAULT_BOOTSTRAP,
+    Bootstrap,
+    ClientSettings,
+    connect,
+    is_given,
+    project_of,
+)
 from penstock.cli.needs import need_sinks
 from penstock.cli.sinks_file import declared
 from penstock.cli.sinks_reach import must_reach_some
@@ -115,6 +122,18 @@ Plain = Annotated[bool, typer.Option("--plain", help="Lines instead of the live 
 NoSinks = Annotated[
     bool, typer.Option("--no-sinks", help="Do not feed the sinks of the project file.")
 ]
+
+
+def chosen_data(context: typer.Context, param: typer.CallbackParam, value: Path) -> Path:
+    """The folder of a project's sinks, if nobody has given one: the same from everywhere below."""
+    if is_given(context, param) or context.resilient_parsing:
+        return value
+    path = project_of(context) or project.find()
+    if path is None or path.parent.resolve() == Path.cwd():
+        return value
+    return path.parent / value
+
+
 SinksData = Annotated[
     Path,
     typer.Option(
@@ -122,7 +141,9 @@ SinksData = Annotated[
         metavar="DIR",
         envvar="PENSTOCK_SINKS",
         file_okay=False,
-        help="Where it is kept which sinks are paused, and who runs them.",
+        callback=chosen_data,
+        help="Where it is kept which sinks are paused, and who runs them; in the folder of the "
+        "project file, unless given.",
     ),
 ]
 
@@ -312,8 +333,8 @@ def run_sinks(
     every_s = seconds(report, "--report")
     address = parse_address(metrics, default_host=LOOPBACK) if metrics is not None else None
     connect(bootstrap, client)
-    must_reach_some(specs, data)
     with _locked(data):
+        must_reach_some(specs, data)
         spark = _session(None, master, parse_pairs(conf))
         try:
             if log_level in {LogLevel.WARNING, LogLevel.ERROR}:

@@ -29,6 +29,7 @@ from penstock.cli.kafka import (
 from penstock.cli.needs import need_sinks
 from penstock.cli.project import ProjectFile
 from penstock.cli.run import (
+    SINKS_DATA,
     Master,
     MetricsAt,
     Once,
@@ -37,6 +38,7 @@ from penstock.cli.run import (
     SparkConf,
     StopTimeout,
     Tries,
+    chosen_data,
     run_sinks,
     seconds,
 )
@@ -44,6 +46,8 @@ from penstock.cli.sinks_file import declared, named, read
 from penstock.cli.sinks_reach import answer_of, must_answer
 from penstock.cli.up import LogLevel, LogLevelOption
 from penstock.cli.values import parse_pairs
+from penstock.cli.watch import Watch
+from penstock.cli.watch import watch as repeat
 from penstock.errors import ConfigError, PenstockError
 
 if TYPE_CHECKING:
@@ -52,7 +56,6 @@ if TYPE_CHECKING:
     from penstock.spark.flows.inputs import Place
     from penstock.spark.sinking.folder import SinkFolder
 
-DEFAULT_DATA: Final = Path(".penstock") / "sinks"
 ASKED_AT_ONCE: Final = 16
 _POLL_S: Final = 0.2
 _STOP_S: Final = 120.0
@@ -73,7 +76,9 @@ Data = Annotated[
         metavar="DIR",
         envvar="PENSTOCK_SINKS",
         file_okay=False,
-        help="Where it is kept which sinks are paused, and who runs them.",
+        callback=chosen_data,
+        help="Where it is kept which sinks are paused, and who runs them; in the folder of the "
+        "project file, unless given.",
     ),
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
@@ -121,12 +126,19 @@ def _place(bootstrap: str, client: list[str]) -> Place:
     return Place(bootstrap, options, lambda topic: topic)
 
 
-def _place_if_there(bootstrap: str, client: list[str]) -> Place | None:
-    """The broker; None, having said so, if it does not answer: the stores may know enough."""
+def _place_if_there(
+    bootstrap: str, client: list[str], told: set[str] | None = None
+) -> Place | None:
+    """The broker; None, having said so, if it does not answer: the stores may know enough. What is
+    in `told` is not said again."""
     try:
         connect(bootstrap, client)
     except BrokerError as error:
-        output.warn(f"{error}: how far sinks are behind is not known")
+        text = f"{error}: how far sinks are behind is not known"
+        if told is None or text not in told:
+            output.warn(text)
+        if told is not None:
+            told.add(text)
         return None
     return _place(bootstrap, client)
 
@@ -134,8 +146,9 @@ def _place_if_there(bootstrap: str, client: list[str]) -> Place | None:
 @app.command("list")
 def list_command(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
-    data: Data = DEFAULT_DATA,
+    data: Data = SINKS_DATA,
     file: ProjectFile = None,
+    watch: Watch = False,
     json: AsJson = False,
     client: ClientSettings = [],  # noqa: B006
 ) -> None:
@@ -149,24 +162,33 @@ def list_command(
     \b
     Examples:
       penstock sinks list
+      penstock sinks list --watch
       penstock sinks list --json | jq -r '.[] | select(.lag > 1000) | .name'
     """
     from penstock.cli.sinks_view import rendered
 
     found = project.load(file)
     folder = _folder(data, found)
-    specs = {each.name: each for each in _known(found)}
-    running = _running(folder) or []
-    known = {each["name"] for each in running}
-    at_rest = [spec for spec in specs.values() if spec.name not in known]
-    place = _place_if_there(bootstrap, client) if at_rest else None
-    # Stores that do not answer are waited for at the same time.
-    with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
-        resting = list(pool.map(lambda spec: _at_rest(spec, folder, place), at_rest))
+    specs = _known(found)
+    told = set[str]()
+
+    def look() -> list[dict[str, Any]]:
+        running = _running(folder) or []
+        known = {each["name"] for each in running}
+        at_rest = [spec for spec in specs if spec.name not in known]
+        place = _place_if_there(bootstrap, client, told) if at_rest else None
+        # Stores that do not answer are waited for at the same time.
+        with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
+            resting = pool.map(lambda spec: _at_rest(spec, folder, place), at_rest)
+            return [*running, *resting]
+
+    if watch:
+        repeat(look, rendered, lambda seen: seen, json=json)
+    seen = look()
     if json:
-        output.write_json([*running, *resting])
-    elif running or resting:
-        output.print_rich(rendered([*running, *resting]))
+        output.write_json(seen)
+    elif seen:
+        output.print_rich(rendered(seen))
     else:
         output.say(f"there are no sinks; declare one in {project.FILE_NAME}, as [sinks.NAME]")
 
@@ -221,7 +243,7 @@ def _at_rest(spec: SinkSpec, folder: SinkFolder, place: Place | None) -> dict[st
 def describe(
     sink: Name,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
-    data: Data = DEFAULT_DATA,
+    data: Data = SINKS_DATA,
     file: ProjectFile = None,
     json: AsJson = False,
     client: ClientSettings = [],  # noqa: B006
@@ -280,7 +302,7 @@ def run(
     only: Only = [],  # noqa: B006
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     master: Master = "local[*]",
-    data: Data = DEFAULT_DATA,
+    data: Data = SINKS_DATA,
     file: ProjectFile = None,
     once: Once = False,
     conf: SparkConf = [],  # noqa: B006
@@ -324,7 +346,7 @@ def run(
 
 
 @app.command("pause")
-def pause(sink: Name, data: Data = DEFAULT_DATA, file: ProjectFile = None) -> None:
+def pause(sink: Name, data: Data = SINKS_DATA, file: ProjectFile = None) -> None:
     """Stop feeding a sink after its micro-batch, until it is resumed.
 
     \b
@@ -336,7 +358,7 @@ def pause(sink: Name, data: Data = DEFAULT_DATA, file: ProjectFile = None) -> No
 
 
 @app.command("resume")
-def resume(sink: Name, data: Data = DEFAULT_DATA, file: ProjectFile = None) -> None:
+def resume(sink: Name, data: Data = SINKS_DATA, file: ProjectFile = None) -> None:
     """Feed a sink again that was paused, or that has failed, from where its store is.
 
     \b
@@ -366,7 +388,7 @@ def _tell(sink: str, do: str, data: Path, file: Path | None, **changed: Any) -> 
 
 @app.command("rebuild")
 def rebuild(
-    sink: Name, yes: Yes = False, data: Data = DEFAULT_DATA, file: ProjectFile = None
+    sink: Name, yes: Yes = False, data: Data = SINKS_DATA, file: ProjectFile = None
 ) -> None:
     """Build a store anew from the start of its topic, beside the old one, then switch to the new.
 
@@ -402,7 +424,7 @@ def remove(
         bool, typer.Option("--keep-store", help="Leave the rows in the store.")
     ] = False,
     yes: Yes = False,
-    data: Data = DEFAULT_DATA,
+    data: Data = SINKS_DATA,
     file: ProjectFile = None,
 ) -> None:
     """Stop feeding a sink, and take out of its store what it has put there.
