@@ -11,7 +11,8 @@ from pyspark.sql import SparkSession
 
 from penstock.spark.flows import inputs
 from penstock.spark.flows.declare import Format, Reading
-from penstock.spark.reading.decoding import HEARTBEAT, SPAN, STAMP, typing_of
+from penstock.spark.reading.decoding import SPAN, STAMP, typing_of
+from penstock.spark.reading.heartbeat_keys import HEARTBEAT
 from penstock.spark.source.reading import record_schema
 
 ROW = "id bigint NOT NULL, name string, at timestamp"

@@ -26,7 +26,7 @@ import pyarrow as pa
 from penstock.sinks.contract import ORIGIN
 from penstock.sinks.fields import Column, from_block, guessed
 from penstock.sinks.schema import Schema
-from penstock.spark.reading.decoding import HEARTBEAT
+from penstock.spark.reading.heartbeat_keys import HEARTBEATS
 from penstock.spark.sinking.errors import TruncatedError
 from penstock.spark.sinking.values import UNAVAILABLE, column_of
 
@@ -148,7 +148,7 @@ class Parser:
         for at, value in zip(pending, values.take(pa.array(pending, pa.int64())).to_pylist(),
                              strict=True):  # fmt: skip
             key = keys[at]
-            if value is None and key == HEARTBEAT:
+            if value is None and key in HEARTBEATS:
                 continue
             try:
                 self._read(at, key, value, found)
