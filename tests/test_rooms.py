@@ -2,7 +2,8 @@
 
 The table below is the one of the design. What a room may import, at any depth of its modules and
 inside functions too, is what stands there and nothing else; `errors`, why a connection did not come
-about (`connecting`) and the package itself (`__version__`) are everyone's.
+about (`connecting`), the optional packages (`extras`) and the package itself (`__version__`) are
+everyone's.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ MAY_IMPORT: dict[str, set[str] | str] = {
     "cli": ALL,
     "testing": ALL,
 }
-SHARED = {"errors", "connecting", "__version__"}
+SHARED = {"errors", "connecting", "extras", "__version__"}
 # Only these may be long: they are written by a program from Kafka's message definitions.
 GENERATED = PACKAGE / "wire" / "messages"
 

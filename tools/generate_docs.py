@@ -48,7 +48,8 @@ _LIMITS = {
 }
 
 _SECTIONS = {
-    "broker": "Where the broker is, for all commands.",
+    "broker": "Where the broker is, for all commands; `penstock up` listens there, if it is on "
+    "this machine (127.0.0.1, localhost, ::1).",
     "capture": "A database whose changes go into the log, `[capture.NAME]`: [capture](capture.md).",
     "sinks": "A store that is kept in step with a topic, `[sinks.NAME]`: [sinks](sinks.md).",
     "views": "Tables for views, `[views.tables]`: [views](views.md).",
@@ -128,7 +129,8 @@ def _project() -> list[str]:
         "`penstock.toml`, in the folder of the command or above it, or named by `--project` or",
         f"`{project.VARIABLE}`; `penstock init` makes one. `${{NAME}}` in a text stands for a",
         "variable of the environment, `$$` for a dollar sign. Whoever reads the file checks all of",
-        "it: everything that is wrong is told at once, each with its line.",
+        "it: everything that is wrong is told at once, each with its line. A variable that is not",
+        "set is an error of what needs it, one capture or one sink; the rest works without.",
         "",
         "| section | meaning |",
         "|---|---|",

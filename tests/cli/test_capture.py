@@ -152,6 +152,60 @@ def test_what_is_added_stands_in_the_file(shop: Path, monkeypatch: pytest.Monkey
     assert triggers(shop) == []
 
 
+def test_settings_are_given_when_it_is_added(shop: Path) -> None:
+    given = {
+        "partitions": "4",
+        "snapshot": "no_data",
+        "tombstones": "false",
+        "options.poll": "50 ms",
+        'keys."main.orders"': '["id", "item"]',
+        "routes": '[{pattern = "a.(b)", replacement = "\\\\1"}]',
+    }
+    settings = [each for name, value in given.items() for each in ("--set", f"{name}={value}")]
+    ran = run("capture", "add", "shop", "sqlite:///shop.db", *settings)
+    assert "no option poll" in ran.err, "it is checked before it is written"
+    assert not Path("penstock.toml").exists()
+    del settings[6:8]
+    run("capture", "add", "shop", "sqlite:///shop.db", *settings).ok()
+    assert load().named("capture")["shop"] == {
+        "url": "sqlite:///shop.db",
+        "partitions": 4,
+        "snapshot": "no_data",
+        "tombstones": False,
+        "keys": {"main.orders": ["id", "item"]},
+        "routes": [{"pattern": "a.(b)", "replacement": "\\1"}],
+    }
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("partitions", "is not NAME=VALUE"),
+        ("url=x", "url is given twice"),
+        ("a b=1", "a b is no name of a setting"),
+        ("partition=4", "Did you mean partitions?"),
+    ],
+)
+def test_a_setting_that_is_none(shop: Path, setting: str, told: str) -> None:
+    ran = run("capture", "add", "shop", "sqlite:///shop.db", "--set", setting)
+    assert ran.status == 1
+    assert told in ran.err
+    assert not Path("penstock.toml").exists()
+
+
+def test_a_capture_of_the_project_is_checked(shop: Path) -> None:
+    add("shop")
+    assert run("capture", "check", "shop", "--json").ok().json["tables"] == ["orders"]
+    with Path("penstock.toml").open("a") as file:
+        file.write('include = ["none*"]\n')
+    assert run("capture", "check", "shop", "--json").json["tables"] == []
+    ran = run("capture", "check", "shops")
+    assert ran.status == 1
+    assert "'shops' is neither a capture of the project file nor a URL" in ran.err
+    assert "has shop;" in ran.err
+    assert run("capture", "check", "shop", "--include", "x").status == 2
+
+
 def test_a_name_that_cannot_be_one(shop: Path) -> None:
     ran = run("capture", "add", "My Shop", "sqlite:///shop.db")
     assert ran.status == 1

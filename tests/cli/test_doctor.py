@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import socket
 import sqlite3
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from uuid import uuid4
 import pytest
 
 from penstock.cli import doctor
+from penstock.cli.needs import of_sinks
 from penstock.cli.project import Project
+from penstock.extras import EXTRAS, package_of
 from penstock.sinks.stores import KINDS
 from penstock.spark.views import definitions
 from tests.cli.runner import run
@@ -77,13 +80,12 @@ def test_every_kind_of_sink_asks_for_all_of_its_packages() -> None:
 
     for scheme, kind in KINDS.items():
         known = Project(data={"sinks": {"s": {"url": f"{scheme}://x/y"}}})
-        asked = {name for each in doctor._needed_extras(known) for name in doctor.EXTRAS[each]}
+        asked = {package_of(name) for each in of_sinks(known) for name in EXTRAS[each]}
         assert asked == packages("spark") | (packages(kind.extra) if kind.extra else set()), scheme
 
 
 def test_a_package_that_the_project_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    there = doctor._version
-    monkeypatch.setattr(doctor, "_version", lambda name: None if name == "numba" else there(name))
+    monkeypatch.setitem(sys.modules, "numba", None)
     assert findings()["extra capture"]["level"] == "ok"
     project(tmp_path, '[capture.shop]\nurl = "sqlite:///shop.db"\n')
     found = findings()["extra capture"]

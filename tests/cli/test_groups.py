@@ -396,7 +396,7 @@ def test_a_client_that_waits_in_vain_is_followed_by_a_new_one(
                 monkeypatch.undo()
             return made[-1]
 
-        collector = Collector(connect(f"127.0.0.1:{silent.getsockname()[1]}", []))
+        collector = Collector(Connection(f"127.0.0.1:{silent.getsockname()[1]}", {}))
         eye = _Eye(collector, [place.group], another)
         try:
             (view,) = eye.look()

@@ -14,6 +14,7 @@ from penstock.cli import project
 from penstock.cli.kafka import BOOTSTRAP_VARIABLE
 from penstock.cli.main import make_app
 from penstock.cli.output import MOST_MISTAKES
+from penstock.cli.up import DEFAULT_LISTEN
 from penstock.errors import ConfigError, SeveralMistakesError
 from penstock.testing.broker import Broker
 from tests.cli.runner import run
@@ -103,9 +104,44 @@ def test_variables_of_the_environment(tmp_path: Path, monkeypatch: pytest.Monkey
     file.write_text('[capture.a]\nurl = "x://${WHO}:${SECRET}@h/$$1"\n')
     monkeypatch.setenv("WHO", "me")
     with pytest.raises(ConfigError, match=r"line 2: capture.a.url needs the variable SECRET"):
-        project.load(file)
+        project.load(file).need("capture", "a")
     monkeypatch.setenv("SECRET", "p$$w")
     assert project.load(file).named("capture")["a"]["url"] == "x://me:p$$w@h/$1"
+
+
+def test_a_variable_matters_to_the_part_that_needs_it(
+    at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(project.VARIABLE, raising=False)
+    (tmp_path / project.FILE_NAME).write_text(
+        '[capture.shop]\nurl = "postgresql://me:${UNSET}@127.0.0.1:1/x"\n'
+        '[capture.other]\nurl = "sqlite:///other.db"\n'
+        '[sinks.a]\ntopic = "t"\nurl = "sqlite:///a.db"\n'
+        '[sinks.b]\ntopic = "t"\nurl = "redis://:${NO_SUCH}@127.0.0.1:1/0"\n'
+    )
+    listed = run("sinks", "list", "--json").ok()
+    assert [each["name"] for each in listed.json] == ["a"]
+    assert "line 10: sinks.b.url needs the variable NO_SUCH" in listed.err
+    run("sinks", "pause", "a").ok()
+    run("sinks", "describe", "a").ok()
+    statuses = {each["name"]: each for each in run("capture", "status", "--json").ok().json}
+    assert "UNSET" in statuses["shop"]["database"]["problem"]
+    assert "there is no" in statuses["other"]["database"]["problem"]
+    for use, name in (
+        ("sinks describe b", "NO_SUCH"),
+        ("sinks run", "NO_SUCH"),
+        ("capture run shop", "UNSET"),
+        ("up --listen 127.0.0.1:0", "UNSET"),
+    ):
+        ran = run(*use.split())
+        assert ran.status == 1
+        assert f"needs the variable {name} of the environment, which is not set" in ran.err
+        assert f"export {name}=..." in ran.err
+    found = {each["what"]: each for each in run("doctor", "--json").json}
+    assert found["project"]["level"] == "ok"
+    assert "NO_SUCH" in found["sink b"]["found"]
+    assert found["sink a"]["level"] == "ok"
 
 
 @pytest.mark.parametrize(
@@ -257,14 +293,15 @@ def test_all_variables_that_are_not_set_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / project.FILE_NAME
-    file.write_text("[capture.a]\nurl = 'x://${NO_USER}:${NO_WORD}@h/d'\n[brokers]\n")
+    file.write_text("[capture.a]\nurl = 'x://${NO_USER}:${NO_WORD}@h/d'\n")
+    found = project.load(file)
     with pytest.raises(SeveralMistakesError) as caught:
-        project.load(file)
-    first, second, third = map(str, caught.value.each)
+        found.need("capture")
+    first, second = map(str, caught.value.each)
     assert "line 2" in first
     assert "NO_USER" in first
     assert "NO_WORD" in second
-    assert "line 3: brokers" in third
+    found.need("sinks")
 
 
 CAPTURE = "[capture.a]\nurl = 'sqlite:///x.db'\n"
@@ -380,3 +417,27 @@ def test_errors_of_the_rooms_get_a_line(file: Path) -> None:
     with pytest.raises(ConfigError, match=r"^penstock.toml, line \d+: capture.shop"):
         with found.explained():
             CaptureConfig.from_mapping("shop", found.named("capture")["shop"])
+
+
+@pytest.mark.parametrize(
+    ("bootstrap", "listen"),
+    [
+        ("127.0.0.1:19093", "127.0.0.1:19093"),
+        ("localhost", "localhost:9092"),
+        ("kafka-1:9092, [::1]:19094", "[::1]:19094"),
+        ("kafka-1:9092", DEFAULT_LISTEN),
+        (None, DEFAULT_LISTEN),
+    ],
+)
+def test_the_broker_listens_where_the_commands_look_for_it(
+    bootstrap: str | None, listen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(project.VARIABLE, raising=False)
+    if bootstrap is not None:
+        (tmp_path / project.FILE_NAME).write_text(f'[broker]\nbootstrap = "{bootstrap}"\n')
+    up = typer.main.get_command(make_app("up")).commands["up"]  # type: ignore[attr-defined]
+    assert up.make_context("up", []).params["listen"] == listen
+    assert up.make_context("up", ["--listen", "127.0.0.1:0"]).params["listen"] == "127.0.0.1:0"
+    monkeypatch.setenv("PENSTOCK_LISTEN", "127.0.0.1:7")
+    assert up.make_context("up", []).params["listen"] == "127.0.0.1:7"

@@ -114,11 +114,11 @@ def test_a_lost_connection_is_made_anew(broker: Broker) -> None:
     [
         (b"", "closed the connection"),
         (struct.pack(">i", 10) + b"abc", "closed the connection"),
-        (struct.pack(">i", 0x7FFFFFFF), "an answer of 2147483647 bytes"),
-        (struct.pack(">i", -1), "an answer of -1 bytes"),
+        (struct.pack(">i", 0x7FFFFFFF), "no answer of Kafka begins"),
+        (struct.pack(">i", -1), "no answer of Kafka begins"),
         (struct.pack(">ii", 4, 77), "answered another request"),
         (struct.pack(">iih", 6, 1, 0), "ApiVersions"),
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "bytes"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "speaks HTTP"),
     ],
 )
 def test_answers_that_are_none(answer: bytes, message: str) -> None:

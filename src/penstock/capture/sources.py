@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import Final, NamedTuple
 
 from penstock.capture.source import CaptureError, Source, SourceSettings
+from penstock.extras import install
 
 
 class _Kind(NamedTuple):
@@ -49,9 +50,12 @@ def open_source(settings: SourceSettings) -> Source:
     except ImportError as error:
         if (error.name or "").startswith("penstock"):
             raise
+        told = f"the package {error.name}, which is not installed"
+        if not isinstance(error, ModuleNotFoundError):
+            told = f"a package that cannot be loaded: {error}"
         raise CaptureError(
-            f"capture {settings.name}: {scheme} needs the package {error.name}, which is missing",
-            advice=f"pip install 'penstock[{kind.extra}]'",
+            f"capture {settings.name}: {scheme} needs {told}",
+            advice=f"Install it: {install([kind.extra])}",
         ) from error
     made: Source = getattr(module, kind.name)(settings)
     return made

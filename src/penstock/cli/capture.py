@@ -19,7 +19,7 @@ from penstock.cli.capture_database import (
     remove_from_database,
     show_checks,
 )
-from penstock.cli.capture_file import add_section, drop_section
+from penstock.cli.capture_file import add_section, drop_section, given_settings
 from penstock.cli.capture_project import (
     cluster_of,
     config_of,
@@ -37,6 +37,7 @@ from penstock.cli.capture_view import (
     wait_ended,
 )
 from penstock.cli.kafka import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, ClientSettings, connect
+from penstock.cli.needs import need_captures
 from penstock.cli.project import ProjectFile
 from penstock.cli.stopping import stopped_by_signals
 from penstock.cli.up import LogLevel, LogLevelOption
@@ -80,21 +81,46 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 @app.command()
 def check(
-    url: Url,
+    subject: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME|URL",
+            help="A capture of the project file, or the URL of a database: postgresql://USER:"
+            "PASSWORD@HOST/DATABASE, mysql://..., or sqlite:///FILE.",
+        ),
+    ],
     include: Include = ["*"],  # noqa: B006
     exclude: Exclude = [],  # noqa: B006
+    file: ProjectFile = None,
     json: AsJson = False,
 ) -> None:
     """Say whether a database can be captured, and how to mend what is missing.
 
-    Nothing is changed in it. The status is 1 if something that is required is missing.
+    A capture of the project file is checked with all its settings; --include and --exclude are for
+    a URL. Nothing is changed in the database. The status is 1 if something that is required is
+    missing.
 
     \b
     Examples:
+      penstock capture check shop
       penstock capture check postgresql://capture:secret@localhost/shop
       penstock capture check sqlite:///shop.db --include 'order*'
     """
-    config = config_of("check", {"url": url, "include": include, "exclude": exclude})
+    if "://" in subject:
+        config = config_of("check", {"url": subject, "include": include, "exclude": exclude})
+    elif include != ["*"] or exclude:
+        raise typer.BadParameter(
+            f"--include and --exclude are for a URL; {subject} has its own in the project file"
+        )
+    else:
+        found = project.load(file)
+        if subject not in found.named("capture"):
+            raise ConfigError(
+                f"{subject!r} is neither a capture of the project file nor a URL",
+                advice=f"The project has {', '.join(found.named('capture')) or 'no captures'}; a "
+                "URL is such as sqlite:///shop.db or postgresql://USER:PASSWORD@HOST/DATABASE.",
+            )
+        config = configured(found, subject)
     with open_database(config) as source:
         checks = source.check()
         tables = [table.full_name for table in source.tables()] if passed(checks) else []
@@ -133,17 +159,28 @@ def add(
         str | None,
         typer.Option("--prefix", metavar="TEXT", help="Topics are PREFIX.TABLE; else NAME.TABLE."),
     ] = None,
+    settings: Annotated[
+        list[str],
+        typer.Option(
+            "--set",
+            "-s",
+            metavar="NAME=VALUE",
+            help="Any other setting of a capture, such as format=avro, snapshot=no_data, "
+            "partitions=4 or options.slot=shop. May be repeated.",
+        ),
+    ] = [],  # noqa: B006
     file: ProjectFile = None,
 ) -> None:
     """Check a database and write a capture of it into the project file.
 
-    Everything else about it can be set there: docs/capture.md has all settings. A password is
-    better kept in the environment: write ${NAME} for it, in single quotes.
+    Each setting of docs/capture.md can be given with --set, or be written into the file later. A
+    password is better kept in the environment: write ${NAME} for it, in single quotes.
 
     \b
     Examples:
       penstock capture add shop sqlite:///shop.db
       penstock capture add shop 'postgresql://capture:${SHOP_PASSWORD}@localhost/shop' -i 'public.*'
+      penstock capture add shop sqlite:///shop.db --set snapshot=no_data --set partitions=4
     """
     path = file or project.find() or Path(project.FILE_NAME)
     if path.exists() and name in project.load(path).named("capture"):
@@ -158,6 +195,7 @@ def add(
         written["exclude"] = exclude
     if prefix:
         written["prefix"] = prefix
+    given_settings(written, settings)
     config = config_of(name, project.filled(written, f"capture.{name}"), path.parent)
     with open_database(config) as source:
         checks = source.check()
@@ -215,13 +253,15 @@ def run(
       penstock capture run
       penstock capture run shop --bootstrap kafka-1:9092
     """
+    # Whoever runs it beside the broker has had all of the file checked.
+    found = project.load(file, whole=not beside)
+    name = the_one(found, name)
+    config = configured(found, name)
+    need_captures(found, [name])
+    connect(bootstrap, client)
     from penstock.capture.delivery.capture import Capture
     from penstock.capture.delivery.process import settle
 
-    # Whoever runs it beside the broker has had all of the file checked.
-    found = project.load(file, whole=not beside)
-    config = configured(found, the_one(found, name))
-    connect(bootstrap, client)
     live = sys.stderr.isatty() and not plain
     level = LogLevel.WARNING if live and log_level is LogLevel.INFO else log_level
     logging.basicConfig(level=level.value.upper(), stream=sys.stderr, force=True,
@@ -269,6 +309,7 @@ def status(
       penstock capture status shop --watch
     """
     found = project.load(file)
+    need_captures(found, drivers=False)
     connect(bootstrap, client)
     with cluster_of(bootstrap, client) as cluster:
 
@@ -344,14 +385,15 @@ def snapshot(
       penstock capture snapshot public.orders --where "id > 1000"
       penstock capture snapshot --all
     """
-    from penstock.capture.delivery.control import send, snapshot_all_signal, snapshot_signal
-
     chosen = tables or []
     if bool(chosen) == all_tables:
         raise typer.BadParameter("name the tables, or say --all")
     found = project.load(file)
     name = the_one(found, name, option="--capture NAME")
+    need_captures(found, drivers=False)
     connect(bootstrap, client)
+    from penstock.capture.delivery.control import send, snapshot_all_signal, snapshot_signal
+
     signal = snapshot_all_signal() if all_tables else snapshot_signal(*chosen, where=where)
     must_have(found, name, chosen)
     with cluster_of(bootstrap, client) as cluster:
@@ -391,10 +433,9 @@ def remove(
       penstock capture remove shop
       penstock capture remove shop --force
     """
-    from penstock.capture.delivery.control import Signal, forget, send
-
     found = project.load(file)
     config = configured(found, name)
+    need_captures(found, [name], drivers=not force)
     question = (
         f"Remove the capture {name} from {safe_url(config)}? Its slot and publication, or its "
         "triggers, go, and its position; its topics stay."
@@ -403,6 +444,8 @@ def remove(
         output.say("nothing was removed; --yes removes without asking")
         raise typer.Exit(output.EXIT_FAILURE)
     connect(bootstrap, client)
+    from penstock.capture.delivery.control import Signal, forget, send
+
     with cluster_of(bootstrap, client) as cluster:
         status = _status_of(cluster, name)
         if status is not None and is_running(status):
@@ -429,9 +472,11 @@ def alter(name: Name, statement: Statement, file: ProjectFile = None) -> None:
     Examples:
       penstock capture alter shop "ALTER TABLE orders DROP COLUMN note"
     """
+    found = project.load(file)
+    config = configured(found, name)
+    need_captures(found, [name])
     from penstock.capture.sqlite.source import SqliteSource
 
-    config = configured(project.load(file), name)
     with open_database(config) as source:
         if not isinstance(source, SqliteSource):
             raise ConfigError(
@@ -488,10 +533,11 @@ def _wait_stopped(cluster: Cluster, name: str) -> None:
 
 
 def _send(name: str, kind: str, bootstrap: str, file: Path | None, client: list[str]) -> None:
+    found = project.load(file)
+    need_captures(found, drivers=False)
+    connect(bootstrap, client)
     from penstock.capture.delivery.control import Signal, send
 
-    found = project.load(file)
-    connect(bootstrap, client)
     with cluster_of(bootstrap, client) as cluster:
         if name not in found.named("capture") and _status_of(cluster, name) is None:
             raise ConfigError(

@@ -6,17 +6,21 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from penstock.errors import ConfigError
+
+_BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def add_section(path: Path, name: str, settings: Mapping[str, Any]) -> None:
     """Put `[capture.NAME]` at the end of the file; it is made if it is not there."""
     text = path.read_text(encoding="utf-8") if path.exists() else ""
-    lines = [f"[capture.{name}]", *(f"{key} = {_value(item)}" for key, item in settings.items())]
+    lines = [f"[capture.{name}]", *_lines(settings)]
     gap = "\n" if text and not text.endswith("\n\n") else ""
     if text and not text.endswith("\n"):
         gap = "\n\n"
@@ -36,8 +40,63 @@ def drop_section(path: Path, name: str) -> None:
     _replace(path, "".join(kept).rstrip("\n") + "\n" if "".join(kept).strip() else "")
 
 
+def given_settings(into: dict[str, Any], given: Sequence[str]) -> None:
+    """Put settings that a command has been given, as NAME=VALUE, with those that are there.
+
+    Names and values are written as in the file; a value that would be none there is a text.
+    """
+    for each in given:
+        name, equals, text = each.partition("=")
+        if not equals or not name.strip() or "\n" in name:
+            raise ConfigError(f"--set {each!r} is not NAME=VALUE, such as partitions=4")
+        _merge(into, _setting(name, text), each)
+
+
+def _setting(name: str, text: str) -> dict[str, Any]:
+    for value in (text, json.dumps(text, ensure_ascii=False)):
+        # More than one line would be more than one setting.
+        if "\n" not in value:
+            with suppress(tomllib.TOMLDecodeError):
+                return tomllib.loads(f"{name} = {value}")
+    raise ConfigError(
+        f"--set {name}=...: {name} is no name of a setting",
+        advice="What is not letters, digits, _ and - stands in quotes: "
+        """--set 'keys."public.orders"=["id"]'.""",
+    )
+
+
+def _merge(into: dict[str, Any], added: Mapping[str, Any], told: str) -> None:
+    for name, value in added.items():
+        there = into.get(name)
+        if isinstance(there, dict) and isinstance(value, Mapping):
+            _merge(there, value, told)
+        elif name in into:
+            raise ConfigError(f"{name} is given twice: --set {told}")
+        else:
+            into[name] = value
+
+
+def _lines(settings: Mapping[str, Any], above: str = "") -> Iterator[str]:
+    for name, item in settings.items():
+        path = f"{above}{_key(name)}"
+        if isinstance(item, Mapping) and item:
+            yield from _lines(item, f"{path}.")
+        else:
+            yield f"{path} = {_value(item)}"
+
+
+def _key(name: str) -> str:
+    return name if _BARE.fullmatch(name) else json.dumps(name, ensure_ascii=False)
+
+
 def _value(item: Any) -> str:
-    # Texts and lists of texts are written in TOML as in JSON.
+    if isinstance(item, Mapping):
+        return (
+            "{" + ", ".join(f"{_key(name)} = {_value(each)}" for name, each in item.items()) + "}"
+        )
+    if isinstance(item, list):
+        return "[" + ", ".join(map(_value, item)) + "]"
+    # Texts and numbers are written in TOML as in JSON.
     return json.dumps(item, ensure_ascii=False)
 
 

@@ -38,6 +38,7 @@ def configured(found: project.Project, name: str) -> CaptureConfig:
         )  # fmt: skip
     settings: Any = captures[name]
     path = f"capture.{name}"
+    found.need("capture", name)
     if not isinstance(settings, Mapping):
         raise found.error(path, f"{path} must be a table of settings")
     with found.explained(path):

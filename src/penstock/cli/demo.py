@@ -178,10 +178,10 @@ def demo(
       penstock demo --postgres postgresql://me:secret@localhost/test --redis redis://localhost/0
       penstock demo --kafka kafka-1:9092 --master spark://spark:7077
     """
-    from penstock.cli.run import need_spark
+    from penstock.cli.needs import need_demo
 
     began = time.monotonic()
-    need_spark()
+    need_demo(filter(None, (postgres, redis)))
     from penstock.spark.java import find_java
 
     find_java()

@@ -68,11 +68,6 @@ def check_kafka(bootstrap: str, *, keep: bool) -> None:
 
 def check_postgres(url: str) -> None:
     """CaptureError if it is not there, or does not let us in."""
-    from importlib.util import find_spec
-
-    if find_spec("psycopg") is None:
-        raise ConfigError("PostgreSQL needs psycopg, which is not installed",
-                          advice="Install it with `pip install 'penstock[postgres]'`.")  # fmt: skip
     from penstock.capture.postgres.connect import PostgresUrl
 
     PostgresUrl(url).connect(application="penstock demo").close()

@@ -22,10 +22,12 @@ import typer
 
 from penstock.cli import output, project
 from penstock.cli.kafka import BOOTSTRAP_VARIABLE, DEFAULT_PORT, AsJson, bootstrap_of
+from penstock.cli.needs import of_captures, of_sinks, tables
 from penstock.cli.project import ProjectFile
 from penstock.cli.project_check import mistakes_around
 from penstock.cli.values import parse_address
 from penstock.errors import ConfigError, PenstockError
+from penstock.extras import EXTRAS, explain, install, missing, package_of
 
 if TYPE_CHECKING:
     from penstock.spark.views.definitions import Definition
@@ -39,20 +41,6 @@ DISK_WANTED_BYTES: Final = 5 << 30
 DISK_NEEDED_BYTES: Final = 1 << 30
 CONNECT_TIMEOUT_S: Final = 3.0
 OLDEST_PYTHON: Final = (3, 11)
-_COLUMNAR: Final = ("pyarrow", "numba", "numpy")
-# The packages that each extra is made of; what one takes from another only where that is all, or
-# nothing else in the project asks for the other.
-EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
-    "archive": ("obstore",),
-    "columnar": _COLUMNAR,
-    "capture": _COLUMNAR,
-    "spark": ("pyspark", "pandas", "sqlglot", "datasketches", "fastavro", *_COLUMNAR),
-    "postgres": ("psycopg",),
-    "mysql": ("PyMySQL",),
-    "search": ("tantivy",),
-    "cache": ("redis",),
-    "warehouse": ("deltalake", "duckdb", "obstore"),
-}
 # As `penstock.spark.views.definitions` has them, which is not there without Spark.
 VIEW_FILES: Final = "views/*.sql"
 _MARKS: Final = {"ok": "ok", "warning": "warning", "failure": "FAILS"}
@@ -108,17 +96,11 @@ def examine(project_file: Path | None) -> Iterator[Finding]:
     yield from _guarded("memory", _memory)
     yield from _guarded("disk", lambda: _disk(known))
     yield from _guarded("broker", lambda: _broker(known))
-    for name in _tables(known, "capture"):
+    for name in tables(known, "capture"):
         yield from _guarded(f"capture {name}", partial(_capture, known, name))
-    for name in _tables(known, "sinks"):
+    for name in tables(known, "sinks"):
         yield from _guarded(f"sink {name}", partial(_sink, known, name))
     yield from _guarded("views", lambda: _views(known))
-
-
-def _tables(known: project.Project, section: str) -> Mapping[str, object]:
-    """What a section has; nothing if it is no table, which is told of the project."""
-    found = known.data.get(section)
-    return found if isinstance(found, Mapping) else {}
 
 
 def _guarded(what: str, check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
@@ -128,6 +110,11 @@ def _guarded(what: str, check: Callable[[], Iterator[Finding]]) -> Iterator[Find
         yield Finding("failure", what, str(error), error.advice)
     except OSError as error:
         yield Finding("failure", what, str(error))
+    except ModuleNotFoundError as error:
+        lacking = explain(error)
+        if lacking is None:
+            raise
+        yield Finding("failure", what, str(lacking), lacking.advice)
 
 
 # ---- this machine ------------------------------------------------------------------------
@@ -165,6 +152,11 @@ def _python() -> Iterator[Finding]:
 
 
 def _java() -> Iterator[Finding]:
+    if missing(["spark"]):
+        # Java is looked for by what needs it.
+        yield Finding("ok", "Java", "not looked for: only flows need it", "They need the extra "
+                      "spark first.")  # fmt: skip
+        return
     from penstock.spark.java import JavaError, find_java
 
     try:
@@ -179,18 +171,18 @@ def _java() -> Iterator[Finding]:
 def _packages(known: project.Project) -> Iterator[Finding]:
     yield Finding("ok", "Penstock", _version("penstock") or "not installed, run from its source")
     needed = _needed_extras(known)
-    for extra, names in EXTRAS.items():
-        there = {name: _version(name) for name in names}
-        missing = [name for name, found in there.items() if found is None]
-        if not missing:
-            versions = ", ".join(f"{name} {found}" for name, found in there.items())
+    for extra, modules in EXTRAS.items():
+        absent = ", ".join(map(package_of, missing([extra])))
+        if not absent:
+            packages = map(package_of, modules)
+            versions = ", ".join(f"{name} {_version(name) or ''}".strip() for name in packages)
             yield Finding("ok", f"extra {extra}", versions)
         elif extra in needed:
-            yield Finding("failure", f"extra {extra}", f"the project needs {', '.join(missing)}",
-                          f"pip install 'penstock[{extra}]'")  # fmt: skip
+            yield Finding("failure", f"extra {extra}", f"the project needs {absent}",
+                          install([extra]))  # fmt: skip
         else:
-            yield Finding("ok", f"extra {extra}", f"without {', '.join(missing)}",
-                          f"If you want it: pip install 'penstock[{extra}]'")  # fmt: skip
+            yield Finding("ok", f"extra {extra}", f"without {absent}",
+                          f"If you want it: {install([extra])}")  # fmt: skip
 
 
 def _version(package: str) -> str | None:
@@ -200,25 +192,15 @@ def _version(package: str) -> str | None:
         return None
 
 
-_BY_SCHEME: Final = {
-    "postgres": "postgres", "mysql": "mysql", "mariadb": "mysql", "tantivy": "search",
-    "redis": "cache", "delta": "warehouse", "duckdb": "warehouse", "parquet": "warehouse",
-    "s3": "warehouse",
-}  # fmt: skip
-
-
 def _needed_extras(known: project.Project) -> set[str]:
-    """The extras that the URLs of the project ask for."""
+    """The extras that the project asks for."""
     needed = set()
-    for section in ("capture", "sinks"):
-        for settings in _tables(known, section).values():
-            url = str(settings.get("url", "")) if isinstance(settings, Mapping) else ""
-            scheme = url.partition(":")[0]
-            needed |= {extra for start, extra in _BY_SCHEME.items() if scheme.startswith(start)}
-    if known.data.get("sinks") or known.data.get("views") or _view_files(known):
+    if tables(known, "sinks"):
+        needed |= of_sinks(known)
+    if tables(known, "capture"):
+        needed |= of_captures(known)
+    if known.data.get("views") or _view_files(known):
         needed.add("spark")
-    if known.data.get("capture"):
-        needed.add("capture")
     return needed
 
 
@@ -318,15 +300,17 @@ def _capture(known: project.Project, name: str) -> Iterator[Finding]:
 
 def _sink(known: project.Project, name: str) -> Iterator[Finding]:
     from penstock.cli.sinks_file import read
+    from penstock.cli.sinks_reach import answer_of
 
     spec = read(known, name)
-    with spec.sink() as sink:
-        at = sink.position()
-        told = "reached, not made yet" if at is None else f"reached, read to {at}"
-        if not sink.readable:
-            # A webhook: a question would be a delivery.
-            told = "not asked: it is called when there is something to tell"
-        yield Finding("ok", f"sink {name}", f"{sink.target}: {told}")
+    at, readable, target = answer_of(
+        spec, lambda sink: (sink.position(), sink.readable, sink.target)
+    )
+    told = "reached, not made yet" if at is None else f"reached, read to {at}"
+    if not readable:
+        # A webhook: a question would be a delivery.
+        told = "not asked: it is called when there is something to tell"
+    yield Finding("ok", f"sink {name}", f"{target}: {told}")
 
 
 def _view_files(known: project.Project) -> list[Path]:
@@ -336,12 +320,12 @@ def _view_files(known: project.Project) -> list[Path]:
 def _views(known: project.Project) -> Iterator[Finding]:
     """Whether each can be read and kept up to date, and its tables' topics are there."""
     files = _view_files(known)
-    if not files and not _tables(known, "views"):
+    if not files and not tables(known, "views"):
         return
     from penstock.cli.run import need_spark
     from penstock.cli.view import declared_tables
 
-    need_spark()
+    need_spark("views")
     from penstock.spark.flows.declare import Collected
     from penstock.spark.views.definitions import read
 

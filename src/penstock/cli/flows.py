@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
@@ -26,9 +26,13 @@ from penstock.cli.dead_letters_view import (
 )
 from penstock.cli.kafka import DEFAULT_BOOTSTRAP, AsJson, Bootstrap, ClientSettings, connect
 from penstock.cli.run import DEFAULT_DATA, Data, need_spark
+from penstock.cli.watch import Watch
+from penstock.cli.watch import watch as repeat
 from penstock.errors import ConfigError, PenstockError
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from penstock.cli.dead_letters import LetterKind
     from penstock.spark.flows.folder import Folder, Record
     from penstock.spark.state.layout import Layout
@@ -67,34 +71,64 @@ def _running(folder: Folder) -> list[dict[str, Any]] | None:
 
 
 @app.command("list")
-def list_command(data: Data = DEFAULT_DATA, json: AsJson = False) -> None:
+def list_command(data: Data = DEFAULT_DATA, watch: Watch = False, json: AsJson = False) -> None:
     """List the flows: those that run with how they get on, and others that have run before.
 
     \b
     Examples:
       penstock flows list
+      penstock flows list --watch
       penstock flows list --json | jq -r '.[] | select(.state == "failed") | .name'
     """
+    folder = _folder(data)
+    nothing = f"no flows have run with {data}; `penstock run FILE` runs those of a file"
+    if watch:
+        repeat(lambda: _seen(folder), lambda seen: _rendered(seen, nothing), _listed, json=json)
+    seen = _seen(folder)
+    if json:
+        output.write_json(_listed(seen))
+    elif seen.running or seen.resting:
+        output.print_rich(_rendered(seen, nothing))
+    else:
+        output.say(nothing)
+
+
+class _Seen(NamedTuple):
+    """The flows of a folder: those that run, and those that do not."""
+
+    running: list[dict[str, Any]]
+    resting: list[dict[str, Any]]
+    # When the latter were last written down, in words.
+    since: list[str]
+
+
+def _seen(folder: Folder) -> _Seen:
+    running = _running(folder) or []
+    known = {each["name"] for each in running}
+    resting = [each for each in folder.records() if each.name not in known]
+    return _Seen(
+        running, [_as_json(each, folder) for each in resting], [_when(each) for each in resting]
+    )
+
+
+def _listed(seen: _Seen) -> list[dict[str, Any]]:
+    return [*seen.running, *seen.resting]
+
+
+def _rendered(seen: _Seen, nothing: str) -> RenderableType:
+    from rich.console import Group
+    from rich.text import Text
+
     from penstock.cli.run_view import coloured, rendered
 
-    folder = _folder(data)
-    running = _running(folder)
-    known = {each["name"] for each in running or ()}
-    resting = [each for each in folder.records() if each.name not in known]
-    if json:
-        output.write_json([*(running or ()), *(_as_json(each, folder) for each in resting)])
-        return
-    if running:
-        output.print_rich(rendered(running))
-    if resting:
-        told = [_as_json(each, folder) for each in resting]
+    parts = [rendered(seen.running)] if seen.running else []
+    if seen.resting:
         rows = (
-            (each.name, _state(each), _when(each), *_counted(value), each.error)
-            for each, value in zip(resting, told, strict=True)
+            (each["name"], each["state"], since, *_counted(each), each["error"])
+            for each, since in zip(seen.resting, seen.since, strict=True)
         )
-        output.print_rich(coloured(output.table(_RESTING, rows), told))
-    if not running and not resting:
-        output.say(f"no flows have run with {data}; `penstock run FILE` runs those of a file")
+        parts.append(coloured(output.table(_RESTING, rows), seen.resting))
+    return Group(*parts or [Text(nothing)])
 
 
 @app.command("describe")
@@ -196,10 +230,10 @@ def reset(
       penstock flows reset enriched
       penstock flows reset enriched --dependents --yes
     """
+    folder = _folder(data)
     from penstock.spark.flows.control import ask
     from penstock.spark.flows.errors import NotRunningError
 
-    folder = _folder(data)
     record = folder.record(flow)
     question = f"read all inputs of {flow} again, into generation {record.next_generation()}?"
     if not yes and not output.confirm(question):
@@ -394,9 +428,9 @@ def _plain(value: Any) -> Any:
 
 
 def _command(data: Path, question: Mapping[str, Any]) -> None:
+    folder = _folder(data)
     from penstock.spark.flows.control import ask
 
-    folder = _folder(data)
     # A wrong name is told before that nothing runs.
     folder.record(str(question["flow"]))
     ask(folder, dict(question))

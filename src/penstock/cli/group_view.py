@@ -33,6 +33,7 @@ from penstock.cli.kafka import (
     REQUEST_TIMEOUT_S,
     BrokerError,
     Connection,
+    broker_error,
     result_of,
     translated,
 )
@@ -121,8 +122,9 @@ def list_groups(connection: Connection) -> list[Listed]:
         future = admin.list_consumer_groups(request_timeout=REQUEST_TIMEOUT_S)
     result = result_of(future, "listing groups")
     if result.errors:
-        with translated("listing groups"):
-            raise result.errors[0]
+        # In some versions of the library it is the exception, in others what that is made of.
+        first: Any = result.errors[0]
+        raise broker_error(getattr(first, "args", (first,))[0], "listing groups")
     groups = {
         group.group_id: Listed(group.group_id, _kind(group.type), _state(group.state))
         for group in result.valid

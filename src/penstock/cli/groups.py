@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Final, NoReturn
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -31,7 +31,8 @@ from penstock.cli.kafka import (
     translated,
 )
 from penstock.cli.values import parse_duration_ms, parse_timestamp
-from penstock.errors import PenstockError
+from penstock.cli.watch import PAUSE_S
+from penstock.cli.watch import watch as repeat
 
 if TYPE_CHECKING:
     from penstock.cli.group_view import Collector, GroupView
@@ -150,7 +151,13 @@ def describe(
     try:
         if watch:
             eye = _Eye(collector, groups, lambda: connect(bootstrap, client))
-            _watch(eye, pause_s or 1.0, json=json)
+            repeat(
+                eye.look,
+                rendered,
+                lambda views: [as_json(view) for view in views],
+                json=json,
+                pause_s=pause_s or PAUSE_S,
+            )
         else:
             if pause_s:
                 collector.sample(groups)
@@ -204,55 +211,6 @@ class _Eye:
 
     def _collect(self) -> list[GroupView]:
         return [self._collector.collect(group) for group in self._groups]
-
-
-def _watch(eye: _Eye, pause_s: float, *, json: bool) -> None:
-    """Look again and again; Ctrl-C ends it. A broker that is away is waited for."""
-    from rich.console import Console
-    from rich.console import Group as Stack
-    from rich.live import Live
-    from rich.text import Text
-
-    from penstock.cli.group_show import rendered
-
-    # A wrong name is an error; later the group may well go and come back.
-    views = eye.look()
-    if json or not sys.stdout.isatty():
-        _watch_plainly(eye, views, pause_s, json=json)
-    with Live(console=Console(highlight=False), auto_refresh=False) as live:
-        when = time.strftime("%H:%M:%S")
-        note = Text(f"as of {when}", style="dim")
-        while True:
-            # Above, since what is too long for the terminal is cut off below.
-            live.update(Stack(note, rendered(views)), refresh=True)
-            time.sleep(pause_s)
-            try:
-                views, when = eye.look(), time.strftime("%H:%M:%S")
-                note = Text(f"as of {when}", style="dim")
-            except PenstockError as error:
-                note = Text(f"out of date, as of {when}: {error}; trying again", style="yellow")
-
-
-def _watch_plainly(eye: _Eye, views: list[GroupView], pause_s: float, *, json: bool) -> NoReturn:
-    """One look after the other, for a file or a program."""
-    from penstock.cli.group_show import as_json, rendered
-
-    told = ""
-    while True:
-        if json:
-            output.write_json([as_json(view) for view in views])
-        else:
-            output.print_rich(rendered(views))
-        output.flush()
-        views = []
-        while not views:
-            time.sleep(pause_s)
-            try:
-                views, told = eye.look(), ""
-            except PenstockError as error:
-                if str(error) != told:
-                    told = str(error)
-                    output.warn(f"{told}; trying again")
 
 
 # ---- reset -------------------------------------------------------------------------------

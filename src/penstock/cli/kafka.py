@@ -1,7 +1,7 @@
 """Talking to a broker, whichever it is, through confluent-kafka.
 
 Which broker is meant is decided here, in one way for all commands: the option, PENSTOCK_BOOTSTRAP,
-the project file, 127.0.0.1:9092. `connect` first sees whether anything listens: librdkafka by
+the project file, 127.0.0.1:9092. `connect` first sees whether a broker answers: librdkafka by
 itself would try again and again in silence. Its errors come out of here as `BrokerError`, with
 advice where there is any.
 """
@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import os
 import socket
+import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
@@ -32,6 +34,8 @@ DEFAULT_BOOTSTRAP: Final = "127.0.0.1:9092"
 DEFAULT_PORT: Final = 9092
 BOOTSTRAP_VARIABLE: Final = "PENSTOCK_BOOTSTRAP"
 CONNECT_TIMEOUT_S: Final = 5.0
+# What listens is silent for so long: a broker that is busy would have answered.
+ANSWER_TIMEOUT_S: Final = 10.0
 REQUEST_TIMEOUT_S: Final = 15.0
 COMPLETION_TIMEOUT_S: Final = 1.0
 # For assigned partitions no group is ever joined; the client library wants a name all the same.
@@ -43,17 +47,25 @@ def bootstrap_of(given: str | None, found: project.Project) -> str:
     return given or os.environ.get(BOOTSTRAP_VARIABLE) or found.bootstrap or DEFAULT_BOOTSTRAP
 
 
-def chosen_bootstrap(context: typer.Context, param: typer.CallbackParam, value: str) -> str:
-    """The address for an option that nobody has given: of the project, if it has one."""
+def is_given(context: typer.Context, param: typer.CallbackParam) -> bool:
+    """Whether an option was given, in the command or by its variable of the environment."""
     assert param.name is not None
     source = context.get_parameter_source(param.name)
     # By its name: typer may bring a click of its own.
-    is_told = source is not None and source.name not in {"DEFAULT", "DEFAULT_MAP"}
-    if is_told or context.resilient_parsing:
+    return source is not None and source.name not in {"DEFAULT", "DEFAULT_MAP"}
+
+
+def chosen_bootstrap(context: typer.Context, param: typer.CallbackParam, value: str) -> str:
+    """The address for an option that nobody has given: of the project, if it has one."""
+    if is_given(context, param) or context.resilient_parsing:
         return value
+    return bootstrap_of(None, project.load_broker(project_of(context)))
+
+
+def project_of(context: typer.Context) -> Path | None:
+    """The project file that the command names by an option, if it does."""
     options = (each for each in context.command.params if each.envvar == project.VARIABLE)
-    named = next((context.params.get(each.name or "") for each in options), None)
-    return bootstrap_of(None, project.load_broker(named))
+    return next((context.params.get(each.name or "") for each in options), None)
 
 
 Bootstrap = Annotated[
@@ -193,17 +205,23 @@ def _checked_settings() -> Iterator[None]:
 
 
 def connect(bootstrap: str, client: list[str]) -> Connection:
-    """A connection to a broker that is there; BrokerError if nothing listens."""
+    """A connection to a broker that is there; BrokerError if none answers, or none that is one."""
     settings = parse_pairs(client, what="client setting")
-    reasons = []
+    reasons: list[str] = []
+    strangers: list[BrokerError] = []
     for server in filter(None, (part.strip() for part in bootstrap.split(","))):
-        host, port = parse_address(server.rpartition("://")[2], default_port=DEFAULT_PORT)
+        address = parse_address(server.rpartition("://")[2], default_port=DEFAULT_PORT)
         try:
-            socket.create_connection((host, port), CONNECT_TIMEOUT_S).close()
+            socket.create_connection(address, CONNECT_TIMEOUT_S).close()
+            _speak(address, settings)
         except OSError as error:
             reasons.append(f"{server}: {error.strerror or error}".lower())
+        except BrokerError as error:
+            strangers.append(error)
         else:
             return Connection(bootstrap, settings)
+    if strangers:
+        raise strangers[0]
     if not reasons:
         raise typer.BadParameter("--bootstrap names no broker")
     raise BrokerError(
@@ -211,6 +229,44 @@ def connect(bootstrap: str, client: list[str]) -> Connection:
         advice="Start one with `penstock up`, or name another with --bootstrap, "
         f"{BOOTSTRAP_VARIABLE} or bootstrap in [broker] of {project.FILE_NAME}.",
     )
+
+
+def _speak(address: tuple[str, int], settings: Mapping[str, str]) -> None:
+    """BrokerError if what listens there is no broker, or does not let us in.
+
+    librdkafka would try again until its time is over, and then say that it was over.
+    """
+    from penstock.client import connection as one
+    from penstock.client.errors import AuthenticationError
+    from penstock.client.security import Security, SecurityError
+
+    try:
+        security = Security.from_options(settings)
+    except SecurityError:
+        # Known to librdkafka alone, which may do better.
+        return
+    try:
+        one.Connection(
+            address, client_id="penstock-cli", timeout_s=ANSWER_TIMEOUT_S, security=security
+        ).close()
+    except AuthenticationError as error:
+        # Whom librdkafka trusts may differ.
+        if not isinstance(error.__cause__, ssl.SSLCertVerificationError):
+            raise BrokerError(str(error), advice=error.advice) from None
+    except one.ClientError as error:
+        shown = one.show_address(address)
+        cause = error.__cause__
+        reason = str(error).replace(f"{shown} ", "it ", 1)
+        if isinstance(cause, TimeoutError):
+            reason = f"no answer within {ANSWER_TIMEOUT_S:.0f} s"
+        elif isinstance(cause, OSError):
+            reason = (cause.strerror or str(cause)).lower()
+        raise BrokerError(
+            f"what listens at {shown} does not answer as a Kafka broker: {reason}",
+            advice="Is it a broker's port, and security.protocol (-X) that of the listener? Name "
+            f"another with --bootstrap, {BOOTSTRAP_VARIABLE} or bootstrap in [broker] of "
+            f"{project.FILE_NAME}.",
+        ) from None
 
 
 def result_of(future: Future[T], doing: str) -> T:

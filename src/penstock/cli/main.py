@@ -107,5 +107,14 @@ def main() -> None:
     except PenstockError as error:
         output.fail(error)
         sys.exit(output.EXIT_FAILURE)
+    except ModuleNotFoundError as error:
+        # One that the command itself did not ask for beforehand.
+        from penstock.extras import explain
+
+        missing = explain(error)
+        if missing is None:
+            raise
+        output.fail(missing)
+        sys.exit(output.EXIT_FAILURE)
     except KeyboardInterrupt:
         sys.exit(output.EXIT_INTERRUPTED)

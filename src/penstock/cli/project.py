@@ -8,8 +8,11 @@
 
 The file is looked for in the folder of the command and above it, or named by `--project` or
 PENSTOCK_PROJECT. `${NAME}` in a text stands for the environment's variable, so that secrets need
-not be in the file; `$$` is a dollar sign. What a section means is known to the room that it is for;
-here is only where it stands. Errors of those rooms begin with the setting's path
+not be in the file; `$$` is a dollar sign. A variable that is not set matters to the part that needs
+it, one capture or one sink, and to nothing else.
+
+What a section means is known to the room that it is for; here is only where it stands. Errors of
+those rooms begin with the setting's path
 (`capture.shop.partitions must be ...`), which `explained` turns into a place in the file.
 
 Whoever reads the file has all of it checked, also the sections that are for others: a mistake is
@@ -81,6 +84,8 @@ class Project:
     path: Path | None = None
     data: Mapping[str, Any] = field(default_factory=dict)
     text: str = ""
+    # Variables of the environment that are not set, each with the setting that needs it.
+    unset: tuple[SettingError, ...] = ()
 
     @property
     def folder(self) -> Path:
@@ -99,9 +104,19 @@ class Project:
         """The tables `[SECTION.NAME]`, by name."""
         return {str(name): value for name, value in self.section(section).items()}
 
+    def need(self, *path: str) -> None:
+        """ConfigError if a part, such as `"capture", "shop"`, needs variables that are not set."""
+        raise_all(self.unset_in(*path))
+
+    def unset_in(self, *path: str) -> list[SettingError]:
+        """What is not set of all that a part needs."""
+        part = steps(".".join(path))
+        return [each for each in self.unset if steps(each.path)[: len(part)] == part]
+
     @property
     def bootstrap(self) -> str:
         """Where the broker is, as far as the file says so."""
+        self.need("broker")
         return str(self.section("broker").get("bootstrap", ""))
 
     def unknown(self, section: str, known: Collection[str]) -> Iterator[SettingError]:
@@ -160,15 +175,14 @@ def load(path: Path | None = None, *, whole: bool = True) -> Project:
     found, wrong = _read(path)
     if found.path is None:
         return found
-    unset: list[ConfigError] = []
+    unset: list[SettingError] = []
     data = _fill(found.data, "", os.environ.get, found, unset)
-    project = Project(found.path, data, found.text)
-    # A text that lacks a part is likely to be wrong in other ways.
-    if whole and not unset:
+    project = Project(found.path, data, found.text, tuple(unset))
+    if whole:
         from penstock.cli.project_check import mistakes
 
         wrong += mistakes(project)
-    raise_all(wrong + unset)
+    raise_all(wrong)
     return project
 
 
@@ -179,8 +193,9 @@ def load_broker(path: Path | None = None) -> Project:
         # The rest of the file is told with it.
         load(path)
     alone = {"broker": found.section("broker")} if "broker" in found.data else {}
-    data = _fill(alone, "", os.environ.get, found, wrong)
-    raise_all(wrong)
+    unset: list[SettingError] = []
+    data = _fill(alone, "", os.environ.get, found, unset)
+    raise_all(unset)
     return Project(found.path, data, found.text)
 
 
@@ -238,7 +253,7 @@ def _advice(name: str, known: Collection[str]) -> str:
 
 def filled(data: Mapping[str, Any], path: str) -> dict[str, Any]:
     """Settings that are not in a file yet, with variables of the environment put in."""
-    unset: list[ConfigError] = []
+    unset: list[SettingError] = []
     found: dict[str, Any] = _fill(dict(data), path, os.environ.get, Project(), unset)
     raise_all(unset)
     return found
@@ -249,7 +264,7 @@ def _fill(
     path: str,
     variable: Callable[[str], str | None],
     project: Project,
-    unset: list[ConfigError],
+    unset: list[SettingError],
 ) -> Any:
     """The same, with variables of the environment put in; those that are not set are told."""
     if isinstance(value, dict):

@@ -54,6 +54,9 @@ def captures_wrong(found: Project) -> Iterator[ConfigError]:
         from penstock.cli.capture_project import configured
 
         for name in captures:
+            # What needs a variable that is not set is told of to whoever uses it.
+            if found.unset_in("capture", name):
+                continue
             yield from _wrong(found, f"capture.{name}", partial(configured, name=name))
 
 
@@ -65,6 +68,8 @@ def sinks_wrong(found: Project) -> Iterator[ConfigError]:
         from penstock.cli.sinks_file import read
 
         for name in found.named("sinks"):
+            if found.unset_in("sinks", name):
+                continue
             yield from _wrong(found, f"sinks.{name}", partial(read, name=name))
         yield from stores_shared(found)
     except ModuleNotFoundError as error:
@@ -102,6 +107,8 @@ def views_wrong(found: Project) -> Iterator[ConfigError]:
         yield found.error("views.tables", f"views.tables must be a table, not {tables!r}")
         return
     for name, text in tables.items():
+        if found.unset_in("views", "tables", name):
+            continue
         path = f"views.tables.{name}"
         if not isinstance(text, str):
             yield found.error(path, f"{path} must be a text, not {text!r}")

@@ -17,12 +17,21 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TextIO
 import typer
 
 from penstock.cli import output, project
-from penstock.cli.kafka import DEFAULT_BOOTSTRAP, Bootstrap, ClientSettings, connect
+from penstock.cli.kafka import (
+    DEFAULT_BOOTSTRAP,
+    Bootstrap,
+    ClientSettings,
+    connect,
+    is_given,
+    project_of,
+)
+from penstock.cli.needs import need_sinks
 from penstock.cli.sinks_file import declared
 from penstock.cli.sinks_reach import must_reach_some
 from penstock.cli.up import LOOPBACK, LogLevel, LogLevelOption
 from penstock.cli.values import parse_address, parse_duration_ms, parse_pairs
 from penstock.errors import ConfigError, PenstockError
+from penstock.extras import require
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -113,6 +122,18 @@ Plain = Annotated[bool, typer.Option("--plain", help="Lines instead of the live 
 NoSinks = Annotated[
     bool, typer.Option("--no-sinks", help="Do not feed the sinks of the project file.")
 ]
+
+
+def chosen_data(context: typer.Context, param: typer.CallbackParam, value: Path) -> Path:
+    """The folder of a project's sinks, if nobody has given one: the same from everywhere below."""
+    if is_given(context, param) or context.resilient_parsing:
+        return value
+    path = project_of(context) or project.find()
+    if path is None or path.parent.resolve() == Path.cwd():
+        return value
+    return path.parent / value
+
+
 SinksData = Annotated[
     Path,
     typer.Option(
@@ -120,7 +141,9 @@ SinksData = Annotated[
         metavar="DIR",
         envvar="PENSTOCK_SINKS",
         file_okay=False,
-        help="Where it is kept which sinks are paused, and who runs them.",
+        callback=chosen_data,
+        help="Where it is kept which sinks are paused, and who runs them; in the folder of the "
+        "project file, unless given.",
     ),
 ]
 
@@ -166,6 +189,9 @@ def run(
       penstock run flows.py --master spark://spark:7077 --checkpoints s3a://bucket/flows
     """
     need_spark()
+    found = project.load()
+    if not no_sinks and found.named("sinks"):
+        need_sinks(found)
     from penstock.spark.flows.folder import Folder
     from penstock.spark.flows.load import NeedsSparkError
     from penstock.spark.flows.manager import Manager
@@ -181,7 +207,6 @@ def run(
     except NeedsSparkError:
         # Read again when there is a session; most files, and most mistakes, are known before.
         known = None
-    found = project.load()
     specs = [] if no_sinks else declared(found)
     connect(bootstrap, client)
     folder = Folder(data, checkpoints)
@@ -308,8 +333,8 @@ def run_sinks(
     every_s = seconds(report, "--report")
     address = parse_address(metrics, default_host=LOOPBACK) if metrics is not None else None
     connect(bootstrap, client)
-    must_reach_some(specs, data)
     with _locked(data):
+        must_reach_some(specs, data)
         spark = _session(None, master, parse_pairs(conf))
         try:
             if log_level in {LogLevel.WARNING, LogLevel.ERROR}:
@@ -351,16 +376,9 @@ def _sinks(
     return made, folder
 
 
-def need_spark() -> None:
-    """ConfigError if what flows are made of is not installed."""
-    from importlib.util import find_spec
-
-    missing = [name for name in ("pyspark", "pyarrow", "numba") if find_spec(name) is None]
-    if missing:
-        raise ConfigError(
-            f"flows need {', '.join(missing)}, which is not installed",
-            advice="Install it with `pip install 'penstock[spark]'`.",
-        )
+def need_spark(what: str = "flows") -> None:
+    """MissingExtraError if what flows are made of is not installed."""
+    require(["spark"], what)
 
 
 def quieten_spark() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -30,11 +31,14 @@ from penstock.cli.kafka import (
     DEFAULT_BOOTSTRAP,
     AsJson,
     Bootstrap,
+    BrokerError,
     ClientSettings,
     connect,
 )
+from penstock.cli.needs import need_sinks
 from penstock.cli.project import ProjectFile
 from penstock.cli.run import (
+    SINKS_DATA,
     Master,
     MetricsAt,
     Once,
@@ -43,13 +47,16 @@ from penstock.cli.run import (
     SparkConf,
     StopTimeout,
     Tries,
-    need_spark,
+    chosen_data,
     run_sinks,
     seconds,
 )
-from penstock.cli.sinks_file import declared, named
+from penstock.cli.sinks_file import declared, named, read
+from penstock.cli.sinks_reach import answer_of, must_answer
 from penstock.cli.up import LogLevel, LogLevelOption
 from penstock.cli.values import parse_pairs
+from penstock.cli.watch import Watch
+from penstock.cli.watch import watch as repeat
 from penstock.errors import ConfigError, PenstockError
 
 if TYPE_CHECKING:
@@ -59,7 +66,7 @@ if TYPE_CHECKING:
     from penstock.spark.flows.inputs import Place
     from penstock.spark.sinking.folder import SinkFolder
 
-DEFAULT_DATA: Final = Path(".penstock") / "sinks"
+ASKED_AT_ONCE: Final = 16
 _POLL_S: Final = 0.2
 _STOP_S: Final = 120.0
 
@@ -79,7 +86,9 @@ Data = Annotated[
         metavar="DIR",
         envvar="PENSTOCK_SINKS",
         file_okay=False,
-        help="Where it is kept which sinks are paused, and who runs them.",
+        callback=chosen_data,
+        help="Where it is kept which sinks are paused, and who runs them; in the folder of the "
+        "project file, unless given.",
     ),
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
@@ -101,8 +110,8 @@ Timeout = Annotated[
 ]
 
 
-def _folder(data: Path) -> SinkFolder:
-    need_spark()
+def _folder(data: Path, found: project.Project) -> SinkFolder:
+    need_sinks(found, drivers=False)
     from penstock.spark.sinking.folder import SinkFolder
 
     return SinkFolder(data)
@@ -127,11 +136,29 @@ def _place(bootstrap: str, client: list[str]) -> Place:
     return Place(bootstrap, options, lambda topic: topic)
 
 
+def _place_if_there(
+    bootstrap: str, client: list[str], told: set[str] | None = None
+) -> Place | None:
+    """The broker; None, having said so, if it does not answer: the stores may know enough. What is
+    in `told` is not said again."""
+    try:
+        connect(bootstrap, client)
+    except BrokerError as error:
+        text = f"{error}: how far sinks are behind is not known"
+        if told is None or text not in told:
+            output.warn(text)
+        if told is not None:
+            told.add(text)
+        return None
+    return _place(bootstrap, client)
+
+
 @app.command("list")
 def list_command(
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
-    data: Data = DEFAULT_DATA,
+    data: Data = SINKS_DATA,
     file: ProjectFile = None,
+    watch: Watch = False,
     json: AsJson = False,
     client: ClientSettings = [],  # noqa: B006
 ) -> None:
@@ -145,26 +172,50 @@ def list_command(
     \b
     Examples:
       penstock sinks list
+      penstock sinks list --watch
       penstock sinks list --json | jq -r '.[] | select(.lag > 1000) | .name'
     """
     from penstock.cli.sinks_view import rendered
 
-    folder = _folder(data)
     found = project.load(file)
-    specs = {each.name: each for each in declared(found)}
-    running = _running(folder) or []
-    known = {each["name"] for each in running}
-    place = _place(bootstrap, client)
-    resting = [_at_rest(spec, folder, place) for spec in specs.values() if spec.name not in known]
+    folder = _folder(data, found)
+    specs = _known(found)
+    told = set[str]()
+
+    def look() -> list[dict[str, Any]]:
+        running = _running(folder) or []
+        known = {each["name"] for each in running}
+        at_rest = [spec for spec in specs if spec.name not in known]
+        place = _place_if_there(bootstrap, client, told) if at_rest else None
+        # Stores that do not answer are waited for at the same time.
+        with ThreadPoolExecutor(ASKED_AT_ONCE) as pool:
+            resting = pool.map(lambda spec: _at_rest(spec, folder, place), at_rest)
+            return [*running, *resting]
+
+    if watch:
+        repeat(look, rendered, lambda seen: seen, json=json)
+    seen = look()
     if json:
-        output.write_json([*running, *resting])
-    elif running or resting:
-        output.print_rich(rendered([*running, *resting]))
+        output.write_json(seen)
+    elif seen:
+        output.print_rich(rendered(seen))
     else:
         output.say(f"there are no sinks; declare one in {project.FILE_NAME}, as [sinks.NAME]")
 
 
-def _at_rest(spec: SinkSpec, folder: SinkFolder, place: Place) -> dict[str, Any]:
+def _known(found: project.Project) -> list[SinkSpec]:
+    """The sinks of the project, without those that need variables which are not set: this is told,
+    and the others are shown."""
+    known = []
+    for name in found.named("sinks"):
+        if unset := found.unset_in("sinks", name):
+            output.warn(f"{unset[0]}: the sink {name} is not shown")
+        else:
+            known.append(read(found, name))
+    return known
+
+
+def _at_rest(spec: SinkSpec, folder: SinkFolder, place: Place | None) -> dict[str, Any]:
     """A sink that nobody feeds, as its store, the broker and the last who fed it tell."""
     from penstock.spark.flows.progress import Progress
     from penstock.spark.sinking.lag import ends_of, lag_of, unread_since
@@ -180,9 +231,8 @@ def _at_rest(spec: SinkSpec, folder: SinkFolder, place: Place) -> dict[str, Any]
     lag: int | None = None
     lag_s: float | None = None
     try:
-        with spec.sink() as sink:
-            position = sink.position()
-        if position is not None:
+        position = answer_of(spec, lambda sink: sink.position())
+        if position is not None and place is not None:
             ends = ends_of(place, {spec.topic})
             lag, lag_s = lag_of(position, ends, spec.topic, 0.0)
             since = unread_since(place, spec.topic, position, ends) if lag else None
@@ -205,7 +255,7 @@ def _at_rest(spec: SinkSpec, folder: SinkFolder, place: Place) -> dict[str, Any]
 def describe(
     sink: Name,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
-    data: Data = DEFAULT_DATA,
+    data: Data = SINKS_DATA,
     file: ProjectFile = None,
     json: AsJson = False,
     client: ClientSettings = [],  # noqa: B006
@@ -217,16 +267,15 @@ def describe(
       penstock sinks describe orders
       penstock sinks describe orders --json | jq .position
     """
-    folder = _folder(data)
     found = project.load(file)
+    folder = _folder(data, found)
     spec = named(found, sink)
     running = [each for each in _running(folder) or () if each["name"] == sink]
-    status = running or [_at_rest(spec, folder, _place(bootstrap, client))]
+    status = running or [_at_rest(spec, folder, _place_if_there(bootstrap, client))]
     columns: list[tuple[str, str]] = []
     key: tuple[str, ...] = spec.key
     try:
-        with spec.sink() as store:
-            schema = store.stored_schema()
+        schema = answer_of(spec, lambda store: store.stored_schema())
         if schema is not None:
             columns = [(each.name, str(each.type)) for each in schema.fields]
             key = schema.key
@@ -265,7 +314,7 @@ def run(
     only: Only = [],  # noqa: B006
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     master: Master = "local[*]",
-    data: Data = DEFAULT_DATA,
+    data: Data = SINKS_DATA,
     file: ProjectFile = None,
     once: Once = False,
     conf: SparkConf = [],  # noqa: B006
@@ -291,12 +340,11 @@ def run(
       penstock sinks run --only orders --once
       penstock sinks run --metrics 9646 --master spark://spark:7077
     """
-    need_spark()
     found = project.load(file)
-    specs = declared(found)
+    need_sinks(found, only)
     for name in only:
         named(found, name)
-    chosen = [each for each in specs if not only or each.name in only]
+    chosen = declared(found, only)
     if not chosen:
         raise ConfigError(
             "there are no sinks to feed",
@@ -310,7 +358,7 @@ def run(
 
 
 @app.command("pause")
-def pause(sink: Name, data: Data = DEFAULT_DATA, file: ProjectFile = None) -> None:
+def pause(sink: Name, data: Data = SINKS_DATA, file: ProjectFile = None) -> None:
     """Stop feeding a sink after its micro-batch, until it is resumed.
 
     \b
@@ -322,7 +370,7 @@ def pause(sink: Name, data: Data = DEFAULT_DATA, file: ProjectFile = None) -> No
 
 
 @app.command("resume")
-def resume(sink: Name, data: Data = DEFAULT_DATA, file: ProjectFile = None) -> None:
+def resume(sink: Name, data: Data = SINKS_DATA, file: ProjectFile = None) -> None:
     """Feed a sink again that was paused, or that has failed, from where its store is.
 
     \b
@@ -335,11 +383,12 @@ def resume(sink: Name, data: Data = DEFAULT_DATA, file: ProjectFile = None) -> N
 
 def _tell(sink: str, do: str, data: Path, file: Path | None, **changed: Any) -> bool:
     """Command the process that feeds it, or note it for the next; whether one does."""
+    found = project.load(file)
+    folder = _folder(data, found)
     from penstock.spark.flows.control import ask
     from penstock.spark.flows.errors import NotRunningError
 
-    folder = _folder(data)
-    spec = named(project.load(file), sink)
+    spec = named(found, sink)
     try:
         ask(folder, {"do": do, "sink": sink})
     except NotRunningError:
@@ -351,7 +400,7 @@ def _tell(sink: str, do: str, data: Path, file: Path | None, **changed: Any) -> 
 
 @app.command("rebuild")
 def rebuild(
-    sink: Name, yes: Yes = False, data: Data = DEFAULT_DATA, file: ProjectFile = None
+    sink: Name, yes: Yes = False, data: Data = SINKS_DATA, file: ProjectFile = None
 ) -> None:
     """Build a store anew from the start of its topic, beside the old one, then switch to the new.
 
@@ -363,13 +412,15 @@ def rebuild(
       penstock sinks rebuild orders
       penstock sinks rebuild orders --yes
     """
-    folder = _folder(data)
-    spec = named(project.load(file), sink)
+    found = project.load(file)
+    folder = _folder(data, found)
+    spec = named(found, sink)
     if not yes and not output.confirm(f"read {spec.topic} again, into a new {spec.shown}?"):
         output.say("nothing was changed")
         return
     if _running(folder) is None:
         # First what an earlier one has left: it must not be taken for what is begun now.
+        must_answer(spec)
         with spec.sink() as live:
             live.beside(fresh=True).close()
     if _tell(sink, "rebuild", data, file, rebuilding=True):
@@ -385,7 +436,7 @@ def remove(
         bool, typer.Option("--keep-store", help="Leave the rows in the store.")
     ] = False,
     yes: Yes = False,
-    data: Data = DEFAULT_DATA,
+    data: Data = SINKS_DATA,
     file: ProjectFile = None,
 ) -> None:
     """Stop feeding a sink, and take out of its store what it has put there.
@@ -397,12 +448,15 @@ def remove(
       penstock sinks remove orders
       penstock sinks remove orders --keep-store --yes
     """
-    folder = _folder(data)
-    spec = named(project.load(file), sink)
+    found = project.load(file)
+    folder = _folder(data, found)
+    spec = named(found, sink)
     what = "stop feeding" if keep_store else "stop feeding, and remove all rows of,"
     if not yes and not output.confirm(f"{what} {spec.shown}?"):
         output.say("nothing was changed")
         return
+    if not keep_store:
+        must_answer(spec)
     if _tell(sink, "remove", data, file, paused=True):
         _until_stopped(folder, sink)
     if not keep_store:
@@ -507,10 +561,11 @@ def wait(
       penstock sinks wait orders
       penstock sinks wait orders --record 0:1234 --timeout 10s
     """
-    need_spark()
     found = project.load(file)
+    need_sinks(found, [sink])
     spec = named(found, sink)
     wanted = _wanted(spec, record, bootstrap, client)
+    must_answer(spec)
     began = time.monotonic()
     with spec.sink() as store:
         reached = store.wait_for(wanted, seconds(timeout, "--timeout"))
@@ -522,12 +577,13 @@ def wait(
 
 def _wanted(spec: SinkSpec, record: list[str], bootstrap: str, client: list[str]) -> Position:
     from penstock.sinks import Position
-    from penstock.spark.sinking.lag import ends_of
 
     if record:
         return Position(dict(_places(spec.topic, record)))
+    connect(bootstrap, client)
+    from penstock.spark.sinking.lag import ends_of
+
     place = _place(bootstrap, client)
-    connect(place.bootstrap, client)
     ends = ends_of(place, {spec.topic})
     if not ends:
         raise PenstockError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -14,9 +15,9 @@ if TYPE_CHECKING:
 _FILES: Final = ("sqlite", "duckdb", "tantivy", "delta", "parquet")
 
 
-def declared(found: project.Project) -> list[SinkSpec]:
-    """All sinks of the project; ConfigError, with the line, if one is wrong."""
-    return [read(found, name) for name in found.named("sinks")]
+def declared(found: project.Project, only: Collection[str] = ()) -> list[SinkSpec]:
+    """All sinks of the project, or `only` these; ConfigError, with the line, if one is wrong."""
+    return [read(found, name) for name in found.named("sinks") if not only or name in only]
 
 
 def read(found: project.Project, name: str) -> SinkSpec:
@@ -24,6 +25,7 @@ def read(found: project.Project, name: str) -> SinkSpec:
     from penstock.sinks.spec import from_config
     from penstock.sinks.stores import parse
 
+    found.need("sinks", name)
     with found.explained(f"sinks.{name}"):
         spec = from_config(name, found.named("sinks")[name])
     if spec.url.startswith("webhook+") and found.path is not None:
@@ -37,16 +39,16 @@ def named(found: project.Project, name: str) -> SinkSpec:
     """One of them; UnknownSinkError if there is none of this name."""
     from penstock.spark.sinking.errors import UnknownSinkError
 
-    specs = {each.name: each for each in declared(found)}
-    if name not in specs:
+    there = found.named("sinks")
+    if name not in there:
         where = str(found.path) if found.path is not None else f"no {project.FILE_NAME}"
         raise UnknownSinkError(
             f"there is no sink {name!r} in {where}",
-            advice=f"There are: {', '.join(specs)}."
-            if specs
+            advice=f"There are: {', '.join(there)}."
+            if there
             else f"Declare it there, as [sinks.{name}] with topic = and url =.",
         )
-    return specs[name]
+    return read(found, name)
 
 
 def _from_there(url: str, found: project.Project) -> str:

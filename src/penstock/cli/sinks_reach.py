@@ -1,12 +1,12 @@
-"""Whether stores answer, asked before Spark is started for them."""
+"""Whether stores answer, asked before Spark is started for them, or before anything is changed."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 import typer
 
@@ -14,12 +14,46 @@ from penstock.cli import output
 from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
+    from penstock.sinks import Sink
     from penstock.sinks.spec import SinkSpec
 
     Answers = SimpleQueue[tuple[SinkSpec, PenstockError | None]]
 
+T = TypeVar("T")
+
 # Longer than this, and it is told what is waited for.
 _SILENT_S: Final = 2.0
+# One that has said nothing for so long counts as away: clients wait for minutes, as is right for
+# those who write, and not for a person who asks.
+ANSWER_S: Final = 15.0
+
+
+def answer_of(spec: SinkSpec, ask: Callable[[Sink], T]) -> T:
+    """What a store answers; StoreAwayError if it is silent for too long."""
+    from penstock.sinks.errors import StoreAwayError
+
+    answers: SimpleQueue[tuple[T | None, BaseException | None]] = SimpleQueue()
+
+    def work() -> None:
+        try:
+            with spec.sink() as sink:
+                answers.put((ask(sink), None))
+        except BaseException as error:  # raised by whoever waits
+            answers.put((None, error))
+
+    threading.Thread(target=work, name="ask-store", daemon=True).start()
+    try:
+        found, error = answers.get(timeout=ANSWER_S)
+    except Empty:
+        raise StoreAwayError(f"{spec.shown} does not answer within {ANSWER_S:.0f} s") from None
+    if error is not None:
+        raise error
+    return cast("T", found)
+
+
+def must_answer(spec: SinkSpec) -> None:
+    """StoreAwayError if a store is not there, before anything is asked of it that takes time."""
+    answer_of(spec, lambda sink: sink.position())
 
 
 def must_reach_some(specs: Sequence[SinkSpec], data: Path) -> None:
@@ -62,8 +96,7 @@ def _ask(spec: SinkSpec, answers: Answers) -> None:
 
     away: PenstockError | None = None
     try:
-        with spec.sink() as sink:
-            sink.position()
+        must_answer(spec)
     except StoreAwayError as error:
         away = error
     except Exception:

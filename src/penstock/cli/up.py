@@ -23,10 +23,13 @@ from penstock.errors import DataDirectoryError, PenstockError
 if TYPE_CHECKING:
     from penstock.broker.main import Broker, BrokerConfig
     from penstock.cli.beside import Beside
+    from penstock.cli.project import Project
 
 DEFAULT_DATA: Final = Path("penstock-data")
 LOOPBACK: Final = "127.0.0.1"
 DEFAULT_LISTEN: Final = f"{LOOPBACK}:9092"
+# Names of this machine that nobody else can use.
+LOCAL: Final = frozenset({LOOPBACK, "localhost", "::1"})
 
 
 class DurabilityChoice(StrEnum):
@@ -46,6 +49,19 @@ class LogLevel(StrEnum):
     ERROR = "error"
 
 
+def chosen_listen(context: typer.Context, param: typer.CallbackParam, value: str) -> str:
+    """The address for an option that nobody has given: where commands of the project will look."""
+    from penstock.cli import kafka, project
+
+    if kafka.is_given(context, param) or context.resilient_parsing:
+        return value
+    for server in filter(None, project.load_broker().bootstrap.split(",")):
+        host, port = parse_address(server.strip(), default_port=kafka.DEFAULT_PORT)
+        if host in LOCAL:
+            return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return value
+
+
 DataOption = Annotated[
     Path,
     typer.Option(
@@ -63,9 +79,11 @@ ListenOption = Annotated[
         "--listen",
         "-l",
         envvar="PENSTOCK_LISTEN",
+        show_default=DEFAULT_LISTEN,
         metavar="[HOST:]PORT",
+        callback=chosen_listen,
         help="Address to listen on; port 0 takes any free one. Without HOST only this machine can "
-        "connect.",
+        "connect. Else bootstrap in [broker] of penstock.toml, if that is on this machine.",
     ),
 ]
 AdvertiseOption = Annotated[
@@ -192,8 +210,9 @@ def up(
     directory: start it there again and all is as it was, also after a crash. One broker at a
     time can use a directory.
 
-    If there is a penstock.toml here or above, or named by PENSTOCK_PROJECT, its captures run
-    beside the broker, each in a process of its own: see `penstock capture`.
+    If there is a penstock.toml here or above, or named by PENSTOCK_PROJECT, the broker listens
+    where its [broker] says, and its captures run beside the broker, each in a process of its own:
+    see `penstock capture`.
 
     \b
     Examples:
@@ -336,8 +355,24 @@ def _beside() -> Beside | None:
         return None
     from penstock.cli.beside import Beside
 
-    beside = Beside(project.load())
+    found = project.load()
+    found.need("capture")
+    if found.named("capture"):
+        _need_captures(found)
+    beside = Beside(found)
     return beside if beside.names else None
+
+
+def _need_captures(found: Project) -> None:
+    """MissingExtraError, with the way to do without, if the captures lack something."""
+    from penstock.cli.needs import need_captures
+    from penstock.extras import MissingExtraError
+
+    try:
+        need_captures(found)
+    except MissingExtraError as error:
+        advice = f"{error.advice}; or start without them: penstock up --no-captures"
+        raise MissingExtraError(str(error), advice=advice) from None
 
 
 def _warn_of_another(broker: Broker) -> None:
@@ -356,7 +391,7 @@ def _warn_of_another(broker: Broker) -> None:
     if found.path is None or not found.bootstrap:
         return
     config = broker.config
-    here = {LOOPBACK, "localhost", "::1", config.host, config.advertised_host}
+    here = {*LOCAL, config.host, config.advertised_host}
     ports = {broker.port, config.advertised_port}
     if not any(host in here and port in ports for host, port in named):
         output.warn(

@@ -152,15 +152,15 @@ def _compared(
     source: str, sink: str, timeout: str, limit: int, data: Path, bootstrap: str | None,
     file: Path | None, client: list[str], **options: Any,
 ) -> Report:  # fmt: skip
-    need_spark()
-    from penstock.cli.verifying import verify as compare
-    from penstock.client.connection import Cluster
-    from penstock.client.security import Security
-
+    need_spark("comparisons")
     timeout_s = seconds(timeout, "--timeout")
     found = project.load(file)
     at = bootstrap_of(bootstrap, found)
     connect(at, client)
+    from penstock.cli.verifying import verify as compare
+    from penstock.client.connection import Cluster
+    from penstock.client.security import Security
+
     security = Security.from_options(parse_pairs(client))
     with Cluster(at, client_id="penstock-verify", security=security) as cluster:
         telling = _Line()

@@ -71,9 +71,9 @@ def create(
       penstock view create 'paid AS SELECT id, amount FROM orders WHERE paid' -t orders=shop.orders
       penstock view create 'n AS SELECT count(*) AS n FROM o' -t 'o=shop.orders(id bigint) key id'
     """
+    made = _defined(" ".join(statement), tables, topic, file, bootstrap, client)
     from penstock.spark.views import definitions
 
-    made = _defined(" ".join(statement), tables, topic, file, bootstrap, client)
     target = _folder(file) / definitions.FOLDER / f"{made.name}{definitions.SUFFIX}"
     if target.exists() and not overwrite:
         raise ConfigError(
@@ -114,7 +114,7 @@ def list_command(file: ProjectFile = None, data: Data = DEFAULT_DATA, json: AsJs
     Examples:
       penstock view list
     """
-    need_spark()
+    need_spark("views")
     from penstock.spark.views import definitions
 
     found = [definitions.read(each) for each in definitions.files(_folder(file))]
@@ -201,9 +201,9 @@ def drop(
     Examples:
       penstock view drop revenue --yes
     """
+    found = found_view(name, file)
     from penstock.spark.views import definitions
 
-    found = found_view(name, file)
     if not yes and not output.confirm(f"take the view {name} out of the project?"):
         output.say("nothing was changed")
         return
@@ -252,7 +252,7 @@ def _folder(file: Path | None) -> Path:
 
 
 def found_view(name: str, file: Path | None) -> Definition:
-    need_spark()
+    need_spark("views")
     from penstock.spark.views import definitions
 
     there = {each.stem: each for each in definitions.files(_folder(file))}
@@ -273,7 +273,7 @@ def _defined(
     client: list[str],
 ) -> Definition:
     """The view that a statement defines, with all that is known of its tables."""
-    need_spark()
+    need_spark("views")
     from penstock.spark.views import definitions
 
     name, text = definitions.statement(statement)
@@ -331,6 +331,7 @@ def declared_tables(found: project.Project) -> list[TableSpec]:
     from penstock.spark.views.refusing import ViewError
 
     listed = []
+    found.need("views")
     tables = found.section("views").get("tables", {})
     for name, text in tables.items() if isinstance(tables, Mapping) else ():
         path = f"views.tables.{name}"

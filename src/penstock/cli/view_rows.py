@@ -72,7 +72,7 @@ def rows(
       penstock view rows revenue --key country=DE
       penstock view rows revenue --where 'n = 5' --where 'total is not null' --format csv
     """
-    need_spark()
+    need_spark("views")
     from penstock.cli.protocol import cluster
     from penstock.cli.view import found_view
     from penstock.spark.flows.folder import Folder

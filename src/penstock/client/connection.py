@@ -258,7 +258,7 @@ class Connection:
             (length,) = _LENGTH.unpack(head)
             if not 0 < length <= MAX_ANSWER_BYTES:
                 raise ClientError(
-                    f"{show_address(self.address)} sent an answer of {length} bytes",
+                    f"{show_address(self.address)} {_spoken(bytes(head))}",
                     advice="Is it a Kafka broker, and security.protocol that of its listener?",
                 )
             answer = memoryview(bytearray(length)) if buffer is None else buffer.take(length)
@@ -307,6 +307,16 @@ class Connection:
         """How long one wait for the network may be."""
         with suppress(OSError):
             self._socket.settimeout(timeout_s)
+
+
+def _spoken(head: bytes) -> str:
+    """What is known of an answer that begins as none of Kafka's does."""
+    if head == b"HTTP":
+        return "speaks HTTP"
+    # A record of TLS: its type, and the version 3.
+    if head[:2] in {b"\x15\x03", b"\x16\x03"}:
+        return "speaks TLS"
+    return f"sent {head!r}, with which no answer of Kafka begins"
 
 
 def _network_error(doing: str, error: Exception) -> ClientError:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from urllib.parse import parse_qsl, unquote, urlsplit, urlunsplit
 
 from penstock.errors import ConfigError, StorageError
+from penstock.extras import install
 from penstock.log.disk import Disk, OsDisk
 
 if TYPE_CHECKING:
@@ -226,7 +227,7 @@ def _import_obstore() -> Any:
     except ImportError:
         raise ConfigError(
             "an archive in an object store needs the package obstore",
-            advice="Install it: pip install 'penstock[archive]'.",
+            advice=f"Install it: {install(['archive'])}",
         ) from None
     return obstore
 

@@ -68,6 +68,7 @@ from penstock.sinks.stores import Address
 CHUNK_BYTES: Final = 8 << 20
 KEY_BYTES_MAX: Final = 64 << 10
 _TIMEOUT_S: Final = 30.0
+_CONNECT_S: Final = 10.0
 _OPEN_ATTEMPTS: Final = 10
 _RETRIES: Final = 3
 _RETRY_S: Final = 0.02
@@ -479,7 +480,7 @@ def _client(address: Address) -> redis.Redis:
         password=address.password or None,
         ssl=address.scheme == "rediss",
         socket_timeout=timeout_s,
-        socket_connect_timeout=timeout_s,
+        socket_connect_timeout=min(timeout_s, _CONNECT_S),
         # Soon again, for a connection that was closed meanwhile; who feeds the sink tries later.
         retry=Retry(ExponentialBackoff(cap=_RETRY_MAX_S, base=_RETRY_S), _RETRIES),
     )

@@ -67,7 +67,7 @@ from penstock.sinks.errors import (
     StoreError,
     StoreUnreachableError,
 )
-from penstock.sinks.objects import OPTIONS, Folder
+from penstock.sinks.objects import OPTIONS, Folder, explain
 from penstock.sinks.schema import Schema, is_json, json_field
 from penstock.sinks.stores import Address
 from penstock.sinks.times import Times
@@ -377,7 +377,7 @@ class DeltaSink(Sink):
             kind = StoreUnreachableError if "object store" in text.lower() else StoreError
             raise kind(f"{self.target}: {text[:1000]}") from error
         except OSError as error:
-            raise StoreUnreachableError(f"{self.target}: {str(error)[:1000]}") from error
+            raise explain(self.target, error) from error
 
 
 def make(address: Address) -> DeltaSink:

@@ -19,6 +19,7 @@ from typing import Final
 
 from penstock.sinks.errors import StoreAwayError, StoreError, StoreUnreachableError
 
+CONNECT_S: Final = 10.0
 ANSWER_BYTES_MAX: Final = 512 << 20
 # These say that a later try may succeed.
 BUSY: Final = frozenset({408, 425, 429, 502, 503, 504})
@@ -92,17 +93,19 @@ class Connection:
 
     def _connect(self) -> http.client.HTTPConnection:
         server = self._server
+        connect_s = min(CONNECT_S, server.timeout_s)
         if not server.tls:
-            made = http.client.HTTPConnection(server.host, server.port, timeout=server.timeout_s)
+            made = http.client.HTTPConnection(server.host, server.port, timeout=connect_s)
         else:
             context = ssl.create_default_context(cafile=server.ca_file or None)
             if not server.verify:
                 context.check_hostname = False
                 context.verify_mode = ssl.CERT_NONE
             made = http.client.HTTPSConnection(
-                server.host, server.port, timeout=server.timeout_s, context=context
+                server.host, server.port, timeout=connect_s, context=context
             )
         made.connect()
+        made.sock.settimeout(server.timeout_s)
         # Small requests must not wait for the answer to the one before.
         made.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return made

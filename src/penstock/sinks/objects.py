@@ -9,6 +9,7 @@ from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or the machine's ro
 
 from __future__ import annotations
 
+import re
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,11 +17,14 @@ from typing import TYPE_CHECKING, Final
 
 from penstock.errors import ConfigError
 from penstock.sinks.disk import sync
+from penstock.sinks.errors import StoreAwayError, StoreUnreachableError
 from penstock.sinks.stores import Address
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
+# Nobody is there, as the library says it.
+_AWAY: Final = ("tcp connect error", "kind: Connect", "dns error", "Connection refused")
 OPTIONS: Final = ("endpoint", "region", "access_key_id", "secret_access_key")
 _SETTINGS: Final = {
     "endpoint": "AWS_ENDPOINT_URL",
@@ -28,6 +32,23 @@ _SETTINGS: Final = {
     "access_key_id": "AWS_ACCESS_KEY_ID",
     "secret_access_key": "AWS_SECRET_ACCESS_KEY",
 }
+
+
+_ANSI: Final = re.compile("\x1b\\[[0-9;]*m|\N{DOWNWARDS ARROW WITH TIP RIGHTWARDS}")
+_EFFORT: Final = re.compile(r" in [0-9.]+(?:s|ms|µs|us)(?:, after .*?retry_timeout:? \S+)?")
+_CAUSE: Final = re.compile(r'message: "([^"]+)"')
+
+
+def explain(target: str, error: Exception) -> StoreUnreachableError:
+    """What an object store's library says, in a line: it writes reports over many, with colours."""
+    text, _, debug = _ANSI.sub("", str(error)).partition("Debug source:")
+    text = _EFFORT.sub("", " ".join(text.split())).rstrip(" :")
+    cause = _CAUSE.search(debug)
+    if cause is not None and cause[1] not in text:
+        text = f"{text}: {cause[1]}"
+    away = any(word in f"{text} {debug}" for word in _AWAY)
+    kind = StoreAwayError if away else StoreUnreachableError
+    return kind(f"{target}: {text[:500]}")
 
 
 @dataclass(frozen=True, slots=True)

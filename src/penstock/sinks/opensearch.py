@@ -405,7 +405,7 @@ class OpenSearchSink(Sink):
             backoff.wait()
         else:
             said = answer.body[:1000].decode(errors="replace")
-            raise StoreError(f"{self.target} cannot be read: {said}")
+            raise StoreError(f"{self.target} cannot be read: HTTP {answer.status}. {said}")
         if answer.status == 404:
             found = orjson.loads(answer.body)
             if "_index" in found and found["_index"] == self._alias:

@@ -51,7 +51,7 @@ from penstock.sinks.contract import (
     follows,
 )
 from penstock.sinks.errors import FencedError, StoreError, StoreUnreachableError
-from penstock.sinks.objects import OPTIONS, Folder
+from penstock.sinks.objects import OPTIONS, Folder, explain
 from penstock.sinks.schema import Schema
 from penstock.sinks.stores import Address
 
@@ -418,7 +418,7 @@ class ParquetSink(Sink):
         try:
             yield
         except (BaseError, OSError) as error:
-            raise StoreUnreachableError(f"{self.target}: {str(error)[:1000]}") from error
+            raise explain(self.target, error) from error
 
 
 _NOTHING: Final = _Commit(0, "", Position(), None, ())

@@ -16,6 +16,7 @@ from typing import Final
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from penstock.errors import ConfigError
+from penstock.extras import install
 from penstock.sinks.contract import Sink
 from penstock.sinks.errors import MissingPackageError
 
@@ -158,9 +159,7 @@ def open_sink(url: str, options: Mapping[str, object] | None = None, *, name: st
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("penstock"):
             raise
-        remedy = (
-            f"pip install 'penstock[{kind.extra}]'" if kind.extra else f"pip install {error.name}"
-        )
+        remedy = install([kind.extra]) if kind.extra else f"pip install {error.name}"
         raise MissingPackageError(
             f"{address.scheme} needs the package {error.name}, which is not installed",
             advice=f"Install it: {remedy}",

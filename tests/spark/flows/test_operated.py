@@ -21,6 +21,7 @@ from penstock.spark.flows.folder import Folder
 from penstock.spark.flows.heartbeats import Heartbeats, Idleness
 from penstock.spark.flows.inputs import Place
 from penstock.spark.flows.operated import rows_at_once
+from penstock.spark.reading.heartbeat_keys import HEARTBEAT
 from penstock.spark.state import Shard, apply, layout
 from penstock.testing.flows import FlowFailedError, FlowTester
 from penstock.testing.reading import read_topic
@@ -358,7 +359,7 @@ def test_idle_partitions_get_heartbeats(tester: FlowTester) -> None:
     beats.close()
     found = tester.records("quiet")
     assert {each.partition for each in found} == {0, 1}
-    assert {(each.key, each.value) for each in found} == {(b"penstock.heartbeat", None)}
+    assert {(each.key, each.value) for each in found} == {(HEARTBEAT, None)}
     assert found[0].timestamp.timestamp() == 1_234.567
 
 

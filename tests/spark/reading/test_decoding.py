@@ -15,7 +15,6 @@ from penstock.spark.flows import inputs
 from penstock.spark.flows.declare import Format, Reading
 from penstock.spark.reading import ERROR
 from penstock.spark.reading.decoding import (
-    HEARTBEAT,
     SPAN,
     STAMP,
     TIME,
@@ -24,6 +23,7 @@ from penstock.spark.reading.decoding import (
     Typing,
     typing_of,
 )
+from penstock.spark.reading.heartbeat_keys import HEARTBEAT
 from penstock.spark.source.reading import record_schema
 
 ROW = "id bigint NOT NULL, name string, at timestamp"

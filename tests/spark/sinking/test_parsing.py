@@ -24,7 +24,7 @@ from penstock.sinks import Position, Schema
 from penstock.sinks.fields import Column, columns_of, from_block, from_samples, from_text
 from penstock.sinks.schema import is_json
 from penstock.sinks.spec import SinkSpec, from_config
-from penstock.spark.reading.decoding import HEARTBEAT
+from penstock.spark.reading.heartbeat_keys import HEARTBEATS
 from penstock.spark.sinking import learning
 from penstock.spark.sinking.errors import TruncatedError
 from penstock.spark.sinking.learning import SAMPLES, parser_of
@@ -155,7 +155,7 @@ def test_what_cannot_be_read_is_told() -> None:
         (b"5", b'{"op":"u","after":{"id":5,"name":"__debezium_unavailable_value"}}'),
         (b"x", None),
         (b'{"other":1}', b'{"op":"u","after":{"name":"no key"}}'),
-        (HEARTBEAT, None),
+        *((key, None) for key in HEARTBEATS),
     ]
     parsed = reader.parse(table(records))
     told = {row["offset"]: row["reason"] for row in parsed.bad.to_pylist()}

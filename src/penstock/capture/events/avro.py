@@ -338,6 +338,22 @@ def _nothing(column: ValueType) -> bytes:
     return b"\x00"
 
 
+def plain_record(
+    full_name: str, fields: Iterable[Field]
+) -> tuple[dict[str, Any], Callable[[Mapping[str, Any]], bytes]]:
+    """The schema of a record that is no row of a table, and what writes one from its values."""
+    listed = list(fields)
+    name = full_name.rpartition(".")[2]
+    schema = _record(
+        full_name, [_field(item.name, item.type, item.optional, name) for item in listed]
+    )
+    writers = [
+        (item.name, _nullable(writer(item.type)) if item.optional else writer(item.type))
+        for item in listed
+    ]
+    return schema, lambda values: b"".join([write(values.get(key)) for key, write in writers])
+
+
 _OPS: Final = {op: text(op) for op in "cudrtm"}
 
 

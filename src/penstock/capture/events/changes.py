@@ -91,13 +91,14 @@ class Events:
         # By id, those that this session has met.
         self._met: dict[int, TableSchema] = {}
         self._composers: dict[Table, Composer | OutboxComposer] = {}
+        avro = self.registry if settings.format == AVRO else None
         self._metadata = (
-            Metadata(settings.prefix, schemas=settings.schemas)
+            Metadata(settings.prefix, schemas=settings.schemas, registry=avro)
             if settings.transaction_metadata
             else None
         )
         self._messages = MessageEncoder(
-            kind, settings.prefix, self.moment, schemas=settings.schemas
+            kind, settings.prefix, self.moment, schemas=settings.schemas, registry=avro
         )
         self._last_values: LastValues | None = None
         if settings.unavailable == FILL and read is not None:

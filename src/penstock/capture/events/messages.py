@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import orjson
 
 from penstock import __version__
+from penstock.capture.events.avro import plain_record
 from penstock.capture.events.encoding import Moment, Order
 from penstock.capture.events.json import order_json
+from penstock.capture.events.naming import MESSAGE_SUFFIX
+from penstock.capture.events.registry import SchemaRegistry
 from penstock.capture.events.schema import (
     TRANSACTION,
+    Field,
     block_schema,
     source_fields,
     source_name,
@@ -25,6 +30,9 @@ from penstock.client.table_schemas import ValueType
 COLLECTION = "LOGICAL_DECODING_MESSAGE"
 
 _STRING = ValueType("string")
+_BASE = "io.debezium.connector.postgresql.Message"
+_KEY_NAME = f"{_BASE}Key"
+_KEY_FIELDS = (Field("prefix", _STRING, True),)
 
 
 def source_block(kind: str, prefix: str, part: Part) -> Fragment:
@@ -53,11 +61,21 @@ def source_block(kind: str, prefix: str, part: Part) -> Fragment:
 class MessageEncoder:
     """Messages as Debezium's `m` events."""
 
-    def __init__(self, kind: str, prefix: str, moment: Moment, *, schemas: bool) -> None:
+    def __init__(
+        self,
+        kind: str,
+        prefix: str,
+        moment: Moment,
+        *,
+        schemas: bool,
+        registry: SchemaRegistry | None = None,
+    ) -> None:
+        """In Avro if there is a registry, else in JSON, with schemas or without."""
         self._kind = kind
         self._prefix = prefix
         self._moment = moment
         self._schemas = schemas
+        self._registry = registry
 
     def record(
         self, part: Part, message: tuple[str, bytes], order: Order | None
@@ -73,6 +91,15 @@ class MessageEncoder:
             NULL if order is None else order_json(order),
             block,
         )
+        if self._registry is not None:
+            topic = self._prefix + MESSAGE_SUFFIX
+            key_schema, write_key = plain_record(_KEY_NAME, _KEY_FIELDS)
+            value_schema, write_value = _avro_value(self._kind, source)
+            return (
+                self._registry.head(f"{topic}-key", key_schema) + write_key({"prefix": prefix}),
+                self._registry.head(f"{topic}-value", value_schema)
+                + write_value(orjson.loads(value)),
+            )
         if self._schemas:
             key = _wrapped(_key_schema(), key)
             value = _wrapped(_value_schema(self._kind, source), value)
@@ -84,9 +111,30 @@ def _wrapped(schema: dict[str, Any], payload: bytes) -> bytes:
 
 
 def _key_schema() -> dict[str, Any]:
-    fields = [type_schema(_STRING, optional=True, field="prefix")]
-    name = "io.debezium.connector.postgresql.MessageKey"
-    return struct_schema(fields, name, optional=False, version=1)
+    fields = [type_schema(item.type, optional=True, field=item.name) for item in _KEY_FIELDS]
+    return struct_schema(fields, _KEY_NAME, optional=False, version=1)
+
+
+def _avro_value(
+    kind: str, source: Fragment
+) -> tuple[dict[str, Any], Callable[[Mapping[str, Any]], bytes]]:
+    """As `_value_schema`, in Avro: its schema, and what writes one."""
+
+    def block(name: str, fields: Iterable[Field]) -> ValueType:
+        listed = tuple((item.name, item.type) for item in fields)
+        return ValueType("struct", name, 1, fields=listed)
+
+    content = (Field("prefix", _STRING), Field("content", ValueType("bytes")))
+    return plain_record(
+        f"{_BASE}Value",
+        (
+            Field("op", _STRING),
+            Field("ts_ms", ValueType("int64"), True),
+            Field("source", block(source_name(kind), source_fields(kind, source))),
+            Field("transaction", block("event.block", TRANSACTION), True),
+            Field("message", block(_BASE, content)),
+        ),
+    )
 
 
 def _value_schema(kind: str, source: Fragment) -> dict[str, Any]:
@@ -94,7 +142,6 @@ def _value_schema(kind: str, source: Fragment) -> dict[str, Any]:
         type_schema(_STRING, optional=True, field="prefix"),
         type_schema(ValueType("bytes"), optional=True, field="content"),
     ]
-    base = "io.debezium.connector.postgresql.Message"
     fields = [
         type_schema(_STRING, optional=False, field="op"),
         type_schema(ValueType("int64"), optional=True, field="ts_ms"),
@@ -102,6 +149,6 @@ def _value_schema(kind: str, source: Fragment) -> dict[str, Any]:
             source_fields(kind, source), source_name(kind), optional=False, field="source"
         ),
         block_schema(TRANSACTION, "event.block", optional=True, field="transaction"),
-        struct_schema(message, base, optional=False, version=1, field="message"),
+        struct_schema(message, _BASE, optional=False, version=1, field="message"),
     ]
-    return struct_schema(fields, f"{base}Value", optional=False, version=1)
+    return struct_schema(fields, f"{_BASE}Value", optional=False, version=1)

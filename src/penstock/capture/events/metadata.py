@@ -1,4 +1,7 @@
-"""Source transactions told of: where they begin and end, and each event's place in them."""
+"""Source transactions told of: where they begin and end, and each event's place in them.
+
+In the format of the other events, so that one converter reads all topics of a capture.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,11 @@ from typing import Any
 
 import orjson
 
+from penstock.capture.events.avro import plain_record
 from penstock.capture.events.composer import Orders
 from penstock.capture.events.encoding import Order
 from penstock.capture.events.naming import TRANSACTION_SUFFIX
+from penstock.capture.events.registry import SchemaRegistry
 from penstock.capture.events.schema import Field, struct_schema, type_schema
 from penstock.capture.source import Part
 from penstock.client.table_schemas import ValueType
@@ -34,16 +39,23 @@ def _schema(fields: tuple[Field, ...], name: str) -> dict[str, Any]:
     return struct_schema(made, name, optional=False, version=1)
 
 
-_KEY_SCHEMA = _schema((Field("id", ValueType("string")),), f"{_BASE}Key")
+_KEY_FIELDS = (Field("id", ValueType("string")),)
+_KEY_SCHEMA = _schema(_KEY_FIELDS, f"{_BASE}Key")
 _VALUE_SCHEMA = _schema(_FIELDS, f"{_BASE}Value")
+_AVRO_KEY, _write_key = plain_record(f"{_BASE}Key", _KEY_FIELDS)
+_AVRO_VALUE, _write_value = plain_record(f"{_BASE}Value", _FIELDS)
 
 
 class Metadata:
     """Counts the events of the transaction that is under way, and tells of its boundaries."""
 
-    def __init__(self, prefix: str, *, schemas: bool) -> None:
+    def __init__(
+        self, prefix: str, *, schemas: bool, registry: SchemaRegistry | None = None
+    ) -> None:
+        """In Avro if there is a registry, else in JSON, with schemas or without."""
         self.topic = prefix + TRANSACTION_SUFFIX
         self._schemas = schemas
+        self._registry = registry
         self._id = ""
         self._total = 0
         self._counts: dict[str, int] = {}
@@ -81,6 +93,11 @@ class Metadata:
             "data_collections": collections,
             "ts_ms": part.commit_ts_us // 1_000,
         }
+        if self._registry is not None:
+            return (
+                self._registry.head(f"{self.topic}-key", _AVRO_KEY) + _write_key(key),
+                self._registry.head(f"{self.topic}-value", _AVRO_VALUE) + _write_value(value),
+            )
         if self._schemas:
             key = {"schema": _KEY_SCHEMA, "payload": key}
             value = {"schema": _VALUE_SCHEMA, "payload": value}

@@ -26,7 +26,8 @@ from penstock.connecting import mysql_away
 
 MARIADB: Final = "mariadb"
 MYSQL: Final = "mysql"
-CONNECT_TIMEOUT_S: Final = 20
+CONNECT_TIMEOUT_S: Final = 10
+WRITE_TIMEOUT_S: Final = 60
 READ_TIMEOUT_S: Final = 600
 
 if TYPE_CHECKING:
@@ -157,11 +158,16 @@ def connect(address: Address, *, read_timeout_s: float = READ_TIMEOUT_S) -> Conn
             charset="utf8mb4",
             autocommit=True,
             connect_timeout=CONNECT_TIMEOUT_S,
-            read_timeout=read_timeout_s,
-            write_timeout=CONNECT_TIMEOUT_S * 3,
+            # The server speaks first: one that is silent now is none, or does not work.
+            read_timeout=CONNECT_TIMEOUT_S,
+            write_timeout=WRITE_TIMEOUT_S,
             init_command=_SESSION,
             **_ssl(address),
         )
+        inside: Any = connection
+        inside._read_timeout = read_timeout_s
+        # Who follows the binlog reads from the socket itself.
+        inside._sock.settimeout(read_timeout_s)
         return connection
 
 

@@ -106,12 +106,15 @@ class MysqlSink(SqlSink):
             charset="utf8mb4",
             autocommit=True,
             connect_timeout=CONNECT_S,
-            read_timeout=ANSWER_S,
+            # The server speaks first: one that is silent now is none, or does not work.
+            read_timeout=CONNECT_S,
             write_timeout=ANSWER_S,
             sql_mode=_MODE,
             ssl=ssl.create_default_context() if with_tls else None,
             ssl_disabled=not with_tls,
         )
+        inside: Any = connection
+        inside._read_timeout = ANSWER_S
         server = connection.get_server_info()  # type: ignore[no-untyped-call]
         is_maria = "mariadb" in str(server).lower()
         self._collation = "utf8mb4_nopad_bin" if is_maria else "utf8mb4_0900_bin"

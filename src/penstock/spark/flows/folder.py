@@ -265,13 +265,16 @@ class Folder:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise AlreadyRunningError(
-                    f"another `penstock run` works with {self.path}{self._who()}",
-                    advice="Stop it first, or choose another folder with --data.",
-                ) from None
+                raise self._taken() from None
             yield
         finally:
             os.close(handle)
+
+    def _taken(self) -> AlreadyRunningError:
+        return AlreadyRunningError(
+            f"another `penstock run` works with {self.path}{self._who()}",
+            advice="Stop it first, or choose another folder with --data.",
+        )
 
     def _who(self) -> str:
         found = self.run()

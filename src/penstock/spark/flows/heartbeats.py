@@ -6,9 +6,10 @@ and not only into its own memory: a replay finds them at the same places and clo
 there. Several flows that read a topic do not write more of them: the first one's is news to the
 others.
 
-A heartbeat is a record with the key `penstock.heartbeat`, no value, and the time as its timestamp.
-To compacted topics and tables it is the deletion of a row that nobody has. No flow shows it to its
-function, or puts it among its dead letters.
+A heartbeat is a record without a value, with the time as its timestamp, and a key that says so in
+the format of the topic: whoever reads change events with a converter must be able to read it too
+(see `penstock.spark.reading.heartbeat_keys`). To compacted topics and tables it is the deletion of
+a row that nobody has. No flow shows it to its function, or puts it among its dead letters.
 """
 
 from __future__ import annotations
@@ -16,14 +17,20 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from penstock.client.connection import Cluster
 from penstock.client.metadata import LATEST, Metadata, offsets
 from penstock.client.writer import LogWriter
 from penstock.errors import PenstockError
-from penstock.spark.flows.inputs import HEARTBEAT, Place
+from penstock.spark.flows.inputs import Place
+from penstock.spark.reading.heartbeat_keys import (
+    AVRO_HEARTBEAT,
+    HEARTBEAT,
+    SCHEMAS_TOPIC,
+    schema_record,
+)
 
 log = logging.getLogger(__name__)
 
@@ -67,11 +74,14 @@ class Heartbeats:
         place: Place,
         idle_us: Mapping[str, int],
         *,
+        avro: Collection[str] = (),
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
+        """`avro` are those of the topics whose records are Avro."""
         self._place = place
         self._idle = Idleness({topic: us / 1e6 for topic, us in idle_us.items()})
         self._topics = sorted(idle_us)
+        self._avro = frozenset(avro)
         self._clock_ms = clock_ms
         self._pause_s = max(_LEAST_S, min(_MOST_S, min(idle_us.values()) / 1e6 / _LOOKS))
         self._closed = threading.Event()
@@ -110,10 +120,16 @@ class Heartbeats:
         if due:
             now_ms = self._clock_ms()
             headers = [[(HEADER, str(now_ms).encode())]]
+            in_avro = any(topic in self._avro for topic, _ in due)
             with LogWriter(cluster) as writer:
+                if in_avro and metadata.topics([SCHEMAS_TOPIC]):
+                    # Where captures keep theirs; the topic is compacted.
+                    key, value = schema_record()
+                    writer.write(SCHEMAS_TOPIC, [key], [value])
                 for topic, part in due:
+                    key = AVRO_HEARTBEAT if topic in self._avro else HEARTBEAT
                     writer.write(
-                        topic, [HEARTBEAT], [None], timestamps_ms=now_ms, headers=headers,
+                        topic, [key], [None], timestamps_ms=now_ms, headers=headers,
                         partition=part,
                     )  # fmt: skip
         self.written += len(due)

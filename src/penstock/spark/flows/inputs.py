@@ -10,6 +10,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import or_
 from typing import Final, cast
 
 import orjson
@@ -34,6 +36,7 @@ from penstock.spark.reading import decoding
 from penstock.spark.reading.avro_types import parse as parse_avro
 from penstock.spark.reading.decoding import TimeRules
 from penstock.spark.reading.frame import Tombstones
+from penstock.spark.reading.heartbeat_keys import HEARTBEATS
 from penstock.spark.reading.json_records import SECONDS, UNITS
 from penstock.spark.reasons import reason
 from penstock.spark.source.options import TYPED, parse
@@ -49,7 +52,6 @@ _MAX_SHARES: Final = 8
 _VALUE: Final = decoding.VALUE
 TIME: Final = decoding.TIME
 STAMP: Final = decoding.STAMP
-HEARTBEAT: Final = decoding.HEARTBEAT
 # Records of a stream in a micro-batch of a flow with operators.
 MOST_AT_ONCE: Final = 2_000_000
 # By these options several tasks read a partition, each a piece of it.
@@ -487,7 +489,8 @@ _SHAPES: Final[Mapping[str, Callable[[Column], Column]]] = {
 
 def is_heartbeat(key: Column, is_null: Column) -> Column:
     """Whether a record only says that time has passed: see `heartbeats`."""
-    return is_null & key.eqNullSafe(F.lit(HEARTBEAT))
+    is_key = reduce(or_, (key.eqNullSafe(F.lit(each)) for each in HEARTBEATS))
+    return is_null & is_key
 
 
 def without_heartbeats(records: DataFrame) -> DataFrame:

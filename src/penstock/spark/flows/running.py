@@ -453,7 +453,9 @@ class Running:
         idle = {self.place.resolve(each.topic): each.idle_us for each in self.flow.streams
                 if each.idle_us is not None}  # fmt: skip
         if idle and not self._once:
-            self._heartbeats = Heartbeats(self.place, idle)
+            avro = [self.place.resolve(each.topic) for each in self.flow.streams
+                    if each.reading.format == "avro"]  # fmt: skip
+            self._heartbeats = Heartbeats(self.place, idle, avro=avro)
             self._heartbeats.start()
 
     @property

@@ -33,6 +33,7 @@ from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
 
 from penstock.spark.reading.captured import CapturedEvents, Find, Parse, Target, of_json
 from penstock.spark.reading.frame import ERROR, RAW, RAW_TYPE
+from penstock.spark.reading.heartbeat_keys import HEARTBEATS
 from penstock.spark.reading.json_columns import JsonColumns, is_supported
 from penstock.spark.reading.json_records import SECONDS, UNITS
 from penstock.spark.reading.json_values import nullable
@@ -54,8 +55,6 @@ ASIDE_TYPE: Final = pa.struct([("before", pa.int64()), ("behind", pa.bool_())])
 # Good rows of a shard, as Arrow, where the source packs them (`penstock.spark.state.packing`).
 PACKED: Final = "_penstock_packed"
 PACKED_TYPE: Final = pa.struct([("shard", pa.int32()), ("rows", pa.binary())])
-# The key of a record without a value that only says that time has passed.
-HEARTBEAT: Final = b"penstock.heartbeat"
 # The first and the last moment that calendars have, microseconds: the years 1 to 9999.
 FIRST_US: Final = -62_135_596_800_000_000
 LAST_US: Final = 253_402_300_799_999_999
@@ -461,7 +460,7 @@ def _with_reason(reasons: pa.StringArray, is_so: pa.BooleanArray, text: str) -> 
 
 
 def _is_heartbeat(records: pa.RecordBatch) -> pa.BooleanArray:
-    return pc.fill_null(pc.equal(records.column("key"), pa.scalar(HEARTBEAT, pa.binary())), False)
+    return pc.is_in(records.column("key"), value_set=pa.array(HEARTBEATS, pa.binary()))
 
 
 def child(struct: pa.StructArray, name: str) -> pa.Array:

@@ -18,7 +18,7 @@ from typing import Final
 
 import orjson
 
-from penstock.spark.flows.errors import CheckpointError
+from penstock.spark.flows.errors import AlreadyRunningError, CheckpointError
 from penstock.spark.flows.folder import COUNTS_FILE, Folder
 
 DEFAULT_DATA: Final = Path(".penstock") / "sinks"
@@ -47,6 +47,14 @@ class SinkRecord:
 
 class SinkFolder(Folder):
     """A data folder of sinks."""
+
+    def _taken(self) -> AlreadyRunningError:
+        # Another folder would be no remedy: the two would throw each other out of the stores.
+        return AlreadyRunningError(
+            f"the sinks of {self.path} are fed already, by another process{self._who()}",
+            advice="`penstock sinks list` shows how they get on. Stop that process first, with "
+            "Ctrl-C or SIGTERM.",
+        )
 
     def place(self, sink: str, *, rebuild: bool = False) -> Path:
         """Spark's checkpoint."""

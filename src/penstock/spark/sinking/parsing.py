@@ -31,7 +31,7 @@ from penstock.sinks.fields import Column, from_block, guessed
 from penstock.sinks.schema import Schema
 from penstock.spark.reading import connect_blocks
 from penstock.spark.reading.captured import PAYLOAD, UNSAID, schema_of_block
-from penstock.spark.reading.decoding import HEARTBEAT
+from penstock.spark.reading.heartbeat_keys import HEARTBEATS
 from penstock.spark.sinking import captured
 from penstock.spark.sinking.captured import Told
 from penstock.spark.sinking.errors import TruncatedError
@@ -167,7 +167,7 @@ class Parser:
         for at, value in zip(pending, values.take(pa.array(pending, pa.int64())).to_pylist(),
                              strict=True):  # fmt: skip
             key = keys[at]
-            if value is None and key == HEARTBEAT:
+            if value is None and key in HEARTBEATS:
                 continue
             try:
                 self._read(at, key, value, found)
