@@ -167,8 +167,8 @@ class SinkManager(Overseer[_Unit]):
         return known.topic_id if known.topic == unit.spec.topic and not unit.rebuild else ""
 
     def _launch(self, unit: _Unit, query: Feeding) -> None:
-        # Sinks and flows share the machine fairly.
-        self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", f"sink {unit.spec.name}")
+        # As flows do, see there.
+        self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", "sinks")
         query.start()
 
     def _started(self, unit: _Unit) -> None:
