@@ -64,7 +64,7 @@ def hasten(sock: socket.socket) -> None:
 
 
 def preload() -> None:
-    """Import what tasks need, so that forked workers share it; what is not installed is left out."""
+    """Import what tasks need, for forked workers to share; leave out what is not installed."""
     # Its threads would not outlive the fork. A worker has one core's worth of work to do.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     for name in _PRELOADED:

@@ -21,6 +21,12 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="only there is anything forked"),
 ]
 SECRET = b"between you and me"
+OWNER = """
+from penstock.spark.fork_server import ForkServer
+from penstock.spark.python import worker_python
+print(ForkServer(worker_python()).program, flush=True)
+input()
+"""
 
 
 @pytest.fixture(scope="module")
@@ -109,11 +115,7 @@ def test_without_anybody_to_ask_it_is_plain_python_too(program: str, tmp_path: P
 
 def test_a_server_ends_with_whoever_started_it() -> None:
     owner = subprocess.Popen(
-        [
-            *(sys.executable, "-c"),
-            "from penstock.spark.fork_server import ForkServer; from penstock.spark.python import "
-            "worker_python; print(ForkServer(worker_python()).program, flush=True); input()",
-        ],
+        [sys.executable, "-c", OWNER],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -121,6 +123,6 @@ def test_a_server_ends_with_whoever_started_it() -> None:
     with owner:
         assert owner.stdout is not None
         folder = Path(owner.stdout.readline().strip()).parent
-        eventually(lambda: (folder / "socket").exists())
+        eventually((folder / "socket").exists)
         owner.kill()
     eventually(lambda: not folder.exists())
