@@ -37,7 +37,7 @@ _PRELOADED: Final = (
     "penstock.spark.source.table",
     "penstock.spark.state.applying",
     "penstock.spark.sink.tasks",
-    "penstock.spark.sinking.task",
+    "penstock.spark.runtime.sink_loop",
 )
 _work: Final = daemon.worker
 

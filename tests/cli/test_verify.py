@@ -27,8 +27,8 @@ from penstock.client.connection import Cluster
 from penstock.client.topics import create
 from penstock.errors import PenstockError
 from penstock.sinks.contract import Position
+from penstock.spark.sinking.findings import Findings
 from penstock.spark.sinking.learning import parser_of
-from penstock.spark.sinking.task import Findings, packed
 from tests.cli.runner import run
 from tests.harness.profiles import VERIFIED_ROWS, some
 from tests.spark.sinking.changelog import Changelog
@@ -97,16 +97,12 @@ class Feeder:
                 # Where only the end of a transaction was left, there are none.
                 parts = records_since(cluster, topic, at if at.offsets else None)
                 records = pa.concat_tables([as_records([], [], topic), *parts])
-                told = [
-                    row
-                    for each in packed(parser.parse(records))
-                    for row in zip(*(c.to_pylist() for c in each.columns), strict=True)
-                ]
+                parsed = [parser.parse(records)]
                 # What was read may go beyond the end that was asked for before.
                 last = records.group_by("partition").aggregate([("offset", "max")]).to_pylist()
                 read = Position({(topic, r["partition"]): r["offset_max"] + 1 for r in last})
                 position = at.merged(end).merged(read)
-                changes = Findings(parser.schema, told).changes(at, position)
+                changes = Findings(parser.schema, parsed).changes(at, position)
                 changes = type(changes)(
                     self._tamper(changes.upserts), changes.deletes, position, at,
                     changes.upserted_at, changes.deleted_at,

@@ -216,7 +216,7 @@ def test_workers_are_forked_with_their_modules_and_draw_numbers_of_their_own(
     spark: SparkSession,
 ) -> None:
     def look(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        there = "penstock.spark.sinking.task" in sys.modules
+        there = "penstock.spark.runtime.sink_loop" in sys.modules
         drawn = float(sys.modules["numpy"].random.random())
         assert sum(len(each) for each in batches) == 1
         yield pa.record_batch({"there": pa.array([there]), "drawn": pa.array([drawn])})

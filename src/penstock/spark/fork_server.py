@@ -58,6 +58,9 @@ posix._exit(code[0] if code else 1)
 """
 
 
+_SERVE: Final = "import sys; from penstock.spark.fork_server import serve; serve(sys.argv[1])"
+
+
 class ForkServer:
     """The server, as a child process, and the program to be Spark's Python on this machine.
 
@@ -73,7 +76,7 @@ class ForkServer:
         Path(self.program).write_text(_PROGRAM.format(**values))
         Path(self.program).chmod(0o700)
         self._process = subprocess.Popen(
-            [python, "-m", "penstock.spark.fork_server", str(self._folder)],
+            [python, "-c", _SERVE, str(self._folder)],
             stdin=subprocess.PIPE,
             # As Spark sets it for its own.
             env={**os.environ, "PYTHONHASHSEED": "0"},
@@ -162,7 +165,3 @@ def _end_with(asking: socket.socket) -> None:
     """Spark ends the program it started; then there is no need for us."""
     asking.recv(1)
     os._exit(1)
-
-
-if __name__ == "__main__":
-    serve(sys.argv[1])

@@ -21,6 +21,8 @@ What is set, and why:
   where this package is installed.
 - Where the machine itself is the cluster, and runs Linux, the processes that plan micro-batches are
   forked from one that has loaded all they need (see `fork_server`): a second less for each stream.
+- Where `spark.penstock.residentTasks` is set, as `penstock run` does for sinks: a slot for each such
+  task beside the cores, since it runs for as long as the session.
 - No code for unions as a whole: flows tell the streams of a micro-batch apart by their parts.
 - A class archive (see `archive`), so that Java starts in a third of the time.
 
@@ -32,6 +34,7 @@ as `getOrCreate` does; settings that can change at run time are applied to it.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping
 from importlib.resources import files
@@ -50,6 +53,9 @@ from penstock.spark.registering import register
 
 _JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 _MOST_SHUFFLE_PARTITIONS: Final = 8
+_LOCAL: Final = re.compile(r"local(\[(\*|\d+)(?P<failures>,\d+)?\])?")
+# How many tasks of sinks run for as long as the session, beside those of the flows.
+RESIDENT_TASKS: Final = "spark.penstock.residentTasks"
 _STREAMING: Final = "org.apache.spark.sql.execution.streaming"
 
 _ANYWHERE: Final = {
@@ -100,7 +106,7 @@ def session(name: str = "penstock", master: str = "local[*]", **conf: Any) -> Sp
         return running
     java = find_java()
     _prepare_workers(master)
-    builder = SparkSession.builder.appName(name).master(master)
+    builder = SparkSession.builder.appName(name).master(with_slots(master, given))
     for key, value in settings_of(master, given, java_options(java)).items():
         builder = builder.config(key, value)
     try:
@@ -149,6 +155,8 @@ def settings_of(master: str, given: Mapping[str, str], archive: str) -> dict[str
         settings |= _ON_ONE_MACHINE
         cores = min(_cores(master), _MOST_SHUFFLE_PARTITIONS)
         settings["spark.sql.shuffle.partitions"] = str(cores)
+        if RESIDENT_TASKS in given:
+            settings["spark.default.parallelism"] = str(_cores(master))
     quiet = f"-Dlog4j2.configurationFile={files('penstock.spark') / 'quiet.properties'}"
     settings |= given
     options = [] if " " in quiet else [quiet]
@@ -157,6 +165,15 @@ def settings_of(master: str, given: Mapping[str, str], archive: str) -> dict[str
     path = os.environ.get("PYTHONPATH", "")
     settings.setdefault("spark.executorEnv.PYTHONPATH", path)
     return settings
+
+
+def with_slots(master: str, given: Mapping[str, str]) -> str:
+    """A local master with a slot more for each resident task: it is a thread, and no core."""
+    match = _LOCAL.fullmatch(master)
+    count = given.get(RESIDENT_TASKS, "0")
+    if match is None or not count.isdecimal() or not int(count):
+        return master
+    return f"local[{_cores(master) + int(count)}{match['failures'] or ''}]"
 
 
 def _prepare_workers(master: str) -> None:

@@ -1,12 +1,8 @@
-"""What Spark's tasks do for a sink, and how their findings come to the driver.
-
-Each task gives a few rows of two columns: what it is, and an Arrow stream of it. So the tables pass
-through Java as bytes, with types that Spark does not have to know.
-"""
+"""Puts the parsed records of several partitions together: what one transaction changes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Sequence
 from typing import Final
 
 import pyarrow as pa
@@ -15,54 +11,9 @@ import pyarrow.compute as pc
 from penstock.sinks.contract import ORIGIN, Changes, Position
 from penstock.sinks.fields import Column
 from penstock.sinks.schema import Schema, is_json, json_field
-from penstock.spark.sinking.parsing import BAD, Parsed, Parser
+from penstock.spark.sinking.parsing import BAD, Parsed
 
-RESULT: Final = "kind string, data binary"
-_OUT: Final = pa.schema([pa.field("kind", pa.string()), pa.field("data", pa.binary())])
-_RECORDS: Final = ["key", "value", "topic", "partition", "offset", "timestamp"]
 _PREFIX: Final = "_penstock_"
-# Rows of one message: below the size that one value may have in Java.
-_PIECE_ROWS: Final = 20_000
-UPSERTS, DELETES, LETTERS, NEW, COUNT = "upserts", "deletes", "bad", "new", "count"
-BY_ROW: Final = "by row"
-_HOW: Final = b"how"
-
-
-class Task:
-    """For `mapInArrow`: the records of some partitions, in their order, to findings."""
-
-    def __init__(self, parser: Parser) -> None:
-        self._parser = parser
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        parts = [batch.select(_RECORDS) for batch in batches if batch.num_rows]
-        if parts:
-            yield from packed(self._parser.parse(pa.Table.from_batches(parts)))
-
-
-def packed(parsed: Parsed) -> Iterator[pa.RecordBatch]:
-    """Findings as rows for Spark."""
-    tables = [
-        (UPSERTS, _with_origin(parsed.upserts, parsed.upserted_at)),
-        (DELETES, _with_origin(parsed.deletes, parsed.deleted_at)),
-        (LETTERS, parsed.bad),
-    ]
-    for kind, table in tables:
-        for at in range(0, table.num_rows, _PIECE_ROWS):
-            yield _row(kind, table.slice(at, _PIECE_ROWS))
-    if parsed.new:
-        yield _row(NEW, pa.schema([_marked(each) for each in parsed.new.values()]).empty_table())
-    if parsed.by_row:
-        yield _row(BY_ROW, pa.table({"by_row": [True]}))
-    yield _row(COUNT, pa.table({"records": [parsed.records]}))
-
-
-def _row(kind: str, table: pa.Table) -> pa.RecordBatch:
-    out = pa.BufferOutputStream()
-    with pa.ipc.new_stream(out, table.schema) as writer:
-        writer.write_table(table)
-    data = pa.array([out.getvalue().to_pybytes()], pa.binary())
-    return pa.record_batch([pa.array([kind]), data], schema=_OUT)
 
 
 def _with_origin(rows: pa.Table, origin: pa.Table) -> pa.Table:
@@ -72,23 +23,18 @@ def _with_origin(rows: pa.Table, origin: pa.Table) -> pa.Table:
 
 
 class Findings:
-    """What the tasks of a micro-batch have found, put together."""
+    """The parsed records of some partitions, each partition in the order of the log."""
 
-    def __init__(self, schema: Schema, rows: Iterable[tuple[str, bytes]]) -> None:
+    def __init__(self, schema: Schema, parsed: Sequence[Parsed]) -> None:
         self._schema = schema
-        tables: dict[str, list[pa.Table]] = {}
-        for kind, data in rows:
-            with pa.ipc.open_stream(data) as reader:
-                tables.setdefault(kind, []).append(reader.read_all())
-        self._upserts = tables.get(UPSERTS, [])
-        self._deletes = tables.get(DELETES, [])
-        self.letters = pa.concat_tables(tables.get(LETTERS) or [BAD.empty_table()])
+        self._upserts = [_with_origin(each.upserts, each.upserted_at) for each in parsed]
+        self._deletes = [_with_origin(each.deletes, each.deleted_at) for each in parsed]
+        self.letters = pa.concat_tables([each.bad for each in parsed] or [BAD.empty_table()])
         self.new: dict[str, Column] = {}
-        for table in tables.get(NEW, ()):
-            for column in map(_unmarked, table.schema):
-                self.new[column.name] = _of_both(self.new.get(column.name), column)
-        self.by_row = BY_ROW in tables
-        self.records = sum(int(table["records"][0].as_py()) for table in tables.get(COUNT, ()))
+        for column in (column for each in parsed for column in each.new.values()):
+            self.new[column.name] = _of_both(self.new.get(column.name), column)
+        self.by_row = any(each.by_row for each in parsed)
+        self.records = sum(each.records for each in parsed)
 
     def changes(self, since: Position, position: Position) -> Changes:
         """The changes, each key once.
@@ -131,19 +77,8 @@ def _last(table: pa.Table, keys: list[str]) -> pa.ChunkedArray:
     return grouped.aggregate([("_number", "last")]).column("_number_last")
 
 
-def _marked(column: Column) -> pa.Field:
-    """A column as a field that says how its values stand in JSON."""
-    return column.field.with_metadata({**(column.field.metadata or {}), _HOW: column.how})
-
-
-def _unmarked(field: pa.Field) -> Column:
-    rest = dict(field.metadata or {})
-    how = rest.pop(_HOW, b"").decode()
-    return Column(field.with_metadata(rest) if rest else field.remove_metadata(), how)
-
-
 def _of_both(one: Column | None, other: Column) -> Column:
-    """A new column in which two tasks have seen different values."""
+    """A new column in which two partitions have different values."""
     if one is None:
         return other
     kinds = one.field.type, other.field.type
