@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from penstock.client.connection import Cluster
 from penstock.client.fetching import Fetched, Fetcher
-from penstock.client.metadata import Metadata, Place
+from penstock.client.metadata import Place
 from penstock.records.columns.decode import decode
 
 AHEAD_ROWS: Final = 200_000
@@ -53,14 +53,15 @@ class Tail:
         start: Mapping[Place, int],
         *,
         until: Mapping[Place, int] | None = None,
-        metadata: Metadata | None = None,
         ahead_rows: int = AHEAD_ROWS,
         ahead_bytes: int = AHEAD_BYTES,
     ) -> None:
         # The next offset of each partition, after what was taken.
         self.positions: dict[Place, int] = dict(start)
         self._until = until
-        self._fetcher = Fetcher(cluster, metadata=metadata)
+        # Connections are not for two threads.
+        self._cluster = cluster.another()
+        self._fetcher = Fetcher(self._cluster)
         self._ahead_rows, self._ahead_bytes = ahead_rows, ahead_bytes
         self._changed = threading.Condition()
         self._pieces: deque[Piece] = deque()
@@ -124,6 +125,7 @@ class Tail:
             self._changed.notify_all()
         self._thread.join()
         self._fetcher.close()
+        self._cluster.close()
 
     # ---- the thread ----------------------------------------------------------------------
 

@@ -21,8 +21,8 @@ What is set, and why:
   where this package is installed.
 - Where the machine itself is the cluster, and runs Linux, the processes that plan micro-batches are
   forked from one that has loaded all they need (see `fork_server`): a second less for each stream.
-- Where `spark.penstock.residentTasks` is set, as `penstock run` does for sinks: a slot for each such
-  task beside the cores, since it runs for as long as the session.
+- Where `spark.penstock.residentTasks` is set, as `penstock run` does for sinks: a slot for each
+  such task beside the cores, since it runs for as long as the session.
 - No code for unions as a whole: flows tell the streams of a micro-batch apart by their parts.
 - A class archive (see `archive`), so that Java starts in a third of the time.
 

@@ -185,7 +185,7 @@ class SinkLoop:
         self._until: Mapping[Place, int] | None = None
         if self._start.once or self._start.rebuild:
             self._until = self._offsets(positions, LATEST)
-        self._tail = Tail(cluster, positions, until=self._until, metadata=Metadata(cluster))
+        self._tail = Tail(cluster, positions, until=self._until)
 
     def _begin(self) -> dict[Place, int]:
         """Where to go on in each partition; an error if the log lacks what the store does."""
@@ -246,9 +246,7 @@ class SinkLoop:
     def _follow(self, positions: Mapping[Place, int]) -> None:
         assert self._cluster is not None
         self._tail.close()
-        self._tail = Tail(
-            self._cluster, positions, until=self._until, metadata=Metadata(self._cluster)
-        )
+        self._tail = Tail(self._cluster, positions, until=self._until)
 
     def _watch_topic(self) -> None:
         """Now and then: partitions that are new, and a topic that was deleted and made again."""
