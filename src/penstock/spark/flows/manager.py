@@ -116,8 +116,8 @@ class Manager(Overseer[_Unit]):
 
     def _launch(self, unit: _Unit, query: Running) -> None:
         """Plan and start a query."""
-        # Flows and sinks have half of the machine each. Within a half the oldest job comes first,
-        # so each gets its turn; with a pool for each flow, Spark prefers the first in the alphabet.
+        # In one pool the oldest job comes first, so each flow gets its turn; with a pool for each,
+        # Spark prefers the first in the alphabet.
         self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", "flows")
         self._make_inputs(unit.flow, query.place)
         plan = query.plan()

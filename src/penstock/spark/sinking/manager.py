@@ -8,7 +8,10 @@ was written, if there are newer ones (after a start, the oldest that is not in i
 in seconds passes its `max_lag`, one that cannot be started for so long, and one that has failed are
 alarming: told once in the log, and shown until it has caught up.
 
-**Rebuilding.** A second query fills a store beside the old one, from the start of the topic to what
+**Freshness** is how old records were when they came into the store: the half and 99% of those of
+the last minute.
+
+**Rebuilding.** A second run fills a store beside the old one, from the start of the topic to what
 is there when it begins, and then what has come since. Then the first is stopped, the second reads
 the rest, the new store takes the place of the old, which so does not go back in time, and the sink
 goes on from there.
@@ -68,6 +71,9 @@ class SinkStatus:
     put: int
     deleted: int
     generation: int = 1
+    # How old records were when they came into the store, over the last minute.
+    fresh_p50_s: float | None = None
+    fresh_p99_s: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -337,6 +343,7 @@ class SinkManager(Overseer[_Unit]):
     def _status(self, unit: _Unit) -> SinkStatus:
         failure = unit.life.failure
         at = unit.applied.position
+        fresh_p50_s, fresh_p99_s = unit.applied.freshness or (None, None)
         paused = unit.life.state == "stopped" and self._folder.sink(unit.spec.name).paused
         return SinkStatus(
             name=unit.spec.name,
@@ -355,6 +362,8 @@ class SinkManager(Overseer[_Unit]):
             alarming=unit.alarming,
             put=unit.applied.put,
             deleted=unit.applied.deleted,
+            fresh_p50_s=fresh_p50_s,
+            fresh_p99_s=fresh_p99_s,
         )
 
     def answer(self, question: Mapping[str, Any]) -> Any:
