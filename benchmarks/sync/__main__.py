@@ -9,6 +9,7 @@ cores as `penstock run` does it. The tables go to stdout, `benchmarks/results/sy
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import subprocess
@@ -40,11 +41,11 @@ from penstock.client.connection import Cluster
 from penstock.client.metadata import LATEST, Metadata, offsets
 from penstock.client.reading import read_batches
 from penstock.sinks.contract import Position
-from penstock.spark import session
+from penstock.spark.session import RESIDENT_TASKS, session
 
 PARTITIONS: Final = 2
 RATES: Final = (1_000, 10_000)
-# Changes of one micro-batch while a backlog is taken.
+# Transactions in which a backlog is taken.
 BATCHES: Final = 6
 # By store: changes/s that it should take at least.
 TARGETS: Final = {
@@ -65,7 +66,12 @@ def _each(measure: Measure, asked: Asked, prepare: Callable[[str, Asked], str]) 
     cells: Cells = {}
     with broker() as bootstrap:
         topic = prepare(bootstrap, asked)
-        spark = session("bench", master="local[2]", **{"spark.ui.enabled": "false"})
+        # Tasks import what notes their commits.
+        os.environ["PYTHONPATH"] = os.pathsep.join(
+            filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])
+        )
+        settings = {"spark.ui.enabled": "false", RESIDENT_TASKS: "1"}
+        spark = session("bench", "local[2]", **settings)
         for turn in range(asked.rounds):
             for name, store in STORES.items():
                 folder = FOLDER / f"{name.lower()}-{turn}"
@@ -138,7 +144,8 @@ def _sustained(
 ) -> dict[str, float]:
     """Changes/s between the first commit of a store and the last: without the query's start."""
     count = _count(asked)
-    spec = Noted("bench", topic, url, max_records=count // BATCHES)
+    notes = folder / "commits"
+    spec = Noted("bench", topic, url, max_records=count // BATCHES, notes=notes)
     commits = spec.commits
     with fed(spark, bootstrap, spec, folder / "data") as until:
         until(lambda: bool(commits.at_us) and commits.records(-1) >= count)
@@ -172,7 +179,7 @@ def _delay(
     with peers.penstock(database, bootstrap, folder / f"capture_{uuid4().hex[:6]}") as capture:
         capture.wait_for(1)
         with _deleted_after(bootstrap, topic):
-            spec = Noted("bench", topic, url)
+            spec = Noted("bench", topic, url, notes=folder / "commits")
             with fed(spark, bootstrap, spec, folder / "data") as until:
                 until(lambda: bool(spec.commits.at_us))
                 first = 10

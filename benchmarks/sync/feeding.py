@@ -1,7 +1,7 @@
 """A sink fed as `penstock run` feeds it, each of its commits noted with the time.
 
 A commit is noted when the store's `apply` has returned: by the contract of sinks whoever reads the
-store then sees it.
+store then sees it. The sink lives in a Spark task, so notes go through a file.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
 from penstock.sinks.contract import Applied, Aside, Changes, Position, Sink
@@ -27,16 +29,41 @@ TIMEOUT_S: Final = 300.0
 _STEP_S: Final = 0.05
 
 
-@dataclass(slots=True)
 class Commits:
-    """When a store had reached which position."""
+    """When a store had reached which position, as a file says that grows."""
 
-    at_us: list[int] = field(default_factory=list)
-    positions: list[Position] = field(default_factory=list)
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read = 0
+        self._at_us: list[int] = []
+        self._positions: list[Position] = []
 
     def note(self, position: Position) -> None:
-        self.at_us.append(time.time_ns() // 1000)
-        self.positions.append(position)
+        line = orjson.dumps([time.time_ns() // 1000, position.text()]) + b"\n"
+        with self._path.open("ab", buffering=0) as file:
+            file.write(line)
+
+    @property
+    def at_us(self) -> list[int]:
+        self._take_in()
+        return self._at_us
+
+    @property
+    def positions(self) -> list[Position]:
+        self._take_in()
+        return self._positions
+
+    def _take_in(self) -> None:
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._read)
+            whole, newline, _ = file.read().rpartition(b"\n")
+        self._read += len(whole) + len(newline)
+        for line in whole.splitlines():
+            at_us, text = orjson.loads(line)
+            self._at_us.append(at_us)
+            self._positions.append(Position.from_json(text))
 
     def records(self, number: int) -> int:
         """How many records lie before a commit."""
@@ -53,15 +80,20 @@ class Commits:
 class Noted(SinkSpec):
     """A sink whose commits are noted."""
 
-    commits: Commits = field(default_factory=Commits)
+    notes: Path = Path()
+
+    @cached_property
+    def commits(self) -> Commits:
+        return Commits(self.notes)
 
     def sink(self) -> Sink:
         made: Any = SinkSpec.sink(self)
         apply: Callable[[Changes, Aside], Applied] = made.apply
+        notes = Commits(self.notes)
 
         def noted(changes: Changes, aside: Aside) -> Applied:
             done = apply(changes, aside)
-            self.commits.note(changes.position)
+            notes.note(changes.position)
             return done
 
         made.apply = noted

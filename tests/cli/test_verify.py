@@ -28,9 +28,9 @@ from penstock.client.connection import Cluster
 from penstock.client.topics import create
 from penstock.errors import PenstockError
 from penstock.sinks.contract import Position
+from penstock.spark.sinking.findings import Findings
 from penstock.spark.sinking.learning import parser_of
 from penstock.spark.sinking.letters import Letters
-from penstock.spark.sinking.task import Findings, packed
 from tests.cli.runner import run
 from tests.harness.profiles import VERIFIED_ROWS, some
 from tests.spark.sinking.changelog import Changelog
@@ -99,16 +99,12 @@ class Feeder:
                 # Where only the end of a transaction was left, there are none.
                 parts = records_since(cluster, topic, at if at.offsets else None)
                 records = pa.concat_tables([as_records([], [], topic), *parts])
-                told = [
-                    row
-                    for each in packed(parser.parse(records))
-                    for row in zip(*(c.to_pylist() for c in each.columns), strict=True)
-                ]
+                parsed = [parser.parse(records)]
                 # What was read may go beyond the end that was asked for before.
                 last = records.group_by("partition").aggregate([("offset", "max")]).to_pylist()
                 read = Position({(topic, r["partition"]): r["offset_max"] + 1 for r in last})
                 position = at.merged(end).merged(read)
-                findings = Findings(parser.schema, told)
+                findings = Findings(parser.schema, parsed)
                 if findings.unknown:
                     # The table was altered.
                     parser = parser_of(self._spec, cluster, topic, sink.stored_schema())

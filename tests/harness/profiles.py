@@ -84,6 +84,7 @@ FAILOVER_RECORDS: Final = _of(3_000, 3_000, 6_000)
 #                                          check    test      proof
 # Kills of the driver, of Python workers and of the broker, under a stream.
 SPARK_KILLS: Final = _of(3, 3, 10)
+RESIDENT_KILLS: Final = _of(1, 2, 30)
 # Kills of a driver whose flows keep state, and rows for each.
 STATE_KILLS: Final = _of(1, 1, 3)
 STATE_KILL_ROWS: Final = _of(80, 80, 200)

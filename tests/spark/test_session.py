@@ -211,6 +211,21 @@ def test_workers_let_nothing_wait(spark: SparkSession) -> None:
         assert all(each["found"] for each in found)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only there is anything imported before")
+def test_workers_are_forked_with_their_modules_and_draw_numbers_of_their_own(
+    spark: SparkSession,
+) -> None:
+    def look(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        there = "penstock.spark.runtime.sink_loop" in sys.modules
+        drawn = float(sys.modules["numpy"].random.random())
+        assert sum(len(each) for each in batches) == 1
+        yield pa.record_batch({"there": pa.array([there]), "drawn": pa.array([drawn])})
+
+    found = spark.range(0, 4, 1, 4).mapInArrow(look, "there boolean, drawn double").collect()
+    assert all(each["there"] for each in found)
+    assert len({each["drawn"] for each in found}) == len(found) == 4
+
+
 def test_a_connection_is_hastened() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         with socket.create_connection(server.getsockname()) as sock:

@@ -59,7 +59,6 @@ SMALL: Final = (
     "spark.sql.adaptive.enabled=false",
     "spark.sql.codegen.wholeStage=false",
     "spark.sql.codegen.factoryMode=NO_CODEGEN",
-    "spark.python.factory.idleWorkerMaxPoolSize=2",
 )
 _STEP_S: Final = 0.25
 _QUICK_STOP_S: Final = 10.0

@@ -215,7 +215,7 @@ def run(
         stack.enter_context(_warnings_in_lines())
         if specs:
             stack.enter_context(_locked(sinks_data))
-        spark = _session(file, master, parse_pairs(conf))
+        spark = _session(file, master, parse_pairs(conf), resident=1 if specs else 0)
         try:
             if log_level in {LogLevel.WARNING, LogLevel.ERROR}:
                 # What a person needs of Spark's reports is in our errors, without the stacks.
@@ -335,7 +335,7 @@ def run_sinks(
     connect(bootstrap, client)
     with _locked(data):
         must_reach_some(specs, data)
-        spark = _session(None, master, parse_pairs(conf))
+        spark = _session(None, master, parse_pairs(conf), resident=1)
         try:
             if log_level in {LogLevel.WARNING, LogLevel.ERROR}:
                 spark.sparkContext.setLogLevel("FATAL")
@@ -414,9 +414,11 @@ def chosen(flows: Collected, only: list[str]) -> Collected:
     return type(flows)(each for each in flows if not only or each.name in only)
 
 
-def _session(file: Path | None, master: str, conf: dict[str, str]) -> SparkSession:
+def _session(
+    file: Path | None, master: str, conf: dict[str, str], *, resident: int = 0
+) -> SparkSession:
     from penstock.cli.run_cluster import check_master
-    from penstock.spark import session
+    from penstock.spark.session import RESIDENT_TASKS, session
 
     check_master(master)
     # Spark's workers import what stands beside the file too.
@@ -429,7 +431,8 @@ def _session(file: Path | None, master: str, conf: dict[str, str]) -> SparkSessi
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         # Two flows share the machine instead of waiting for each other.
-        return session("penstock run", master, **{"spark.scheduler.mode": "FAIR", **conf})
+        ours = {"spark.scheduler.mode": "FAIR", RESIDENT_TASKS: str(resident)}
+        return session("penstock run", master, **ours | conf)
     finally:
         signal.signal(signal.SIGTERM, before)
 

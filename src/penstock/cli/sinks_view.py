@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from penstock.spark.sinking.manager import SinkManager, SinkStatus
 
 COLUMNS: Final = (
-    "sink", "state", "topic", "store", ">rows/s", ">put", ">deleted", ">lag", ">behind", ">dead",
-    ">restarts",
+    "sink", "state", "topic", "store", ">rows/s", ">put", ">deleted", ">lag", ">behind",
+    ">fresh p50/p99", ">dead", ">restarts",
 )  # fmt: skip
 STATES: Final = (
     "starting", "running", "waiting", "stopping", "stopped", "paused", "failed", "finished",
@@ -42,6 +42,7 @@ def row(status: Mapping[str, Any]) -> tuple[str, ...]:
         _counted(status["deleted"]),
         _counted(status["lag"]),
         behind(status["lag_s"]),
+        _fresh(status),
         _counted(None if status["put"] is None else numbers["dead_letters"]),
         f"{status['restarts']:,}",
     )
@@ -49,6 +50,18 @@ def row(status: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _counted(number: int | None) -> str:
     return "-" if number is None else f"{number:,}"
+
+
+def _fresh(status: Mapping[str, Any]) -> str:
+    p50, p99 = status["fresh_p50_s"], status["fresh_p99_s"]
+    return "-" if p50 is None or p99 is None else f"{age(p50)} / {age(p99)}"
+
+
+def age(seconds: float) -> str:
+    """A short time in the unit that suits it."""
+    if seconds < 1:
+        return f"{1000 * seconds:.0f} ms"
+    return f"{seconds:.1f} s" if seconds < 600 else f"{seconds / 60:.0f} min"
 
 
 def behind(lag_s: float | None) -> str:
@@ -86,6 +99,8 @@ def families(statuses: Sequence[SinkStatus]) -> list[Family]:
                       "Records in the topic that are not in the store yet."),
         "lag_s": Family("penstock_sink_lag_seconds", "gauge",
                         "Age of the newest record in the store, if there are newer ones; else 0."),
+        "fresh": Family("penstock_sink_freshness_seconds", "gauge",
+                        "Age of records when they came into the store, over the last minute."),
         "alarm": Family("penstock_sink_alarming", "gauge", "1 if the lag is above max_lag."),
         "state": Family("penstock_sink_state", "gauge",
                         "1 for the state that the sink is in, 0 for the others."),
@@ -101,6 +116,9 @@ def families(statuses: Sequence[SinkStatus]) -> list[Family]:
             found["lag"].add(each.lag, labels)
         if each.lag_s is not None:
             found["lag_s"].add(each.lag_s, labels)
+        for quantile, seconds in (("0.5", each.fresh_p50_s), ("0.99", each.fresh_p99_s)):
+            if seconds is not None:
+                found["fresh"].add(seconds, {**labels, "quantile": quantile})
         found["alarm"].add(int(each.alarming), labels)
         for state in STATES:
             found["state"].add(int(each.state == state), {**labels, "state": state})

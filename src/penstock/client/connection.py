@@ -402,6 +402,15 @@ class Cluster:
             connection.close()
         self._connections.clear()
 
+    def another(self) -> Cluster:
+        """The same cluster with connections of its own, for another thread."""
+        return Cluster(
+            self.bootstrap,
+            client_id=self._client_id,
+            timeout_s=self._timeout_s,
+            security=self.security,
+        )
+
     def at(self, address: Address) -> Connection:
         """A connection to the broker at this address."""
         known = self._connections.get(address)

@@ -44,6 +44,18 @@ class Address:
         port = f":{self.port}" if self.port is not None else ""
         return f"{self.scheme}://{at}{self.host}{port}/{self.path}"
 
+    @property
+    def is_local(self) -> bool:
+        """Whether it can be written on this machine only: files, or a server at `localhost`."""
+        in_files = not self.scheme.endswith(("s3", "http", "https")) and self.scheme not in _SERVERS
+        # What was sent is remembered in a file.
+        if in_files or self.scheme.startswith("webhook+"):
+            return True
+        remote = self.scheme.endswith("s3")
+        return not remote and (
+            self.host in {"", "localhost", "::1"} or self.host.startswith("127.")
+        )
+
     def only(self, *known: str) -> None:
         """ConfigError if an option is none of these."""
         for name in self.options:
@@ -82,6 +94,8 @@ class _Kind:
     extra: str = ""
 
 
+# Kinds of stores that are reached over the network; others say it in their names.
+_SERVERS: Final = frozenset({"postgresql", "postgres", "mysql", "mariadb", "redis", "rediss"})
 _SQL, _OPENSEARCH = "penstock.sinks.sql", "penstock.sinks.opensearch"
 KINDS: Final[Mapping[str, _Kind]] = {
     "sqlite": _Kind(f"{_SQL}.sqlite"),

@@ -19,6 +19,10 @@ What is set, and why:
 - Workers that acknowledge at once what Java sends (see `penstock.worker_daemon`): 40 ms of each
   task went there. Only on one machine, too; on others `spark.python.daemon.module` can be set to it
   where this package is installed.
+- Where the machine itself is the cluster, and runs Linux, the processes that plan micro-batches are
+  forked from one that has loaded all they need (see `fork_server`): a second less for each stream.
+- Where `spark.penstock.residentTasks` is set, as `penstock run` does for sinks: a slot for each
+  such task beside the cores, since it runs for as long as the session.
 - No code for unions as a whole: flows tell the streams of a micro-batch apart by their parts.
 - A class archive (see `archive`), so that Java starts in a third of the time.
 
@@ -30,22 +34,28 @@ as `getOrCreate` does; settings that can change at run time are applied to it.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from penstock.errors import PenstockError
 from penstock.spark.archive import java_options
+from penstock.spark.fork_server import ForkServer
 from penstock.spark.java import find_java
 from penstock.spark.python import worker_python
 from penstock.spark.registering import register
 
 _JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
 _MOST_SHUFFLE_PARTITIONS: Final = 8
+_LOCAL: Final = re.compile(r"local(\[(\*|\d+)(?P<failures>,\d+)?\])?")
+# How many tasks of sinks run for as long as the session, beside those of the flows.
+RESIDENT_TASKS: Final = "spark.penstock.residentTasks"
 _STREAMING: Final = "org.apache.spark.sql.execution.streaming"
 
 _ANYWHERE: Final = {
@@ -96,7 +106,7 @@ def session(name: str = "penstock", master: str = "local[*]", **conf: Any) -> Sp
         return running
     java = find_java()
     _prepare_workers(master)
-    builder = SparkSession.builder.appName(name).master(master)
+    builder = SparkSession.builder.appName(name).master(with_slots(master, given))
     for key, value in settings_of(master, given, java_options(java)).items():
         builder = builder.config(key, value)
     try:
@@ -108,8 +118,25 @@ def session(name: str = "penstock", master: str = "local[*]", **conf: Any) -> Sp
             f"Spark did not start with {java.program}, Java {java.version}: {error}",
             advice="Its own words stand above, on stderr; look at memory and at the settings given",
         ) from error
+    if _is_local(master) and sys.platform == "linux":
+        # Elsewhere libraries with threads do not bear a fork.
+        _use_fork_server(spark.sparkContext)
     register(spark)
     return spark
+
+
+def _use_fork_server(context: SparkContext) -> None:
+    """Let streams be planned by forks, until the context is stopped."""
+    server = ForkServer(context.pythonExec)
+    context.pythonExec = server.program
+    stop = context.stop
+
+    def stop_both() -> None:
+        stop()
+        server.close()
+
+    # A session's `stop` calls it too.
+    context.stop = stop_both  # type: ignore[method-assign]
 
 
 def _running() -> SparkSession | None:
@@ -128,6 +155,8 @@ def settings_of(master: str, given: Mapping[str, str], archive: str) -> dict[str
         settings |= _ON_ONE_MACHINE
         cores = min(_cores(master), _MOST_SHUFFLE_PARTITIONS)
         settings["spark.sql.shuffle.partitions"] = str(cores)
+        if RESIDENT_TASKS in given:
+            settings["spark.default.parallelism"] = str(_cores(master))
     quiet = f"-Dlog4j2.configurationFile={files('penstock.spark') / 'quiet.properties'}"
     settings |= given
     options = [] if " " in quiet else [quiet]
@@ -136,6 +165,15 @@ def settings_of(master: str, given: Mapping[str, str], archive: str) -> dict[str
     path = os.environ.get("PYTHONPATH", "")
     settings.setdefault("spark.executorEnv.PYTHONPATH", path)
     return settings
+
+
+def with_slots(master: str, given: Mapping[str, str]) -> str:
+    """A local master with a slot more for each resident task: it is a thread, and no core."""
+    match = _LOCAL.fullmatch(master)
+    count = given.get(RESIDENT_TASKS, "0")
+    if match is None or not count.isdecimal() or not int(count):
+        return master
+    return f"local[{_cores(master) + int(count)}{match['failures'] or ''}]"
 
 
 def _prepare_workers(master: str) -> None:

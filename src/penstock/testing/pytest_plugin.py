@@ -43,8 +43,7 @@ def penstock_shared_broker() -> Iterator[Broker]:
 @pytest.fixture(scope="session")
 def penstock_spark() -> Iterator[SparkSession]:
     """One Spark session for the whole run, small; starting it takes seconds."""
-    from penstock.spark import register, session
-    from penstock.testing.source_forks import forking
+    from penstock.spark import session
 
     spark = session(
         "penstock tests",
@@ -56,12 +55,8 @@ def penstock_spark() -> Iterator[SparkSession]:
             "spark.ui.enabled": False,
         },
     )
-    context = spark.sparkContext
-    with forking(context.pythonExec) as context.pythonExec:
-        # What is registered keeps the Python of that time.
-        register(spark)
-        yield spark
-        spark.stop()
+    yield spark
+    spark.stop()
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from penstock.sinks import Position
 from penstock.sinks.spec import SinkSpec
 from penstock.spark.flows.overseeing import Settings
 from penstock.spark.flows.supervisor import Policy
-from penstock.spark.sinking.feeding import Feeding
+from penstock.spark.runtime.sink_query import SinkQuery
 from penstock.spark.sinking.folder import SinkFolder
 from penstock.spark.sinking.manager import SinkManager
 from penstock.testing import Broker
@@ -129,18 +129,18 @@ def test_rebuilt_beside_while_another_fails_alone(
         with closing(sqlite3.connect(store)) as connection, connection:
             connection.execute("UPDATE orders SET name = 'spoilt'")
         seen: list[tuple[Position | None, Position | None]] = []
-        switch, start = Feeding.switch, Feeding.start
+        switch, start = SinkQuery.switch, SinkQuery.start
 
-        def watched(built: Feeding) -> None:
+        def watched(built: SinkQuery) -> None:
             seen.append((built.applied.position, manager._live["orders"].applied.position))
             switch(built)
 
-        def begun(feeding: Feeding) -> None:
-            start(feeding)
+        def begun(query: SinkQuery) -> None:
+            start(query)
             log.feed(10)
 
-        monkeypatch.setattr(Feeding, "switch", watched)
-        monkeypatch.setattr(Feeding, "start", begun)
+        monkeypatch.setattr(SinkQuery, "switch", watched)
+        monkeypatch.setattr(SinkQuery, "start", begun)
         manager.answer({"do": "rebuild", "sink": "orders"})
         until(manager, lambda: not any(each.rebuilding for each in manager.status()))
         until(manager, lambda: _status(manager)["state"] == "running")

@@ -27,9 +27,9 @@ from penstock.sinks.spec import SinkSpec, from_config
 from penstock.spark.reading.heartbeat_keys import HEARTBEATS
 from penstock.spark.sinking import learning
 from penstock.spark.sinking.errors import TruncatedError
+from penstock.spark.sinking.findings import Findings
 from penstock.spark.sinking.learning import SAMPLES, parser_of
 from penstock.spark.sinking.parsing import Format, Parser
-from penstock.spark.sinking.task import Findings, packed
 from penstock.testing import Broker
 
 Record = tuple[bytes | None, bytes | None]
@@ -195,17 +195,12 @@ def test_schema_blocks_and_samples() -> None:
     ]  # fmt: skip
 
 
-def test_findings_come_to_the_driver_whole_and_each_key_once() -> None:
+def test_partitions_are_put_together_with_each_key_once() -> None:
     reader = parser("id int, name string", "id")
     one = reader.parse(table([(b"1", b'{"id":1,"name":"a"}'), (b"2", b'{"id":2,"name":"b"}')]))
     # The same row under another key of the log, in another partition, later.
     two = reader.parse(table([(b'{"id":1}', None), (b"bad", b"{")], first=50, partition=1))
-    rows = [
-        (batch.column(0)[0].as_py(), batch.column(1)[0].as_py())
-        for parsed in (one, two)
-        for batch in packed(parsed)
-    ]
-    found = Findings(reader.schema, rows)
+    found = Findings(reader.schema, [one, two])
     changes = found.changes(Position(), Position({("t", 0): 2, ("t", 1): 52}))
     assert changes.upserts.to_pylist() == [{"id": 2, "name": "b"}]
     assert changes.deletes.to_pylist() == [{"id": 1}]
@@ -227,16 +222,15 @@ def test_settings_that_are_wrong() -> None:
 
 
 def _in_store(reader: Parser, batches: list[pa.Table]) -> dict[Any, Any]:
-    """What a store would hold; each batch is what one or more tasks have read."""
+    """What a store would hold; each batch is the records of one or more partitions."""
     rows: dict[Any, Any] = {}
     for records in batches:
         numbers = sorted(set(records.column("partition").to_pylist()))
-        parts = [
-            packed(reader.parse(records.filter(pc.equal(records.column("partition"), number))))
+        parsed = [
+            reader.parse(records.filter(pc.equal(records.column("partition"), number)))
             for number in numbers
         ]
-        told = [(row["kind"], row["data"]) for part in parts for b in part for row in b.to_pylist()]
-        changes = Findings(reader.schema, told).changes(Position(), Position({("t", 0): 1}))
+        changes = Findings(reader.schema, parsed).changes(Position(), Position({("t", 0): 1}))
         for row in changes.deletes.to_pylist():
             rows.pop(tuple(row.values()), None)
         for row in changes.upserts.to_pylist():
@@ -330,13 +324,11 @@ def test_a_truncate_whose_deletes_were_told_is_passed_over() -> None:
         assert found.deletes.to_pylist()[-1] == {"id": 1}
 
 
-def test_a_new_column_of_which_tasks_think_differently() -> None:
+def test_a_new_column_that_differs_between_partitions() -> None:
     reader = replace(parser("id int", "id"), grows=True)
-    told = []
-    for value in (b'{"id":1,"v":1,"w":1}', b'{"id":1,"v":1.5,"w":"x"}'):
-        for part in packed(reader.parse(table([(b"1", value)]))):
-            told += [(row["kind"], row["data"]) for row in part.to_pylist()]
-    new = Findings(reader.schema, told).new
+    values = (b'{"id":1,"v":1,"w":1}', b'{"id":1,"v":1.5,"w":"x"}')
+    parsed = [reader.parse(table([(b"1", value)])) for value in values]
+    new = Findings(reader.schema, parsed).new
     assert new["v"].field.type == pa.float64()
     assert is_json(new["w"].field)
 
@@ -376,10 +368,7 @@ def test_new_columns_are_what_their_schema_block_says() -> None:
     reader = Parser(tuple(from_block(_block([ID]))), ("id",), "debezium", grows=True)
     plain = json.dumps({"op": "c", "after": {"id": 2, "guess": 1}}).encode()
     records = table([(b'{"id":1}', _event([ID, *LATER], LATER_ROW)), (b'{"id":2}', plain)])
-    told = [
-        tuple(row.values()) for part in packed(reader.parse(records)) for row in part.to_pylist()
-    ]
-    new = Findings(reader.schema, told).new
+    new = Findings(reader.schema, [reader.parse(records)]).new
     assert new.pop("guess") == Column(pa.field("guess", pa.int64()))
     assert new == {each.name: each for each in from_block(_block(LATER))}
     grown = replace(reader, columns=(*reader.columns, *new.values()))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from confluent_kafka import Producer
@@ -20,12 +18,12 @@ from penstock.sinks import FencedError, OutOfStepError, Position, Refused, Schem
 from penstock.sinks.errors import StoreAwayError, StoreUnreachableError
 from penstock.sinks.fields import from_text
 from penstock.sinks.spec import SinkSpec
-from penstock.spark.flows.inputs import Place
+from penstock.spark.runtime.sink_loop import LogAddress, Report, SinkLoop, Start, failure_of
 from penstock.spark.sinking.errors import RecordsGoneError, TopicReplacedError
-from penstock.spark.sinking.feeding import Feeding
+from penstock.spark.sinking.folder import SinkFolder
 from penstock.spark.sinking.learning import parser_of
 from penstock.spark.sinking.letters import Letters
-from penstock.spark.sinking.starting import Store, last_fed_s, starting
+from penstock.spark.sinking.starting import Store, starting
 from penstock.testing import Broker
 from penstock.testing.sinks import changes, never
 from tests.spark.sinking.changelog import records
@@ -112,29 +110,20 @@ def test_tombstones_that_may_be_gone(log_broker: Broker, cluster: Cluster, topic
     assert "rebuild orders" in told.value.advice
 
 
-def test_when_it_was_last_fed(tmp_path: Path) -> None:
-    def fed_s(offset: int) -> float:
-        return last_fed_s(tmp_path, Position({("t", 0): offset}))
-
-    assert fed_s(100) == 0
-    for folder in ("commits", "offsets"):
-        (tmp_path / folder).mkdir()
-    (tmp_path / "commits" / ".0.crc").touch()
-    assert fed_s(100) == 0
-    # As Spark writes them; of the last one it has not written what it did.
-    for number in range(8, 13):
-        offsets = tmp_path / "offsets" / str(number)
-        offsets.write_text(f'v1\n{{"batchWatermarkMs":0}}\n{{"t":{{"0":{number}0}}}}')
-        if number < 12:
-            commit = tmp_path / "commits" / str(number)
-            commit.touch()
-            os.utime(commit, (number * 1000, number * 1000))
-    assert fed_s(110) == fed_s(120) == 11_000
-    # The store was put back to what it was: then was it fed, and not when others had its place.
-    assert fed_s(109) == 10_000
-    assert fed_s(79) == 0
-    (tmp_path / "offsets" / "11").unlink()
-    assert fed_s(120) == 10_000
+def test_when_it_was_last_fed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = SinkFolder(tmp_path)
+    (tmp_path / "orders").mkdir()
+    assert folder.fed("orders") == ()
+    clock = iter(range(1000, 9000, 4))
+    monkeypatch.setattr("penstock.spark.sinking.folder.time.time", lambda: float(next(clock)))
+    for offset in (1, 2, 3, 3, 4, 5, 6):
+        folder.note_fed("orders", Position({("t", 0): offset}))
+    # Every ten seconds at most.
+    assert [(at.offsets["t", 0], at_s) for at, at_s in folder.fed("orders")] == [
+        (1, 1000), (3, 1012), (6, 1024),
+    ]  # fmt: skip
+    (tmp_path / "orders" / "fed.json").write_text("{")
+    assert folder.fed("orders") == ()
 
 
 def test_a_store_that_was_put_back_may_lack_tombstones(
@@ -151,16 +140,13 @@ def test_a_store_that_was_put_back_may_lack_tombstones(
         sink.open(schema)
         one = changes(schema, [{"id": 1}], [], since=0, until=3)
         sink.apply(replace(one, position=Position({(topic, 0): 3})), never)
-    checkpoint = tmp_path / "checkpoint"
-    for folder in ("commits", "offsets"):
-        (checkpoint / folder).mkdir(parents=True)
-    (checkpoint / "commits" / "0").touch()
-    (checkpoint / "offsets" / "0").write_text(f'v1\n{{}}\n{{"{topic}":{{"0":10}}}}')
-    nothing: Any = None
-    feeding = Feeding(nothing, spec, Place(log_broker.bootstrap, {}, str), checkpoint)
-    with pytest.raises(RecordsGoneError, match="without a trace"):
-        feeding.start()
-    feeding.close()
+    for fed_at, refused in ((10, True), (3, False)):
+        fed = ((Position({(topic, 0): fed_at}), time.time()),)
+        reports: list[Report] = []
+        start = Start(topic, once=True, fed=fed)
+        SinkLoop(spec, LogAddress(log_broker.bootstrap), start, reports.append).run()
+        failure = reports[-1].failure
+        assert (failure is not None and "without a trace" in failure.message) == refused, reports
 
 
 def test_letters_are_the_records_as_they_were(
@@ -200,21 +186,15 @@ def test_avro_is_told_before_all_of_it_is_put_aside(
 
 
 @pytest.mark.parametrize("once", [True, False])
-def test_a_store_that_was_never_reached(tmp_path: Path, once: bool) -> None:
+def test_a_store_that_was_never_reached(once: bool) -> None:
     """A run that is to end does not wait for it; it may have the wrong address."""
-    nothing: Any = None
-    spec = SinkSpec("orders", "t", f"sqlite:///{tmp_path}/s.db")
-    feeding = Feeding(nothing, spec, nothing, tmp_path / "checkpoint", once=once)
-    assert feeding.explain(StoreAwayError("nobody is there")).retriable is not once
-    assert feeding.explain(StoreUnreachableError("it is locked")).retriable
-    feeding.applied.position = Position()
-    assert feeding.explain(StoreAwayError("nobody is there any more")).retriable
 
+    def is_retried(error: Exception, *, reached: bool = False) -> bool:
+        return failure_of(error, "orders", once=once, reached=reached).retriable
 
-def test_a_store_that_was_put_back_is_fed_again(log_broker: Broker, tmp_path: Path) -> None:
-    spec = SinkSpec("orders", "t", f"sqlite:///{tmp_path}/s.db")
-    spark: Any = None
-    feeding = Feeding(spark, spec, Place(log_broker.bootstrap, {}, str), tmp_path)
-    assert feeding.explain(OutOfStepError("the store is at 3")).retriable
-    # Two who write in turn would fence each other for ever.
-    assert not feeding.explain(FencedError("another writes")).retriable
+    assert is_retried(StoreAwayError("nobody is there")) is not once
+    assert is_retried(StoreUnreachableError("it is locked"))
+    assert is_retried(StoreAwayError("nobody is there any more"), reached=True)
+    # One that was put back is fed again; two who write in turn would fence each other for ever.
+    assert is_retried(OutOfStepError("the store is at 3"))
+    assert not is_retried(FencedError("another writes"))

@@ -126,8 +126,9 @@ class Manager(Overseer[_Unit]):
 
     def _launch(self, unit: _Unit, query: Running) -> None:
         """Plan and start a query."""
-        # Flows share the machine fairly; one with much to do does not hold up the others.
-        self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", unit.flow.name)
+        # In one pool the oldest job comes first, so each flow gets its turn; with a pool for each,
+        # Spark prefers the first in the alphabet.
+        self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", "flows")
         self._make_inputs(unit.flow, query.place)
         plan = query.plan()
         with self._lock:

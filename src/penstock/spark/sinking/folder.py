@@ -4,25 +4,32 @@
     .penstock/sinks/orders/sink.json       paused, being rebuilt, what went wrong last
     .penstock/sinks/orders/counts.json     rows and dead letters so far
     .penstock/sinks/orders/checkpoint      Spark's own, emptied at each start
+    .penstock/sinks/orders/fed.json        when the store was at which position
 
-The position is not here: the store has it.
+The position to go on from is not here: the store has it.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
 import orjson
 
+from penstock.sinks.contract import Position
 from penstock.spark.flows.errors import AlreadyRunningError, CheckpointError
 from penstock.spark.flows.folder import COUNTS_FILE, Folder
 
 DEFAULT_DATA: Final = Path(".penstock") / "sinks"
 SINK_FILE: Final = "sink.json"
+FED_FILE: Final = "fed.json"
+FED_EVERY_S: Final = 10.0
+FED_KEPT: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +63,26 @@ class SinkFolder(Folder):
             "Ctrl-C or SIGTERM.",
         )
 
-    def place(self, sink: str, *, rebuild: bool = False) -> Path:
-        """Spark's checkpoint."""
-        return (self.path / sink / ("rebuild" if rebuild else "checkpoint")).resolve()
+    def fed(self, sink: str) -> tuple[tuple[Position, float], ...]:
+        """When a store was at which position, in seconds since 1970, as far as it is known."""
+        try:
+            found = orjson.loads((self.path / sink / FED_FILE).read_bytes())
+            return tuple((Position.from_json(text), float(at_s)) for text, at_s in found)
+        except (OSError, ValueError, TypeError, AttributeError):
+            # Then nobody knows.
+            return ()
+
+    def note_fed(self, sink: str, position: Position) -> None:
+        """A store is at this position now. Written down every ten seconds at most."""
+        known, now = self.fed(sink), time.time()
+        if known and now - known[-1][1] < FED_EVERY_S:
+            return
+        kept = [(text.text(), at_s) for text, at_s in known[-FED_KEPT:] if text != position]
+        file = self.path / sink / FED_FILE
+        beside = file.with_suffix(".new")
+        with suppress(OSError):
+            beside.write_bytes(orjson.dumps([*kept, (position.text(), now)]))
+            beside.replace(file)
 
     def sinks(self) -> list[SinkRecord]:
         """All sinks that ever ran here."""

@@ -8,7 +8,10 @@ was written, if there are newer ones (after a start, the oldest that is not in i
 in seconds passes its `max_lag`, one that cannot be started for so long, and one that has failed are
 alarming: told once in the log, and shown until it has caught up.
 
-**Rebuilding.** A second query fills a store beside the old one, from the start of the topic to what
+**Freshness** is how old records were when they came into the store: the half and 99% of those of
+the last minute.
+
+**Rebuilding.** A second run fills a store beside the old one, from the start of the topic to what
 is there when it begins, and then what has come since. Then the first is stopped, the second reads
 the rest, the new store takes the place of the old, which so does not go back in time, and the sink
 goes on from there.
@@ -30,8 +33,10 @@ from penstock.spark.flows.inputs import Place
 from penstock.spark.flows.overseeing import Overseer, Settings, Unit
 from penstock.spark.flows.progress import Progress
 from penstock.spark.flows.supervisor import Failure, Policy
+from penstock.spark.runtime.resident import ResidentTasks
+from penstock.spark.runtime.sink_loop import LogAddress, Start
+from penstock.spark.runtime.sink_query import Applied, SinkQuery
 from penstock.spark.sinking.errors import UnknownSinkError
-from penstock.spark.sinking.feeding import Applied, Feeding
 from penstock.spark.sinking.folder import SinkFolder, SinkRecord
 from penstock.spark.sinking.lag import ends_of, lag_of, unread_since
 
@@ -66,6 +71,9 @@ class SinkStatus:
     put: int
     deleted: int
     generation: int = 1
+    # How old records were when they came into the store, over the last minute.
+    fresh_p50_s: float | None = None
+    fresh_p99_s: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -83,7 +91,7 @@ def in_words(status: SinkStatus) -> str:
     return f"{told}{status.topic}" + (f": {status.error}" if status.error else "")
 
 
-class _Unit(Unit[Feeding]):
+class _Unit(Unit[SinkQuery]):
     """A sink under supervision, or what is built beside it."""
 
     def __init__(self, spec: SinkSpec, policy: Policy, *, rebuild: bool = False) -> None:
@@ -120,6 +128,7 @@ class SinkManager(Overseer[_Unit]):
         self._specs = specs
         self._folder = folder
         self._place = Place(settings.bootstrap, settings.options, resolve)
+        self._tasks = ResidentTasks(spark, specs, LogAddress(settings.bootstrap, settings.options))
         self._measured = float("-inf")
         self._measuring: Future[None] | None = None
         self.on_change: Callable[[SinkStatus], None] = lambda status: None
@@ -160,35 +169,39 @@ class SinkManager(Overseer[_Unit]):
         self._measure()
         return over
 
-    def _new_query(self, unit: _Unit) -> Feeding:
-        feeding = Feeding(
-            self._spark,
-            unit.spec,
-            self._place,
-            self._folder.place(unit.spec.name, rebuild=unit.rebuild),
-            once=self._settings.once,
-            rebuild=unit.rebuild,
-            known_id=self._known_id(unit),
-            make=self._make,
+    def close(self) -> None:
+        """Let go of the tasks and the threads, once all is over."""
+        self._tasks.close()
+        super().close()
+
+    def _new_query(self, unit: _Unit) -> SinkQuery:
+        def start() -> Start:
+            self._make(unit.spec.topic)
+            return Start(
+                self._place.resolve(unit.spec.topic),
+                once=self._settings.once,
+                rebuild=unit.rebuild,
+                known_id=self._known_id(unit),
+                fed=() if unit.rebuild else self._folder.fed(unit.spec.name),
+            )
+
+        return SinkQuery(
+            self._tasks, unit.spec, start, progress=unit.progress, applied=unit.applied
         )
-        feeding.progress, feeding.applied = unit.progress, unit.applied
-        return feeding
 
     def _known_id(self, unit: _Unit) -> str:
         """The topic that a store was filled from, for stores that do not tell themselves."""
         known = self._folder.sink(unit.spec.name)
         return known.topic_id if known.topic == unit.spec.topic and not unit.rebuild else ""
 
-    def _launch(self, unit: _Unit, query: Feeding) -> None:
-        # Sinks and flows share the machine fairly.
-        self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", f"sink {unit.spec.name}")
+    def _launch(self, unit: _Unit, query: SinkQuery) -> None:
         query.start()
 
     def _started(self, unit: _Unit) -> None:
         if unit.query is not None and not unit.rebuild:
             self._remember(unit, topic_id=unit.query.topic_id)
 
-    def _ended(self, unit: _Unit, query: Feeding) -> None:
+    def _ended(self, unit: _Unit, query: SinkQuery) -> None:
         # What was built beside is still to be put in the place of the old.
         if not unit.rebuild:
             query.close()
@@ -263,6 +276,7 @@ class SinkManager(Overseer[_Unit]):
         self._measuring = self._pool.submit(self._measure_all)
 
     def _measure_all(self) -> None:
+        self._tasks.look()
         units = self._units()
         known = [unit for unit in units if unit.applied.position is not None]
         try:
@@ -285,6 +299,8 @@ class SinkManager(Overseer[_Unit]):
             since = unit.unread[1]
             lag_s = None if since is None else max(0.0, time.time() - since)
         unit.lag, unit.lag_s = lag, lag_s
+        if not unit.rebuild:
+            self._folder.note_fed(unit.spec.name, at)
 
     def _watch_lag(self, unit: _Unit) -> None:
         most_s = unit.spec.max_lag_s
@@ -340,6 +356,7 @@ class SinkManager(Overseer[_Unit]):
     def _status(self, unit: _Unit) -> SinkStatus:
         failure = unit.life.failure
         at = unit.applied.position
+        fresh_p50_s, fresh_p99_s = unit.applied.freshness or (None, None)
         paused = unit.life.state == "stopped" and self._folder.sink(unit.spec.name).paused
         return SinkStatus(
             name=unit.spec.name,
@@ -358,6 +375,8 @@ class SinkManager(Overseer[_Unit]):
             alarming=unit.alarming,
             put=unit.applied.put,
             deleted=unit.applied.deleted,
+            fresh_p50_s=fresh_p50_s,
+            fresh_p99_s=fresh_p99_s,
         )
 
     def answer(self, question: Mapping[str, Any]) -> Any:

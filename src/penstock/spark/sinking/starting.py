@@ -16,7 +16,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NoReturn
 
 from penstock.client.connection import Cluster
@@ -116,25 +115,3 @@ def _check_tombstones(
                 f"{at} of {place[0]}-{place[1]} without a trace",
                 advice=f"`penstock sinks rebuild {store.sink}` builds it from the topic.",
             )
-
-
-def last_fed_s(checkpoint: Path, at: Position) -> float:
-    """When Spark last completed a micro-batch under this checkpoint that a store at this position
-    has; 0 if nobody knows. (A store that was put back from a backup lacks the newest ones.)"""
-    try:
-        done = [file for file in (checkpoint / "commits").iterdir() if file.name.isdecimal()]
-    except OSError:
-        return 0.0
-    for file in sorted(done, key=lambda each: int(each.name), reverse=True):
-        try:
-            if at.reaches(end_of(checkpoint, int(file.name))):
-                return file.stat().st_mtime
-        except (OSError, IndexError, ValueError):
-            continue
-    return 0.0
-
-
-def end_of(checkpoint: Path, batch_id: int) -> Position:
-    """How far a micro-batch goes, as Spark has written it down."""
-    lines = (checkpoint / "offsets" / str(batch_id)).read_text(encoding="utf-8").splitlines()
-    return Position.from_json(lines[2])

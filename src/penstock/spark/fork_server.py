@@ -1,15 +1,16 @@
-"""The processes that plan micro-batches, forked from one that has loaded all they need.
+"""Forks the processes that plan micro-batches from one that has loaded all they need.
 
-Spark starts a Python process for each stream with a source in Python. Loading pyspark and pyarrow
-takes it more than half a second of computing, and a test of flows starts many streams for a few
-records each. Here Spark is given a program that asks a process of ours to fork instead: to Spark it
-looks the same, for the program ends as the fork does, and the fork ends with the program.
+Spark starts a Python process for each stream with a source in Python. Importing pyspark and pyarrow
+takes each of them more than half a second of processor time and 45 MB that forks share. So on one
+machine Spark is given a program that asks the server here to fork instead: to Spark it looks the
+same, for the program ends as the fork does, and the fork ends with the program.
 
-If there is nobody to ask, the program becomes the Python that it stands for.
+If nobody answers, the program becomes the Python that it stands for.
 """
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import runpy
@@ -22,8 +23,7 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from shlex import quote
 from typing import Final
@@ -58,35 +58,41 @@ posix._exit(code[0] if code else 1)
 """
 
 
-@contextmanager
-def forking(instead: str) -> Iterator[str]:
-    """A program to be Spark's Python on this machine; `instead` is the Python otherwise."""
-    if sys.platform != "linux":
-        # Elsewhere libraries with threads do not bear a fork.
-        yield instead
-        return
-    # A short path: that of a socket has room for a hundred letters.
-    folder = tempfile.mkdtemp(prefix="penstock-forks-")
-    program = Path(folder) / "python"
-    program.write_text(_PROGRAM.format(runner=RUNNER, folder=quote(folder), instead=quote(instead)))
-    program.chmod(0o700)
-    (Path(folder) / "ask.py").write_text(_ASK)
-    serving = subprocess.Popen(
-        [instead, "-m", "penstock.testing.source_forks", f"{folder}/socket"],
-        stdin=subprocess.PIPE,
-        # As Spark sets it for its own.
-        env={**os.environ, "PYTHONHASHSEED": "0"},
-    )
-    with serving:
-        try:
-            yield str(program)
-        finally:
-            serving.terminate()
-            shutil.rmtree(folder, ignore_errors=True)
+_SERVE: Final = "import sys; from penstock.spark.fork_server import serve; serve(sys.argv[1])"
 
 
-def serve(path: str) -> None:
-    """Fork for whoever asks, until there is nobody any more who could."""
+class ForkServer:
+    """The server, as a child process, and the program to be Spark's Python on this machine.
+
+    It ends with `close`, and at the latest with the process that made it.
+    """
+
+    def __init__(self, python: str) -> None:
+        # A short path: that of a socket has room for a hundred letters.
+        self._folder = Path(tempfile.mkdtemp(prefix="penstock-forks-"))
+        self.program = str(self._folder / "python")
+        values = {"runner": RUNNER, "folder": quote(str(self._folder)), "instead": quote(python)}
+        (self._folder / "ask.py").write_text(_ASK)
+        Path(self.program).write_text(_PROGRAM.format(**values))
+        Path(self.program).chmod(0o700)
+        self._process = subprocess.Popen(
+            [python, "-c", _SERVE, str(self._folder)],
+            stdin=subprocess.PIPE,
+            # As Spark sets it for its own.
+            env={**os.environ, "PYTHONHASHSEED": "0"},
+        )
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        """End the server; processes that it forked end with the programs that asked for them."""
+        atexit.unregister(self.close)
+        with self._process:
+            self._process.terminate()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def serve(folder: str) -> None:
+    """Fork for whoever asks, until the process that started this one is gone."""
     for name in _MODULES:
         __import__(name)
     # It is run as the main module of each fork.
@@ -101,7 +107,7 @@ def serve(path: str) -> None:
     # Later Pythons warn of what is common here: libraries have threads, which do not mind forks.
     warnings.simplefilter("ignore", DeprecationWarning)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
-        listening.bind(path)
+        listening.bind(f"{folder}/socket")
         listening.listen()
         while listening in select.select([sys.stdin, listening], [], [])[0]:
             asking, _ = listening.accept()
@@ -109,6 +115,8 @@ def serve(path: str) -> None:
                 listening.close()
                 os._exit(_run(asking))
             asking.close()
+    # Whoever closes us does this too, but it may have been killed.
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _run(asking: socket.socket) -> int:
@@ -157,7 +165,3 @@ def _end_with(asking: socket.socket) -> None:
     """Spark ends the program it started; then there is no need for us."""
     asking.recv(1)
     os._exit(1)
-
-
-if __name__ == "__main__":
-    serve(sys.argv[1])

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from penstock.spark.fork_server import RUNNER, ForkServer
 from penstock.spark.python import worker_python
-from penstock.testing.source_forks import RUNNER, forking
 from tests.waiting import eventually
 
 pytestmark = [
@@ -21,12 +21,20 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="only there is anything forked"),
 ]
 SECRET = b"between you and me"
+OWNER = """
+from penstock.spark.fork_server import ForkServer
+from penstock.spark.python import worker_python
+print(ForkServer(worker_python()).program, flush=True)
+input()
+"""
 
 
 @pytest.fixture(scope="module")
 def program() -> Iterator[str]:
-    with forking(worker_python()) as made:
-        yield made
+    server = ForkServer(worker_python())
+    yield server.program
+    server.close()
+    assert not Path(server.program).parent.exists()
 
 
 class Started:
@@ -75,7 +83,7 @@ def test_a_fork_ends_with_its_program_and_the_program_with_its_fork(program: str
     started = eventually(forked)
     assert started is not None
     folder = Path(f"/proc/{started.pid}")
-    assert b"penstock.testing.source_forks" in (folder / "cmdline").read_bytes()
+    assert b"penstock.spark.fork_server" in (folder / "cmdline").read_bytes()
     # Spark hangs up.
     assert started.close() != 0
     killed = Started(program)
@@ -103,3 +111,18 @@ def test_without_anybody_to_ask_it_is_plain_python_too(program: str, tmp_path: P
     started = Started(str(copy))
     assert not started.is_fork
     assert started.close() != 0
+
+
+def test_a_server_ends_with_whoever_started_it() -> None:
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with owner:
+        assert owner.stdout is not None
+        folder = Path(owner.stdout.readline().strip()).parent
+        eventually((folder / "socket").exists)
+        owner.kill()
+    eventually(lambda: not folder.exists())
