@@ -62,6 +62,15 @@ def caught_up(manager: SinkManager, broker: Broker, topic: str) -> Callable[[], 
     return lambda: all(is_at_end(unit.applied) for unit in manager._units())  # type: ignore[arg-type]
 
 
+def has_moved(manager: SinkManager) -> Callable[[], bool]:
+    put = [each.put for each in manager.status()]
+    return lambda: [each.put for each in manager.status()] != put
+
+
+def is_gone(manager: SinkManager, pid: int) -> Callable[[], bool]:
+    return lambda: pid not in manager._tasks.pids
+
+
 @pytest.mark.timeout(600)
 def test_the_task_is_killed_again_and_again(
     spark: SparkSession, log_broker: Broker, topic: str, tmp_path: Path, seed: int
@@ -75,13 +84,12 @@ def test_the_task_is_killed_again_and_again(
     log.feed(100)
     with managed(spark, log_broker, tmp_path / "data", *specs) as manager:
         for _ in range(RESIDENT_KILLS):
-            put = [each.put for each in manager.status()]
-            until(manager, lambda put=put: [each.put for each in manager.status()] != put)
+            until(manager, has_moved(manager))
             (pid,) = eventually(lambda: manager._tasks.pids)
             log.feed(chance.randrange(400))
             os.kill(pid, signal.SIGKILL)
             log.feed(chance.randrange(1, 100))
-            until(manager, lambda pid=pid: pid not in manager._tasks.pids)
+            until(manager, is_gone(manager, pid))
         until(manager, caught_up(manager, log_broker, topic))
         assert all(each.restarts >= RESIDENT_KILLS for each in manager.status())
     wanted = table(log_broker.bootstrap, topic)

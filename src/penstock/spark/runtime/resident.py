@@ -6,8 +6,8 @@ are told of it, begin again wherever there is a task. A task that is silent is r
 still do afterwards is refused by the store, which knows its newest writer.
 
 Sinks whose stores are on this machine only (files, servers at `localhost`) run in a thread of the
-driver if Spark's executors are elsewhere; and so do all if Spark has a single core, which a resident
-task would take from the flows.
+driver if Spark's executors are elsewhere; and so do all if Spark has a single core, which a
+resident task would take from the flows.
 """
 
 from __future__ import annotations
