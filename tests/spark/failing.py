@@ -20,11 +20,11 @@ def fail_at(
     left = iter(points)
     point = ["none"]
 
-    def failing_write(self: ExactlyOnce, df: Any, batch_id: int) -> Any:
+    def failing_write(self: ExactlyOnce, df: Any, batch_id: int, *more: Any) -> Any:
         point[0] = next(left, "none") if is_meant(self) else "none"
         if point[0] == "before":
             raise SinkUnavailableError("before")
-        done = write(self, df, batch_id)
+        done = write(self, df, batch_id, *more)
         if point[0] == "after":
             raise SinkUnavailableError("after")
         return done

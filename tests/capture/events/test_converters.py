@@ -13,7 +13,7 @@ import orjson
 import pytest
 
 from penstock.capture.events.batch import Batch
-from penstock.capture.events.registry import SCHEMAS_TOPIC, SchemaRegistry
+from penstock.client.table_schemas import SCHEMAS_TOPIC
 from tests.capture.events.samples import (
     ANNE,
     KEYLESS,
@@ -22,6 +22,7 @@ from tests.capture.events.samples import (
     events,
     part,
     records,
+    schema_texts,
 )
 from tests.capture.events.test_avro import read
 
@@ -33,11 +34,11 @@ FORMATS = [
 ]
 
 
-def converted(data: bytes | None, settings: dict[str, Any], registry: SchemaRegistry) -> Any:
+def converted(data: bytes | None, settings: dict[str, Any], schemas: dict[int, str]) -> Any:
     if data is None:
         return None
     if settings["format"] == "avro":
-        return read(registry, data)
+        return read(schemas, data)
     value = orjson.loads(data)
     if settings.get("schemas"):
         assert set(value) == {"schema", "payload"}
@@ -63,14 +64,13 @@ def test_every_record_of_every_topic_is_read_by_one_converter(settings: dict[str
     # A second transaction needs no schema that is not there.
     made.part(part(messages=[("app.event", b"more")]), batch)
     topics = records(batch)
-    stored = {key or b"": value or b"" for key, value, _ in topics.pop(SCHEMAS_TOPIC, [])}
-    registry = SchemaRegistry(stored)
+    schemas = schema_texts(value for _, value, _ in topics.pop(SCHEMAS_TOPIC, []))
     assert {"transaction", "message", "public.customers", "public.notes"} == {
         topic.removeprefix(f"{PREFIX}.") for topic in topics
     }
     read_ = {
         topic: [
-            (converted(key, settings, registry), converted(value, settings, registry))
+            (converted(key, settings, schemas), converted(value, settings, schemas))
             for key, value, _ in listed
         ]
         for topic, listed in topics.items()

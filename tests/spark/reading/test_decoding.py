@@ -136,7 +136,7 @@ def test_times_that_cannot_be_are_told_alike(
     """By the source, and by Spark's expressions where these say which records count."""
     rules = TimeRules("ms", HOUR_US, where)
     given = records(TIMED)
-    typing = typing_of("json", EVENTS, time, rules)
+    typing = typing_of("json", EVENTS, time, rules=rules)
     assert typing is not None
     (batch,) = given.combine_chunks().to_batches()
     own = penstock_spark.createDataFrame(pa.Table.from_batches([typing.decode(batch)]))

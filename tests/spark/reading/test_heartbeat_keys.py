@@ -9,9 +9,10 @@ import fastavro
 import orjson
 import pytest
 
-from penstock.capture.events.registry import SCHEMAS_TOPIC, SchemaRegistry
+from penstock.capture.events.registry import SchemaRegistry
 from penstock.client.connection import Cluster
 from penstock.client.reading import last_values
+from penstock.client.table_schemas import SCHEMAS_TOPIC
 from penstock.client.topics import create
 from penstock.spark.flows.heartbeats import HEADER, Heartbeats
 from penstock.spark.flows.inputs import Place
@@ -31,10 +32,10 @@ def test_the_avro_key_has_a_schema_that_captures_know() -> None:
     registry = SchemaRegistry()
     magic, id_ = struct.unpack(">bi", AVRO_HEARTBEAT[:5])
     assert (magic, id_) == (0, registry.id_of(f"{NAME}-key", "string"))
-    assert registry.take_pending() == [heartbeat_keys.schema_record()]
-    schema = fastavro.parse_schema(orjson.loads(registry.text(id_) or ""))
+    (record,) = registry.take_pending()
+    assert record == heartbeat_keys.schema_record()
+    schema = fastavro.parse_schema(orjson.loads(record.text))
     assert fastavro.schemaless_reader(io.BytesIO(AVRO_HEARTBEAT[5:]), schema) == NAME
-    assert heartbeat_keys.SCHEMAS_TOPIC == SCHEMAS_TOPIC
 
 
 @pytest.mark.parametrize("with_schemas", [True, False])
@@ -54,5 +55,5 @@ def test_they_are_written_in_the_format_of_the_topic(with_schemas: bool) -> None
             assert (found.key, found.value) == (key, None)
             assert found.headers[HEADER] == b"1234567"
         if with_schemas:
-            key, value = heartbeat_keys.schema_record()
+            key, value = heartbeat_keys.schema_record().encode()
             assert last_values(cluster, SCHEMAS_TOPIC) == {key: value}

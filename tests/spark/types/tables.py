@@ -17,9 +17,9 @@ from penstock.client.connection import Cluster
 from penstock.client.reading import read_batches
 from penstock.sinks.contract import ORIGIN, Position, Sink
 from penstock.sinks.spec import SinkSpec
+from penstock.spark.sinking.findings import Findings
 from penstock.spark.sinking.learning import parser_of
 from penstock.spark.sinking.parsing import Parsed, Parser
-from penstock.spark.sinking.task import Findings, packed
 from tests.capture.delivery.running import records
 from tests.capture.delivery.test_end_to_end import config, running
 from tests.waiting import eventually
@@ -207,10 +207,5 @@ def stored(sink: Sink, topic: str, parser: Parser, what: Parsed) -> None:
         raise AssertionError(rows)
 
     sink.open(parser.schema)
-    rows = [
-        (kind, data)
-        for batch in packed(what)
-        for kind, data in zip(*(batch.column(at).to_pylist() for at in (0, 1)), strict=True)
-    ]
-    found = Findings(parser.schema, rows)
+    found = Findings(parser.schema, [what])
     sink.apply(found.changes(Position(), Position({(topic, 0): what.records})), refused)

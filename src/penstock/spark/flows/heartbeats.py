@@ -22,13 +22,13 @@ from typing import Final
 
 from penstock.client.connection import Cluster
 from penstock.client.metadata import LATEST, Metadata, offsets
+from penstock.client.table_schemas import SCHEMAS_TOPIC
 from penstock.client.writer import LogWriter
 from penstock.errors import PenstockError
 from penstock.spark.flows.inputs import Place
 from penstock.spark.reading.heartbeat_keys import (
     AVRO_HEARTBEAT,
     HEARTBEAT,
-    SCHEMAS_TOPIC,
     schema_record,
 )
 
@@ -124,8 +124,8 @@ class Heartbeats:
             with LogWriter(cluster) as writer:
                 if in_avro and metadata.topics([SCHEMAS_TOPIC]):
                     # Where captures keep theirs; the topic is compacted.
-                    key, value = schema_record()
-                    writer.write(SCHEMAS_TOPIC, [key], [value])
+                    key, value = schema_record().encode()
+                    writer.write(SCHEMAS_TOPIC, [key], [value], partition=0)
                 for topic, part in due:
                     key = AVRO_HEARTBEAT if topic in self._avro else HEARTBEAT
                     writer.write(

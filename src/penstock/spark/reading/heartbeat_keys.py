@@ -15,8 +15,9 @@ from typing import Final
 
 import orjson
 
+from penstock.client.table_schemas import AVRO_SCHEMA, SchemaRecord
+
 NAME: Final = "penstock.heartbeat"
-SCHEMAS_TOPIC: Final = "__penstock_schemas"
 _SCHEMA: Final = '"string"'
 _ID: Final = int.from_bytes(hashlib.sha256(_SCHEMA.encode()).digest()[:4], "big") & 0x7FFFFFFF
 
@@ -27,9 +28,6 @@ AVRO_HEARTBEAT: Final = struct.pack(">bIB", 0, _ID, 2 * len(NAME)) + NAME.encode
 HEARTBEATS: Final = (HEARTBEAT, AVRO_HEARTBEAT, NAME.encode())
 
 
-def schema_record() -> tuple[bytes, bytes]:
+def schema_record() -> SchemaRecord:
     """What registers the schema of the Avro key in the topic of schemas."""
-    subject = f"{NAME}-key"
-    key = {"keytype": "SCHEMA", "subject": subject, "version": 1, "magic": 1}
-    value = {"subject": subject, "version": 1, "id": _ID, "schema": _SCHEMA, "deleted": False}
-    return orjson.dumps(key), orjson.dumps(value)
+    return SchemaRecord(f"{NAME}-key", 1, _ID, _SCHEMA, AVRO_SCHEMA)
