@@ -30,6 +30,8 @@ from penstock.client.table_schemas import (
     ValueType,
     event_schema_id,
 )
+from penstock.testing.broker import Broker
+from penstock.testing.postgres import PostgresServer
 from penstock.wire.errors import ErrorCode
 from tests.capture.delivery.running import new_name, records
 from tests.capture.delivery.test_end_to_end import config, running
@@ -140,7 +142,9 @@ def _restarted(each: Database, log: str, made: Any, topic: str, id_: int) -> Non
         eventually(lambda: sum(event["op"] == "d" for _, event in events(log, topic)) == 5)
 
 
-def test_deletes_of_a_truncate_have_the_schema_of_their_row(log: str, shared_postgres: Any) -> None:
+def test_deletes_of_a_truncate_have_the_schema_of_their_row(
+    log: str, shared_postgres: PostgresServer
+) -> None:
     """No event of theirs came since the ALTER TABLE: a decimal of two digits is not read as one of
     four."""
     database = Postgres(shared_postgres)
