@@ -83,6 +83,6 @@ def _explained() -> Iterator[None]:
             raise
         raise CaptureError(
             f"cannot publish the tables' schemas: {error}",
-            advice="Allow the capture to make, describe, read and write the topic "
-            f"{SCHEMAS_TOPIC}; or, with JSON, set publish_schemas = false.",
+            advice=f"{error.advice} The topic is {SCHEMAS_TOPIC}; with JSON, "
+            "publish_schemas = false does without it.",
         ) from error
