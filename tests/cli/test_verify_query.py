@@ -223,7 +223,7 @@ def test_the_command(shop: Shop) -> None:
         ran = run("verify", shop.name, "revenue", "--query-file", "q.sql")
         assert ran.status == 1
         assert "other orders" in ran.out
-        assert "not compared, since the query does not give it: price" in ran.err
+        assert "not compared, for the query does not have it: price" in ran.err
         assert "DIFFERENT: 3 keys; 3 rows compared" in ran.err
     # Nothing was written to the database, and nothing can be.
     assert "readonly database" in refused(shop.name, "revenue", "-q", "DELETE FROM orders")
@@ -241,18 +241,18 @@ def test_what_cannot_be_compared(shop: Shop) -> None:
     Feeder("revenue", shop.at).once()
     name = shop.name
     for query, told in (
-        ("SELECT count(*) AS orders FROM orders", "gives no column country, which is the key"),
+        ("SELECT count(*) AS orders FROM orders", "the query has no column country, by which"),
         ("SELECT country, count(*) FROM orders GROUP BY 1",
-         "gives count(*), which what"),
+         "revenue has no column count(*), as the query does"),
         ("SELECT country, colour FROM orders", "no such column: colour"),
         ("SELECT country FROM orders", "several rows of country = "),
-        ("SELECT country, 1 AS orders, 2 AS orders FROM orders", "gives column orders twice"),
+        ("SELECT country, 1 AS orders, 2 AS orders FROM orders", "has column orders twice"),
         ("SELECT 1; SELECT 2", "one statement at a time"),
         (" ; ", "the query is empty"),
     ):  # fmt: skip
         assert told in refused(name, "revenue", "-q", query)
     assert "SELECT ... AS country" in refused(name, "revenue", "-q", "SELECT 1 AS orders")
-    assert "has orders, price, which the query does not give" in refused(
+    assert "of its columns the query lacks orders, price" in refused(
         name, "revenue", "-q", "SELECT country, count(*) FROM orders GROUP BY 1"
     )
     assert "is no capture" in refused(f"{name}.orders", "revenue", "-q", QUERY)

@@ -163,7 +163,10 @@ def test_a_text_column_that_holds_connects_bytes_of_a_number_differs() -> None:
             formed(source, "number").to_pylist(), formed(bad, "number").to_pylist(), strict=True
         )
     )
-    assert shown(form_of("bw==", "number")) == "bw=="
+    assert shown(form_of("bw==", "number"), "number") == "bw=="
+    told = [shown(form_of(each, "number"), "number") for each in (5.0, "-1.50", None)]
+    assert told == [5, "-1.5", None]
+    assert shown(form_of(1, "boolean"), "boolean") is True
     assert formed(bad, "number").to_pylist()[0] == f"{UNREAD}bw=="
 
 

@@ -114,7 +114,7 @@ class Comparison:
             self._share += 1
             certain.append(self._settled())
         found = np.concatenate(certain)
-        shown = self._shown(found, max_shown) if len(found) else []
+        shown = self._differences(found, max_shown) if len(found) else []
         # What has become equal while it was looked at is not a difference any more.
         count = len(shown) if len(found) <= max_shown else len(found)
         set_aside, reasons = self._origin.set_aside()
@@ -351,7 +351,7 @@ class Comparison:
             return
         rows = (self._picked(raw, formed, twice[:1]) for raw, formed, _ in self._source_rows())
         row = next((row for found in rows for _, row in found), {})
-        key = ", ".join(f"{name} = {shown(row.get(name))}" for name in self._schema.key)
+        key = ", ".join(f"{name} = {self._shown_source(name, row)}" for name in self._schema.key)
         raise VerifyError(
             f"the query has several rows of {key}, which is the key of {self._store.target}",
             advice=f"It must have one row of each: GROUP BY {', '.join(self._schema.key)}.",
@@ -471,7 +471,7 @@ class Comparison:
 
     # ---- what differs --------------------------------------------------------------------
 
-    def _shown(self, keys: Numbers, limit: int) -> list[Difference]:
+    def _differences(self, keys: Numbers, limit: int) -> list[Difference]:
         while True:
             try:
                 return self._explained(keys, limit)
@@ -521,8 +521,10 @@ class Comparison:
         self, source: list[dict[str, Any]] | None, sink: list[dict[str, Any]] | None
     ) -> Difference | None:
         row = (source or sink or [{}])[0]
-        key = {name: self._source_shown(row.get(name)) if source else row.get(name)
-               for name in self._schema.key}  # fmt: skip
+        key = {
+            name: self._shown_source(name, row) if source else row.get(name)
+            for name in self._schema.key
+        }
         if source is None:
             return Difference("extra", key) if sink is not None else None
         if sink is None:
@@ -530,14 +532,17 @@ class Comparison:
         if len(sink) > 1:
             return Difference("double", key, reason=f"it is in the store {len(sink)} times")
         unlike = {
-            field.name: (self._source_shown(source[0][field.name]), sink[0][field.name])
+            field.name: (self._shown_source(field.name, source[0]), sink[0][field.name])
             for field in self._schema.fields
             if not self._same(source[0][field.name], sink[0][field.name], field)
         }
         return Difference("other", key, unlike) if unlike else None
 
-    def _source_shown(self, value: Any) -> Any:
-        return shown(value) if self._origin.has_forms else value
+    def _shown_source(self, name: str, row: Mapping[str, Any]) -> Any:
+        meaning = self._compared.meaning(name)
+        if meaning is None or not self._origin.has_forms:
+            return row.get(name)
+        return shown(row.get(name), meaning)
 
     def _same(self, source: Any, stored: Any, field: pa.Field) -> bool:
         meaning = self._compared.meaning(field.name)

@@ -41,13 +41,15 @@ class QueryOrigin(Origin):
     has_forms = True
 
     def __init__(
-        self, cluster: Cluster, config: CaptureConfig, sql: str, topic: str, stored: Schema,
-        flows: FlowGraph, tolerance: float, deadline: float,
+        self, cluster: Cluster, config: CaptureConfig, sql: str, topic: str, sink: str,
+        stored: Schema, flows: FlowGraph, tolerance: float, deadline: float,
     ) -> None:  # fmt: skip
+        """`sink` is what the query is compared with, for people."""
         super().__init__()
         self.topic = topic
         self.name = f"query of {config.name}"
         self._cluster, self._config, self._deadline = cluster, config, deadline
+        self._sink = sink
         self._sql = sql.strip().rstrip(";").strip()
         if not self._sql:
             raise VerifyError("the query is empty", advice="It is one SELECT statement.")
@@ -120,7 +122,7 @@ class QueryOrigin(Origin):
         self._answer, self._index = [], None
         left_s = max(self._deadline - time.monotonic(), 0.001)
         with self._database.asked(self._sql, left_s) as answer:
-            names = _placed(answer, self._stored, self.topic)
+            names = _placed(answer, self._stored, self._sink)
             for found in answer.rows():
                 columns = list(zip(*found, strict=True))
                 yield self._formed(answer, names, columns)
@@ -263,7 +265,7 @@ def _sums(rows: pa.Table, fields: Sequence[pa.Field]) -> Numbers:
     return np.concatenate(parts) if parts else np.zeros(0, np.uint64)
 
 
-def _placed(answer: Answer, stored: Schema, topic: str) -> list[str]:
+def _placed(answer: Answer, stored: Schema, sink: str) -> list[str]:
     """The store's column for each of the answer's; VerifyError with the remedy if there is none."""
     given = [each.name for each in answer.columns]
     folded: dict[str, list[str]] = {}
@@ -276,22 +278,22 @@ def _placed(answer: Answer, stored: Schema, topic: str) -> list[str]:
     missing = [name for name in stored.key if name not in names]
     if missing:
         raise VerifyError(
-            f"the query gives no column {missing[0]}, which is the key of what {topic} tells; it "
-            f"gives {', '.join(given)}",
-            advice=f"Rows are compared by their key: name it so, as in SELECT ... AS {missing[0]}.",
+            f"the query has no column {missing[0]}, by which the rows of {sink} are told apart; it "
+            f"has {', '.join(given)}",
+            advice=f"Rows are compared by their key: SELECT ... AS {missing[0]}.",
         )
     unknown = [name for name, place in zip(given, names, strict=True) if not place]
     if unknown:
         left = [name for name in stored.names if name not in names]
-        has = f"; it has {', '.join(left)}, which the query does not give" if left else ""
+        has = f"; of its columns the query lacks {', '.join(left)}" if left else ""
         raise VerifyError(
-            f"the query gives {', '.join(unknown)}, which what {topic} tells does not have{has}",
-            advice="Name the query's columns as the store's, with AS, or leave them out.",
+            f"{sink} has no column {', '.join(unknown)}, as the query does{has}",
+            advice=f"Name the query's columns as those of {sink}, with AS, or leave them out.",
         )
     doubled = [name for name in names if names.count(name) > 1]
     if doubled:
         raise VerifyError(
-            f"the query gives column {doubled[0]} twice", advice="Name each column once, with AS."
+            f"the query has column {doubled[0]} twice", advice="Name each column once, with AS."
         )
     return names
 

@@ -146,8 +146,8 @@ def _query_sides(
     if stored is None and store.readable:
         raise not_there(store.target)
     origin = QueryOrigin(
-        cluster, config, asked.sql, spec.topic, stored or Schema((), ()), asked.flows,
-        asked.tolerance, asked.deadline,
+        cluster, config, asked.sql, spec.topic, store.target if "://" in sink else sink,
+        stored or Schema((), ()), asked.flows, asked.tolerance, asked.deadline,
     )  # fmt: skip
     return origin, spec, store
 

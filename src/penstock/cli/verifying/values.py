@@ -170,9 +170,15 @@ def form_of(value: Any, meaning: Meaning) -> str | None:
         return UNREAD + _text(value)
 
 
-def shown(form: str | None) -> str | None:
-    """A form for people."""
-    return None if form is None else form.removeprefix(UNREAD)
+def shown(form: str | None, meaning: Meaning) -> Any:
+    """A form for people and for JSON: whole numbers and booleans as such, else its text."""
+    if form is None or form.startswith(UNREAD):
+        return form and form.removeprefix(UNREAD)
+    if meaning == "boolean":
+        return form == "true"
+    if meaning == "number" and form.lstrip("-").isdecimal():
+        return int(form)
+    return form
 
 
 def _text(value: Any) -> str:
