@@ -318,9 +318,23 @@ def _integer(bits: int) -> Convert:
     return convert
 
 
+class _Said(float):
+    """An infinity that is meant, and not a number beyond the range."""
+
+
+# As Spark writes doubles that are no numbers; it reads these and no others.
+_WORDS: Final = {
+    "NaN": float("nan"),
+    **dict.fromkeys(("Infinity", "+Infinity", "INF", "+INF"), _Said(_INFINITE)),
+    **dict.fromkeys(("-Infinity", "-INF"), _Said(-_INFINITE)),
+}
+
+
 def _double(value: Any, _: State) -> float:
     if type(value) is float:
         return value
+    if type(value) is str and value in _WORDS:
+        return _WORDS[value]
     if type(value) is not int:
         raise _Unfit
     try:
@@ -331,6 +345,8 @@ def _double(value: Any, _: State) -> float:
 
 def _float(value: Any, state: State) -> float:
     wide = _double(value, state)
+    if type(wide) is _Said or wide != wide:  # noqa: PLR0124 - NaN
+        return wide
     return wide if -_FLOAT_MAX < wide < _FLOAT_MAX else _INFINITE
 
 
@@ -483,7 +499,7 @@ def _is_no_byte(value: Any) -> bool:
 
 
 def _is_infinite(value: Any) -> bool:
-    return value is not None and abs(value) == _INFINITE
+    return value is not None and type(value) is not _Said and abs(value) == _INFINITE
 
 
 def _of_field(name: str, test: Test) -> Test:
