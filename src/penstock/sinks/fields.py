@@ -33,7 +33,9 @@ _TYPES: Final[Mapping[str, pa.DataType]] = {
     "timestamp": pa.timestamp("us", "UTC"), "timestamp_ltz": pa.timestamp("us", "UTC"),
     "timestamp_ntz": pa.timestamp("us"),
 }  # fmt: skip
-_NESTED: Final = ("struct", "array", "map", "json", "variant")
+# Kept as JSON, whatever it is.
+ANY_JSON: Final = ("json", "variant")
+_NESTED: Final = ("struct", "array", "map", *ANY_JSON)
 _DECIMAL: Final = re.compile(r"(?:decimal|numeric|dec)(?:\(\s*(\d+)\s*(?:,\s*(\d+)\s*)?\))?")
 _FIELD: Final = re.compile(r"\s*(`[^`]+`|[^\s:`]+)(?:\s*:\s*|\s+)(.+?)\s*$", re.DOTALL)
 
@@ -61,6 +63,8 @@ class Column:
 
     field: pa.Field
     how: str = PLAIN
+    # The type that was said of what is kept as JSON, such as "array<int>".
+    nested: str = ""
 
     @property
     def name(self) -> str:
@@ -71,7 +75,7 @@ def from_text(text: str) -> list[pa.Field]:
     """Columns from "id bigint, name string, price decimal(10,2), tags json"; ConfigError if it
     cannot be read."""
     found = []
-    for part in _split(text):
+    for part in split(text):
         match = _FIELD.match(part)
         if match is None:
             raise ConfigError(
@@ -83,8 +87,8 @@ def from_text(text: str) -> list[pa.Field]:
     return found
 
 
-def _split(text: str) -> list[str]:
-    """At the commas that stand in no brackets."""
+def split(text: str) -> list[str]:
+    """A list of columns or types, at the commas that stand in no brackets."""
     parts, depth, at = [], 0, 0
     for place, letter in enumerate(text):
         depth += (letter in "<(") - (letter in ">)")
@@ -92,6 +96,12 @@ def _split(text: str) -> list[str]:
             parts.append(text[at:place])
             at = place + 1
     return [part for part in (*parts, text[at:]) if part.strip()]
+
+
+def nested_types(text: str) -> dict[str, str]:
+    """Of such a list the types of the columns that are structs, arrays or maps."""
+    parts = [match for part in split(text) if (match := _FIELD.match(part)) is not None]
+    return {match[1].strip("`"): match[2].strip() for match in parts if "<" in match[2]}
 
 
 def _field(name: str, text: str) -> pa.Field:

@@ -22,6 +22,7 @@ from penstock.spark.flows.errors import (
     UnknownFlowError,
 )
 from penstock.spark.flows.folder import FLOW_FILE, Fingerprint, Folder, Record
+from penstock.spark.flows.progress import Progress
 
 names = st.text("abc", min_size=1, max_size=3)
 fingerprints = st.builds(
@@ -87,6 +88,32 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
         folder.write(Record("f"))
     with pytest.raises(CheckpointError, match="cannot be used"), folder.locked():
         pass
+
+
+@pytest.mark.parametrize("scheme", ["", "file:", "file://"])
+def test_checkpoints_that_cannot_be_written_are_told_before_spark_starts(
+    tmp_path: Path, scheme: str
+) -> None:
+    (tmp_path / "file").write_text("no folder")
+    folder = Folder(tmp_path / "data", f"{scheme}{tmp_path / 'file' / 'below'}")
+    with pytest.raises(CheckpointError, match="cannot be written: Not a directory") as caught:
+        folder.locked().__enter__()
+    assert "--checkpoints" in caught.value.advice
+    with Folder(tmp_path / "data", f"{scheme}{tmp_path / 'new'}").locked():
+        assert list((tmp_path / "new").iterdir()) == []
+    with Folder(tmp_path / "data", "s3a://bucket/flows").locked():
+        pass
+
+
+def test_counts_are_kept_by_generation_and_lost_without_harm(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    assert folder.counts("f", 1) == {}
+    folder.write_counts("f", {"rows_in": 5, "dead_letters": 1}, 2)
+    assert (folder.counts("f", 1), folder.counts("f", 2)["dead_letters"]) == ({}, 1)
+    (tmp_path / "f" / "g2" / "counts.json").write_text("[1]")
+    assert folder.counts("f", 2) == {}
+    progress = Progress.restored({"rows_in": 5, "other": 3})
+    assert (progress.rows_in, progress.totals()["late_rows"]) == (5, 0)
 
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:

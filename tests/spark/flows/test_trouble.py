@@ -113,6 +113,15 @@ def test_a_name_that_only_looks_like_one_of_ours_is_not_taken_for_one() -> None:
     assert "hello" in why(told(WORKER.format(line)))[0]
 
 
+def test_a_checkpoint_that_cannot_be_written_is_not_tried_again() -> None:
+    text = "java.io.IOException: Mkdirs failed to create file:/data/f/g1 (exists=false)"
+    found = explain(told(text), flow="f", checkpoint="/data/f/g1/checkpoint")
+    assert found.message.startswith("the checkpoint /data/f/g1/checkpoint cannot be written")
+    assert not found.retriable
+    # The same words of something else may pass.
+    assert explain(told(text), flow="f", checkpoint="/else/f/g1/checkpoint").retriable
+
+
 def test_a_full_disk() -> None:
     message, advice, retriable = why(told("java.io.IOException: No space left on device"))
     assert message == "no space is left on the disk of the checkpoint, /data/f"

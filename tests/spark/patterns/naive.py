@@ -18,6 +18,10 @@ Path = tuple[tuple[int, str], ...]
 Condition = Callable[[Sequence[Row], Path], bool | None]
 
 
+class CannotMoveError(Exception):
+    """The next match would have to begin where there is no row, or where this one did."""
+
+
 @dataclass
 class Naive:
     rows: Sequence[Row]
@@ -101,7 +105,10 @@ class Naive:
                 places = [at for at, name in path if name == variable]
                 if kind == "past last row":
                     following = path[-1][0] + 1
-                elif kind in {"to first", "to last"} and places:
-                    following = places[0] if kind == "to first" else places[-1]
+                elif kind != "to next row":
+                    place = places[0 if kind == "to first" else -1] if places else -1
+                    if place <= self.start:
+                        raise CannotMoveError
+                    following = place
             self.start = max(following, self.start + 1)
         return found

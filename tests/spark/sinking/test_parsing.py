@@ -21,7 +21,14 @@ from penstock.client.connection import Cluster
 from penstock.client.topics import create
 from penstock.errors import ConfigError
 from penstock.sinks import Position, Schema
-from penstock.sinks.fields import Column, columns_of, from_block, from_samples, from_text
+from penstock.sinks.fields import (
+    Column,
+    columns_of,
+    from_block,
+    from_samples,
+    from_text,
+    nested_types,
+)
 from penstock.sinks.schema import is_json
 from penstock.sinks.spec import SinkSpec, from_config
 from penstock.spark.reading.heartbeat_keys import HEARTBEATS
@@ -38,6 +45,8 @@ Record = tuple[bytes | None, bytes | None]
 def parser(fields: str, *key: str, format_: Format = "json", precise: bool = False) -> Parser:
     columns = columns_of(from_text(fields), unit="us", precise=precise,
                          json_text=format_ == "debezium")  # fmt: skip
+    nested = nested_types(fields)
+    columns = [replace(each, nested=nested.get(each.name, "")) for each in columns]
     return Parser(tuple(columns), key, format_)
 
 
@@ -113,6 +122,15 @@ def test_the_table_does_not_depend_on_the_batches(seed: int) -> None:
         ("string", {"a": [1]}, '{"a":[1]}'),
         ("json", {"a": [1, None]}, '{"a":[1,null]}'),
         ("array<int>", [1, 2], "[1,2]"),
+        ("array<int>", [1, "x"], None),
+        ("array<int>", "x", None),
+        ("array<int>", {"a": 1}, None),
+        ("map<string, double>", {"a": 1.5, "b": None}, '{"a":1.5,"b":null}'),
+        ("map<string, double>", {"a": "x"}, None),
+        ("struct<a int, b: array<timestamp>>", {"a": 1, "c": 2}, '{"a":1,"c":2}'),
+        ("struct<a int, b: array<timestamp>>", {"a": 1, "b": ["soon"]}, None),
+        ("struct<a int, b: array<timestamp>>", {"a": 2**40}, None),
+        ("struct<a json>", {"a": [1, "x"]}, '{"a":[1,"x"]}'),
         ("decimal(10,2)", "12.34", Decimal("12.34")),
         ("decimal(10,2)", 12.5, Decimal("12.50")),
         ("decimal(4,2)", "123.45", None),
@@ -124,6 +142,7 @@ def test_the_table_does_not_depend_on_the_batches(seed: int) -> None:
         ("time", 1_000_001, dt.time(0, 0, 1, 1)),
         ("timestamp", 1_700_000_000_000_001, dt.datetime(2023, 11, 14, 22, 13, 20, 1, dt.UTC)),
         ("timestamp", "2024-01-01T01:00:00+01:00", dt.datetime(2024, 1, 1, tzinfo=dt.UTC)),
+        ("timestamp", "2024", dt.datetime(2024, 1, 1, tzinfo=dt.UTC)),
         ("timestamp", "yesterday", None),
     ],
 )  # fmt: skip
@@ -424,3 +443,23 @@ def test_only_the_first_records_of_a_partition_are_samples(
         create(cluster, topic, partitions=1)
         parser_of(SinkSpec("s", topic, "sqlite:///s", key=("id",)), cluster, topic, None)
     assert read == SAMPLES
+
+
+def test_what_is_wrong_inside_of_a_column_is_told_with_its_place() -> None:
+    reader = parser("id int, v struct<a int, b: array<struct<c double>>>", "id")
+    value = {"id": 1, "v": {"a": 1, "b": [{"c": 1.5}, {"c": "much"}]}}
+    (bad,) = reader.parse(table([(b"1", json.dumps(value).encode())])).bad.to_pylist()
+    assert bad["reason"] == "field v.b[].c is not double: 'much'"
+
+
+def test_numbers_of_rows_are_seconds_unless_said_otherwise(tmp_path: Path) -> None:
+    """As flows and views read them; of change events they are microseconds, as capture has them."""
+    wanted = {
+        ("json", ""): "s", ("json", "ms"): "ms", ("debezium", ""): "us", ("debezium", "s"): "s",
+    }  # fmt: skip
+    for (format_, unit), how in wanted.items():
+        spec = SinkSpec("s", "t", f"sqlite:///{tmp_path}/a.db", key=("id",), format=format_,
+                        fields="id int, at timestamp", time_unit=unit)  # fmt: skip
+        found = learning._columns(spec, "json" if format_ == "json" else "debezium", [], None, [],
+                                  None)  # fmt: skip
+        assert [each.how for each in found] == ["", how]

@@ -156,11 +156,12 @@ class Verdict:
             self._guard.check(*found, self._first)
             self._is_judged = True
 
-    def after_commit(self) -> None:
-        """The same, if it could not be judged before."""
+    def after_commit(self) -> int | None:
+        """The same, if it could not be judged before; how many records there were."""
         found = self._count() if self._found is None else self._found
         if found is not None:
             self._guard.committed(*found, self._first, is_judged=self._is_judged)
+        return None if found is None else found[0]
 
 
 def described(topic: str, partition: int, offset: int, reason: str) -> str:

@@ -40,9 +40,14 @@ from penstock.spark.flows.shapes import Part
 DEFAULT_DATA: Final = Path(".penstock") / "flows"
 FLOW_FILE: Final = "flow.json"
 RUN_FILE: Final = "run.json"
+# Made for a moment, to see whether it can be.
+CHECK_FILE: Final = ".penstock-check"
 COUNTS_FILE: Final = "counts.json"
 LOCK_FILE: Final = "run.lock"
 _NO_SPACE: Final = 28
+UNWRITABLE_ADVICE: Final = (
+    "Choose another folder, with --data or --checkpoints, or make it writable for you."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +250,7 @@ class Folder:
                 raise CheckpointFullError(f"no space is left under {self.path}") from error
             raise CheckpointError(
                 f"{file} cannot be written: {error.strerror}",
-                advice="Choose another folder with --data, or make it writable for you.",
+                advice=UNWRITABLE_ADVICE,
             ) from error
 
     # ---- who runs ------------------------------------------------------------------------
@@ -259,9 +264,10 @@ class Folder:
         except OSError as error:
             raise CheckpointError(
                 f"the data folder {self.path} cannot be used: {error.strerror}",
-                advice="Choose another with --data, or make it writable for you.",
+                advice=UNWRITABLE_ADVICE,
             ) from error
         try:
+            self._check_checkpoints()
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
@@ -275,6 +281,27 @@ class Folder:
             f"another `penstock run` works with {self.path}{self._who()}",
             advice="Stop it first, or choose another folder with --data.",
         )
+
+    def _check_checkpoints(self) -> None:
+        """CheckpointError unless a folder for checkpoints on this machine can be written.
+
+        Spark would find it out as an error of each flow, which might pass.
+        """
+        if self._checkpoints is None:
+            return
+        scheme, _, rest = self._checkpoints.rpartition(":")
+        if scheme not in {"", "file"}:
+            return
+        path = Path("/" + rest.lstrip("/") if scheme else rest)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            (path / CHECK_FILE).touch()
+            (path / CHECK_FILE).unlink(missing_ok=True)
+        except OSError as error:
+            raise CheckpointError(
+                f"the folder for checkpoints, {path}, cannot be written: {error.strerror}",
+                advice=UNWRITABLE_ADVICE,
+            ) from error
 
     def _who(self) -> str:
         found = self.run()

@@ -15,7 +15,7 @@ from penstock.spark.source.lag import lag
 
 # Spark's word for no watermark yet.
 _EPOCH: Final = "1970-01-01"
-TOTALS: Final = ("rows_in", "rows_out", "dead_letters", "late_rows")
+TOTALS: Final = ("rows_in", "rows_out", "dead_letters", "late_rows", "null_values")
 
 
 @dataclass(slots=True)
@@ -30,6 +30,8 @@ class Progress:
     late_rows: int = 0
     # Rows of views that cannot be computed as they are now.
     set_aside: int = 0
+    # Records without a value, which a flow passes over.
+    null_values: int = 0
     in_per_s: float = 0.0
     out_per_s: float = 0.0
     # The time that the last micro-batch took.
@@ -85,12 +87,13 @@ class Progress:
         written: Mapping[int, int],
         readings: Sequence[int] = (),
         read: int | None = None,
+        valued: int | None = None,
     ) -> bool:
         """Add a report of Spark's; False if it is one of a batch that is counted already.
 
         `written` says how many rows each batch wrote, which Spark does not know. `readings` says
         how often each source was read in a batch: Spark counts its rows each time; and `read`, if
-        given, how many records it had.
+        given, how many records it had; `valued` how many of them had a value, if that is known.
         """
         batch_id = int(report.get("batchId", -1))
         duration = report.get("durationMs") or {}
@@ -108,6 +111,7 @@ class Progress:
         self.batches += 1
         self.rows_in += rows_in
         self.rows_out += rows_out
+        self.null_values += max(0, rows_in - valued) if valued is not None else 0
         self.batch_ms = int(duration.get("triggerExecution", 0))
         seconds = max(self.batch_ms, 1) / 1000
         self.in_per_s, self.out_per_s = rows_in / seconds, rows_out / seconds

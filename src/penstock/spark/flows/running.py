@@ -176,6 +176,8 @@ class Running:
         self._twice: dict[int, frozenset[int]] = {}
         # How many records a batch had, where that is known without Spark.
         self._read: dict[int, int] = {}
+        # How many of them had a value.
+        self._valued: dict[int, int] = {}
         self._snapshots = [Snapshot(spark, place, each) for each in flow.tables]
         # Topics whose columns might have been published, and are not.
         self._unpublished: list[str] = []
@@ -528,7 +530,7 @@ class Running:
                     verdict = Verdict(
                         self.guard, lambda: (every, written), lambda: first_of([rows])
                     )
-                verdict.after_commit()
+                self.note_valued(batch_id, verdict.after_commit())
             return counts
         finally:
             if self.shares:
@@ -631,6 +633,11 @@ class Running:
         """Spark counts the rows of a batch whenever they are read."""
         self._twice[batch_id] = frozenset(streams)
 
+    def note_valued(self, batch_id: int, records: int | None) -> None:
+        """How many records of a batch had a value, if that is known."""
+        if records is not None and not any(each.where for each in self.flow.streams):
+            self._valued[batch_id] = records
+
     def note_read(self, batch_id: int, records: int) -> None:
         """However often a batch was read, it has so many records."""
         self._read[batch_id] = records
@@ -687,7 +694,10 @@ class Running:
         readings = [2 if at in twice else each for at, each in enumerate(self._readings)]
         self._twice = {each: read for each, read in self._twice.items() if each >= batch_id}
         self._read = {each: read for each, read in self._read.items() if each >= batch_id}
-        return self.progress.take(report, self._written, readings, self._read.get(batch_id))
+        valued = self._valued.get(batch_id)
+        self._valued = {each: seen for each, seen in self._valued.items() if each >= batch_id}
+        read = self._read.get(batch_id)
+        return self.progress.take(report, self._written, readings, read, valued)
 
     # ---- stopping ------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from penstock.errors import PenstockError
 from penstock.spark.flows.errors import DeclarationError, SparkTroubleError, UserCodeError
+from penstock.spark.flows.folder import UNWRITABLE_ADVICE
 from penstock.spark.flows.supervisor import Failure
 from penstock.spark.places import is_library, place, raised_at, told
 from penstock.spark.state.operator import ADVICE
@@ -48,6 +49,11 @@ _USER_KINDS: Final = frozenset(
 )  # fmt: skip
 _JAVA_GONE: Final = frozenset({"Py4JNetworkError", "Py4JError", "ConnectionRefusedError"})
 _NO_SPACE: Final = ("No space left on device", "There is not enough space on the disk")
+# Of a folder, if it is that of the checkpoint: nobody will make it writable meanwhile.
+_UNWRITABLE: Final = (
+    "AccessDeniedException", "Mkdirs failed to create", "Not a directory", "Permission denied",
+    "Read-only file system",
+)  # fmt: skip
 _SOURCES: Final = re.compile(r"There are \[(\d+)\] sources in the checkpoint")
 _STATE_WORDS: Final = (
     "STATE_STORE_KEY_SCHEMA_NOT_COMPATIBLE",
@@ -159,6 +165,10 @@ def _class(path: str) -> type[PenstockError] | None:
 
 
 def _of_disk(text: str, checkpoint: str) -> Failure | None:
+    folder = checkpoint.partition("://")[2] or checkpoint
+    if folder.rstrip("/").rpartition("/")[0] in text and any(each in text for each in _UNWRITABLE):
+        return Failure(f"the checkpoint {checkpoint} cannot be written: {_first_sentence(text)}",
+                       UNWRITABLE_ADVICE)  # fmt: skip
     if not any(words in text for words in _NO_SPACE):
         return None
     return Failure(

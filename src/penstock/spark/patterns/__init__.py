@@ -45,6 +45,7 @@ from penstock.spark.patterns.declare import Pattern, begin, begin_one_of
 from penstock.spark.patterns.errors import (
     PatternError,
     PatternLimitError,
+    PatternSkipError,
     PatternTextError,
 )
 from penstock.spark.patterns.plan import DEFAULT_MAX_ROWS, Overflow
@@ -58,6 +59,7 @@ __all__ = [
     "Pattern",
     "PatternError",
     "PatternLimitError",
+    "PatternSkipError",
     "PatternTextError",
     "begin",
     "begin_one_of",

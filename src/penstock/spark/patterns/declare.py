@@ -144,8 +144,8 @@ class Pattern:
 
     def skip(self, where: str) -> Pattern:
         """Where the next match may begin: "past last row" (unless said otherwise), "to next row",
-        "to first NAME" or "to last NAME". Where the match has no such row, or it is the first one,
-        at the row after the first.
+        "to first NAME" or "to last NAME". A match that has no such row, or of which it is the first
+        one, is an error (PatternSkipError): the next match could not begin there.
         """
         found = _SKIP.fullmatch(" ".join(where.split()))
         if found is None:

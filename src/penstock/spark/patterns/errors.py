@@ -23,6 +23,12 @@ class PatternLimitError(PatternError):
     """A key has more rows, or more possibilities, than a pattern may hold open."""
 
 
+class PatternSkipError(PatternError):
+    """After a match the next one cannot begin where the pattern says."""
+
+    advice = "Skip to the last row of a stage that is never the first, or to the next row."
+
+
 def _place(text: str, at: int) -> tuple[int, int, str]:
     """Line and column, from 1, of a place in a text, and the line with a caret below."""
     at = max(0, min(at, len(text)))

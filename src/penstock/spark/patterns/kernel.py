@@ -30,6 +30,9 @@ MATCHED: Final = 1
 OPEN: Final = 2
 TOO_MANY_STEPS: Final = 3
 TOO_MANY_ROWS: Final = 4
+# The next match could not begin anywhere else: there is no such row, or it is the first.
+NO_ROW_TO_SKIP_TO: Final = 5
+SKIPS_NOWHERE: Final = 6
 
 SKIP_PAST_LAST: Final = 0
 SKIP_TO_NEXT: Final = 1
@@ -435,7 +438,10 @@ def find(
                 elif skip != SKIP_TO_NEXT:
                     kind = FIRST if skip == SKIP_TO_FIRST else LAST
                     found = _navigate(path_row, path_var, 0, depth, skip_mask, kind, 0)
-                    following = max(found, begin + 1)
+                    if found <= begin:
+                        result = NO_ROW_TO_SKIP_TO if found < 0 else SKIPS_NOWHERE
+                        break
+                    following = found
             begin = following
         next_from[group] = begin
         if begin < end and result > OPEN:

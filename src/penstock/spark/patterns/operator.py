@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.spark.patterns import kernel
-from penstock.spark.patterns.errors import PatternError, PatternLimitError
+from penstock.spark.patterns.errors import PatternError, PatternLimitError, PatternSkipError
 from penstock.spark.patterns.plan import MAX_STEPS, Plan
 from penstock.spark.patterns.results import Found, given
 from penstock.spark.patterns.values import numbers_of, ranked_constants
@@ -184,7 +184,10 @@ class Matcher:
             plan.skip, plan.skip_mask, plan.max_rows, plan.fails_on_rows, MAX_STEPS,
         )  # fmt: skip
         if status != 0:
-            raise self._limit(rows, int(first[culprit]), status)
+            at = int(first[culprit])
+            if status in {kernel.NO_ROW_TO_SKIP_TO, kernel.SKIPS_NOWHERE}:
+                raise self._stuck(rows, at, int(following[culprit]), status)
+            raise self._limit(rows, at, status)
         return Found(group, end, row, variable, following, first)
 
     def _limit(self, rows: pa.Table, at: int, status: int) -> PatternLimitError:
@@ -199,6 +202,17 @@ class Matcher:
             f"{self.title}: key {key}: more than {MAX_STEPS} possibilities from one first row",
             advice="Repetitions inside repetitions whose conditions refer to other rows are tried "
             "in all combinations: make the conditions narrower, or `within` shorter.",
+        )
+
+    def _stuck(self, rows: pa.Table, key_at: int, begin: int, status: int) -> PatternSkipError:
+        place = _place(rows, begin)
+        where, name = self.plan.skips_to
+        why = f"the match that begins here{place} has no row of {name}"
+        if status == kernel.SKIPS_NOWHERE:
+            why = f"that is the first row of the match{place}, which would be found again for ever"
+        return PatternSkipError(
+            f"{self.title}: key {self._key(rows, key_at)}: the pattern skips {where} {name}, and "
+            f"{why}"
         )
 
     def _kept(self, rows: pa.Table, ends: Ints, kept: Ints, begins: Ints) -> pa.Table:

@@ -95,6 +95,8 @@ class Plan:
     within_us: int
     skip: int
     skip_mask: int
+    # The same in words.
+    skips_to: Skip
     lookback: int
     max_rows: int
     fails_on_rows: bool
@@ -163,6 +165,7 @@ def planned(
         within_us=-1 if defined.within_us is None else defined.within_us,
         skip=_SKIPS[skip],
         skip_mask=masks[variable.lower()] if variable else 0,
+        skips_to=defined.skip,
         lookback=lookback,
         max_rows=max_rows,
         fails_on_rows=overflow == "fail",

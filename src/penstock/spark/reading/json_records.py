@@ -284,9 +284,9 @@ def _converter(kind: T.DataType, manner: Manner) -> Convert:
     if isinstance(kind, T.BooleanType):
         return _boolean
     if isinstance(kind, T.FloatType):
-        return _with_words(_float) if manner.captured else _float
+        return _in_range(_float) if manner.captured else _float
     if isinstance(kind, T.DoubleType):
-        return _with_words(_double) if manner.captured else _double
+        return _in_range(_double) if manner.captured else _double
     if isinstance(kind, T.TimestampType):
         return _timestamp(*UNITS[manner.unit])
     if isinstance(kind, T.DateType):
@@ -360,9 +360,23 @@ def _integer(bits: int) -> Convert:
     return convert
 
 
+class _Said(float):
+    """An infinity that is meant, and not a number beyond the range."""
+
+
+# As Spark writes doubles that are no numbers; it reads these and no others.
+_WORDS: Final = {
+    "NaN": float("nan"),
+    **dict.fromkeys(("Infinity", "+Infinity", "INF", "+INF"), _Said(_INFINITE)),
+    **dict.fromkeys(("-Infinity", "-INF"), _Said(-_INFINITE)),
+}
+
+
 def _double(value: Any, _: State) -> float:
     if type(value) is float:
         return value
+    if type(value) is str and value in _WORDS:
+        return _WORDS[value]
     if type(value) is not int:
         raise _Unfit
     try:
@@ -373,22 +387,17 @@ def _double(value: Any, _: State) -> float:
 
 def _float(value: Any, state: State) -> float:
     wide = _double(value, state)
+    if type(wide) is _Said or wide != wide:  # noqa: PLR0124 - NaN
+        return wide
     return wide if -_FLOAT_MAX < wide < _FLOAT_MAX else _INFINITE
 
 
-_WORDS: Final = {"NaN": float("nan"), "Infinity": _INFINITE, "-Infinity": -_INFINITE}
-
-
-def _with_words(number: Convert) -> Convert:
-    """Floats of a capture: what is no number is said in words."""
+def _in_range(number: Convert) -> Convert:
+    """Floats of a capture: a number beyond the range does not fit, whatever the schema says."""
 
     def convert(value: Any, state: State) -> float:
-        if type(value) is str:
-            if value not in _WORDS:
-                raise _Unfit
-            return _WORDS[value]
         found: float = number(value, state)
-        if abs(found) == _INFINITE:
+        if _is_infinite(found):
             raise _Unfit
         return found
 
@@ -559,7 +568,7 @@ def _is_no_byte(value: Any) -> bool:
 
 
 def _is_infinite(value: Any) -> bool:
-    return value is not None and abs(value) == _INFINITE
+    return value is not None and type(value) is not _Said and abs(value) == _INFINITE
 
 
 def _of_field(name: str, test: Test) -> Test:

@@ -37,6 +37,9 @@ from penstock.spark.reading.frame import (
 )
 from penstock.spark.reading.json_records import SHOWN_MAX
 
+# What Java's parser takes for a number, in quotes or not; and infinities in quotes.
+_WORD: Final = "NaN|INF|Infinity"
+_INFINITY: Final = r'"[+-]?(?:INF|Infinity)"'
 _LIST, _END, _CORRUPT = "_", "end", "_corrupt"
 _TEXT: Final = "_penstock_text"
 _PARSED: Final = "_penstock_parsed"
@@ -45,7 +48,8 @@ _FIXED: Final = {
     "mode": "PERMISSIVE",
     "columnNameOfCorruptRecord": _CORRUPT,
     "allowSingleQuotes": "false",
-    "allowNonNumericNumbers": "false",
+    # In quotes, as Spark writes them; without quotes they are refused below.
+    "allowNonNumericNumbers": "true",
     "allowComments": "false",
 }
 # A half of a surrogate pair alone is no character: Spark would make it a question mark. Escapes are
@@ -119,6 +123,8 @@ def _error(schema: T.StructType, tombstones: Tombstones) -> Column:
     reason = F.when(text.isNull(), F.lit("the value is null") if tombstones == "error" else None)
     reason = reason.when(~F.is_valid_utf8(text), F.lit("the value is not UTF-8"))
     reason = reason.when(is_corrupt | is_odd, _why_not_read(schema))
+    word = text.rlike(_WORD) & _count(text).isNull()
+    reason = reason.when(word, F.lit("the value is not valid JSON"))
     # As a field of an object instead: no text can close both a list and an object.
     field = F.json_array_length(F.concat(F.lit('[{"":'), text, F.lit("}]")))
     slipped = text.rlike(r"\}\s*\]\s*,") & ~F.coalesce(field == 1, F.lit(False))
@@ -180,7 +186,8 @@ def problems(
     if isinstance(kind, T.ByteType):
         found.append(((value < -128) | (value > 127), f"field {path} is out of range"))
     elif isinstance(kind, T.FloatType | T.DoubleType):
-        found.append((F.abs(value) == float("inf"), f"field {path} is out of range"))
+        too_large = (F.abs(value) == float("inf")) & ~F.col(_TEXT).rlike(_INFINITY)
+        found.append((too_large, f"field {path} is out of range"))
     elif isinstance(kind, T.StructType):
         for field in kind.fields:
             inner = problems(

@@ -27,12 +27,14 @@ from penstock.sinks.fields import (
     from_block,
     from_samples,
     from_text,
+    nested_types,
 )
 from penstock.sinks.schema import Schema, is_json
 from penstock.sinks.spec import SinkSpec
 from penstock.spark.reading.wire_values import stored_field
 from penstock.spark.sinking import captured
 from penstock.spark.sinking.errors import NothingToLearnFromError
+from penstock.spark.sinking.nested import fault_of
 from penstock.spark.sinking.parsing import Format, Parser, told_by
 
 SAMPLES: Final = 500
@@ -133,7 +135,8 @@ def _normal(columns: Sequence[Column], key: Sequence[str]) -> tuple[Column, ...]
 
 def _settings(spec: SinkSpec, format_: Format) -> dict[str, Any]:
     """How values stand in JSON where nothing else says it."""
-    unit = spec.time_unit or ("us" if format_ == "debezium" else "ms")
+    # Of rows seconds, as flows and views read them.
+    unit = spec.time_unit or ("us" if format_ == "debezium" else "s")
     precise = (spec.decimals or ("precise" if format_ == "debezium" else "text")) == PRECISE
     return {"unit": unit, "precise": precise, "json_text": format_ == "debezium"}
 
@@ -148,7 +151,12 @@ def _columns(
 ) -> list[Column]:
     settings = _settings(spec, format_)
     if spec.fields:
-        return columns_of(from_text(spec.fields), **settings)
+        nested = nested_types(spec.fields)
+        found = columns_of(from_text(spec.fields), **settings)
+        for kind in nested.values():
+            # Only to see that it can be read.
+            fault_of(kind, lambda value, kind: None)
+        return [replace(each, nested=nested.get(each.name, "")) for each in found]
     if wrapped is not None:
         found = list(told_by(wrapped).values()) or from_block(wrapped)
     else:

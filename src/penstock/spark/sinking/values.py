@@ -9,6 +9,7 @@ import datetime as dt
 import math
 from collections.abc import Callable
 from decimal import Context, Decimal, InvalidOperation
+from functools import lru_cache
 from typing import Any, Final
 
 import orjson
@@ -16,12 +17,13 @@ import pyarrow as pa
 
 from penstock.sinks.fields import JSON_TEXT, PRECISE, UNITS, Column
 from penstock.sinks.schema import is_json
+from penstock.spark.reading.json_times import micros_of
+from penstock.spark.sinking.nested import Fault, fault_of, shown
 
 # What Debezium writes for a large value that an update did not touch.
 UNAVAILABLE: Final = "__debezium_unavailable_value"
 _WIDE: Final = Context(prec=80)
 _EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
-_MAX_SHOWN: Final = 60
 _FAULTS: Final = (
     pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError, ValueError,
     TypeError, InvalidOperation, binascii.Error,
@@ -49,8 +51,10 @@ def column_of(values: list[Any], column: Column) -> tuple[pa.Array, Bad]:
         if value is not None:
             try:
                 made = pa.scalar(single(value), kind).as_py() if convert is None else single(value)
+            except _UnfitInsideError as error:
+                bad[at] = f"field {column.name}{error}"
             except _FAULTS:
-                bad[at] = f"field {column.name} is not {kind}: {_shown(value)}"
+                bad[at] = f"field {column.name} is not {kind}: {shown(value)}"
         found.append(made)
     try:
         return pa.array(found, kind), bad
@@ -66,7 +70,7 @@ def _one_by_one(
         try:
             pa.scalar(value, kind)
         except _FAULTS:
-            bad[at] = f"field {column.name} does not fit {kind}: {_shown(values[at])}"
+            bad[at] = f"field {column.name} does not fit {kind}: {shown(values[at])}"
             found[at] = None
     return pa.array(found, kind), bad
 
@@ -83,7 +87,8 @@ def _converter(column: Column) -> Callable[[Any], Any] | None:
     """For one value; None if Arrow takes JSON's own values."""
     kind, how = column.field.type, column.how
     if is_json(column.field):
-        return _json_text if how == JSON_TEXT else _json
+        plain = _json_text if how == JSON_TEXT else _json
+        return _checked(column.nested, plain) if column.nested else plain
     if pa.types.is_timestamp(kind):
         factor, zoned = UNITS.get(how, 1), kind.tz is not None
         return lambda value: _time(value, factor, zoned=zoned)
@@ -96,6 +101,36 @@ def _converter(column: Column) -> Callable[[Any], Any] | None:
         scale = int(kind.scale)
         return (lambda value: _precise(value, scale)) if how == PRECISE else _decimal
     return _bytes if pa.types.is_binary(kind) else None
+
+
+class _UnfitInsideError(ValueError):
+    """What is wrong inside of a struct, an array or a map."""
+
+
+def _checked(nested: str, plain: Callable[[Any], str]) -> Callable[[Any], str]:
+    """JSON of values that are what was said of their column."""
+    fault = _fault_of(nested)
+
+    def convert(value: Any) -> str:
+        text = plain(value)
+        # Of a database's JSON there is only text.
+        found = fault(orjson.loads(text) if isinstance(value, str) else value)
+        if found is not None:
+            raise _UnfitInsideError(found)
+        return text
+
+    return convert
+
+
+@lru_cache(maxsize=1000)
+def _fault_of(nested: str) -> Fault:
+    return fault_of(nested, _check)
+
+
+def _check(value: Any, kind: pa.DataType) -> None:
+    """Fails where a value is none of a type."""
+    convert = _converter(Column(pa.field("v", kind))) or _plain(kind)
+    pa.scalar(convert(value), kind)
 
 
 def _plain(kind: pa.DataType) -> Callable[[Any], Any]:
@@ -156,11 +191,19 @@ def _json_text(value: Any) -> str:
 
 def _time(value: Any, factor: int, *, zoned: bool) -> dt.datetime:
     if isinstance(value, str):
-        found = dt.datetime.fromisoformat(value)
-        found = found.replace(tzinfo=dt.UTC) if found.tzinfo is None else found.astimezone(dt.UTC)
+        found = _moment(value)
     else:
         found = _EPOCH + dt.timedelta(microseconds=_int(value) * factor)
     return found if zoned else found.replace(tzinfo=None)
+
+
+def _moment(text: str) -> dt.datetime:
+    """A time as flows and views read it; other forms of ISO 8601, too."""
+    micros = micros_of(text)
+    if micros is not None:
+        return _EPOCH + dt.timedelta(microseconds=micros)
+    found = dt.datetime.fromisoformat(text)
+    return found.replace(tzinfo=dt.UTC) if found.tzinfo is None else found.astimezone(dt.UTC)
 
 
 def _clock(value: Any, factor: int) -> dt.time:
@@ -196,8 +239,3 @@ def _bytes(value: Any) -> bytes:
     if not isinstance(value, str):
         raise TypeError(value)
     return base64.b64decode(value, validate=True)
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
