@@ -6,7 +6,8 @@ import csv
 import io
 import json
 import random
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -124,6 +125,40 @@ def _overtaken(monkeypatch: pytest.MonkeyPatch, change: Callable[[], object]) ->
         return real(self, batches)
 
     monkeypatch.setattr(current._Reader, "_last", last)
+
+
+def test_a_transaction_is_shown_wholly_or_not_at_all(at: str, topic: str) -> None:
+    """What one account loses another one gets, in other partitions: the sum stays."""
+    run("topics", "create", topic, "--partitions", "4", "--bootstrap", at).ok()
+    dice, accounts, done = random.Random(3), [100] * 12, threading.Event()
+    own = {"bootstrap.servers": at, "transactional.id": uuid4().hex, "log_level": 0}
+    producer = Producer({**own, "linger.ms": 0})
+    producer.init_transactions(60)
+
+    def put(numbers: Iterable[int]) -> None:
+        producer.begin_transaction()
+        for number in numbers:
+            value = json.dumps(row(str(number), accounts[number])).encode()
+            key = json.dumps({"country": str(number)}).encode()
+            producer.produce(topic, value, key, partition=number % 4)
+        producer.commit_transaction(60)
+
+    def work() -> None:
+        while not done.is_set():
+            one, other = dice.sample(range(12), 2)
+            accounts[one] -= 1
+            accounts[other] += 1
+            put([one, other])
+
+    put(range(12))
+    writer = threading.Thread(target=work)
+    writer.start()
+    try:
+        found = [list(current.rows("totals", bootstrap=at)) for _ in range(12)]
+    finally:
+        done.set()
+        writer.join()
+    assert [(len(each), sum(row["n"] for row in each)) for each in found] == [(12, 1200)] * 12
 
 
 def test_what_compaction_takes_away_meanwhile_is_shown_as_it_is_now(

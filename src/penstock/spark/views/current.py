@@ -61,7 +61,12 @@ class Found:
     """A row of a view: its value as it stands in the topic, and its columns with their types."""
 
     value: bytes
-    row: Row
+    types: Types
+    read: Row | None = None
+
+    @property
+    def row(self) -> Row:
+        return self.read if self.read is not None else self.types.typed(loads(self.value))
 
 
 def rows(
@@ -126,14 +131,16 @@ def find(
     for found_key, value in reader.read():
         if by_key and not _fits(loads(found_key), by_key, types, is_key=True):
             continue
-        row = types.typed(loads(value))
-        if not _fits(row, by_value, types):
-            continue
+        found = Found(value, types)
+        if by_value:
+            found = Found(value, types, found.row)
+            if not _fits(found.row, by_value, types):
+                continue
+        yield found
         if left is not None:
+            left -= 1
             if left <= 0:
                 return
-            left -= 1
-        yield Found(value, row)
 
 
 def _fits(row: Any, asked: Sequence[Comparison], types: Types, *, is_key: bool = False) -> bool:
