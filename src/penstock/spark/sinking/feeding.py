@@ -117,7 +117,15 @@ class Feeding:
         if self._rebuild:
             live.close()
         stored = self._sink.stored_schema()
-        parser = parser_of(self.spec, self._cluster, self._topic, stored)
+        try:
+            parser = parser_of(self.spec, self._cluster, self._topic, stored)
+        except NothingToLearnFromError:
+            if not self._once or self._rebuild:
+                raise
+            # All of nothing has been read: a run with an end does not wait for the first record.
+            log.info("sink %s: topic %s has nothing to feed it with", self.spec.name, self._topic)
+            self.topic_id = self._known_id
+            return
         self._since = self._open(parser)
         self._letters = Letters(self._cluster, self.spec.letters, self.spec.name)
         self.applied.position = self._since
