@@ -16,6 +16,7 @@ import typer
 from penstock import __version__
 from penstock.cli import main as module
 from penstock.cli.main import make_app
+from penstock.spark.flows.folder import Folder, Record
 from tests.cli.runner import run
 from tools import demo
 from tools.generate_cli_docs import TARGET, commands, render
@@ -60,6 +61,58 @@ def test_every_option_says_what_it_is_for() -> None:
         if not parameter.help
     ]
     assert silent == []
+
+
+def test_numbers_and_durations_have_their_units() -> None:
+    for path, _ in LEAVES:
+        shown = " ".join(run(*path[1:], "--help").ok().out.split())
+        # What typer would put there says nothing.
+        assert not re.search(r"<(int|float|str)( range)?>", shown.partition("Options:")[2]), path
+    durations = [
+        parameter
+        for _, command in LEAVES
+        for parameter in command.params
+        if "DURATION" in str(parameter.metavar)
+    ]
+    assert durations
+    for parameter in durations:
+        assert re.search(r"such as \d+(ms|s|m|h)", parameter.help), parameter.opts
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("topcs list", "topics"),
+        ("topics lst", "list"),
+        ("capture snapshots", "snapshot"),
+        ("topics list --jsn", "--json"),
+        ("sinks run --onec", "--once"),
+        ("--versoin", "--version"),
+    ],
+)
+def test_what_is_misspelt_is_a_wrong_use_with_the_near_one(typed: str, meant: str) -> None:
+    ran = run(*typed.split())
+    assert ran.status == 2
+    wrong = next(word for word in reversed(typed.split()) if word != "list" or "lst" in typed)
+    told = ran.err.rpartition("Error: ")[2]
+    assert meant in told.replace(wrong, "", 1)
+
+
+def test_the_help_tells_the_statuses() -> None:
+    shown = " ".join(run("--help").ok().out.split())
+    assert "status is 0 if it is done, 1 if it failed" in shown
+    assert "2 if the command was used wrongly, 130 after Ctrl-C" in shown
+
+
+@pytest.mark.parametrize("use", ["flows reset f", "sinks remove a", "sinks rebuild a"])
+def test_a_no_is_not_done(use: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a script does not go on as if it were."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "penstock.toml").write_text('[sinks.a]\ntopic = "t"\nurl = "sqlite:///a.db"\n')
+    Folder(tmp_path / ".penstock" / "flows").write(Record("f"))
+    ran = run(*use.split(), stdin=b"n\n")
+    assert ran.status == 1
+    assert "nothing was changed" in ran.err
 
 
 def test_the_reference_is_what_the_commands_say() -> None:

@@ -164,6 +164,20 @@ def test_tls_where_there_is_none() -> None:
     assert "Does the listener speak TLS" in ran.err
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "GSSAPI"},
+        {"security.protocol": "SSL", "ssl.keystore.location": "store.p12"},
+        {"security.protocol": "SSL", "ssl.certificate.location": "missing.pem"},
+    ],
+)
+def test_what_only_librdkafka_knows_is_left_to_it(settings: dict[str, str]) -> None:
+    with server(silent) as at:
+        connection = kafka.connect(at, [f"{name}={value}" for name, value in settings.items()])
+    assert connection.bootstrap == at
+
+
 def test_one_broker_of_several_is_enough(at: str) -> None:
     with server(http) as stranger:
         run("topics", "list", "--bootstrap", f"{NOWHERE},{stranger},{at}").ok()

@@ -41,6 +41,7 @@ from penstock.cli.needs import need_captures
 from penstock.cli.project import ProjectFile
 from penstock.cli.stopping import stopped_by_signals
 from penstock.cli.up import LogLevel, LogLevelOption
+from penstock.cli.watch import Watch
 from penstock.errors import ConfigError, PenstockError
 
 if TYPE_CHECKING:
@@ -63,12 +64,17 @@ Url = Annotated[
 ]
 Include = Annotated[
     list[str],
-    typer.Option("--include", "-i", metavar="PATTERN",
+    typer.Option("--include", "-i", metavar="PATTERN", show_default="*",
                  help="Tables by full name, with * and ?: 'public.*'. May be repeated."),
 ]  # fmt: skip
 Exclude = Annotated[
     list[str],
-    typer.Option("--exclude", "-e", metavar="PATTERN", help="Tables to leave out."),
+    typer.Option(
+        "--exclude",
+        "-e",
+        metavar="PATTERN",
+        help="Tables to leave out, in the same way. May be repeated.",
+    ),
 ]
 Statement = Annotated[
     str, typer.Argument(metavar="SQL", help="'ALTER TABLE orders DROP COLUMN note'")
@@ -291,9 +297,7 @@ def run(
 @app.command()
 def status(
     name: Annotated[str, typer.Argument(metavar="[NAME]", help="One capture.")] = "",
-    watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Show it live, until Ctrl-C.")
-    ] = False,
+    watch: Watch = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
     file: ProjectFile = None,
     json: AsJson = False,

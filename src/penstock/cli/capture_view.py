@@ -13,6 +13,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.cli import output
+from penstock.cli.watch import watch as repeat
 from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
@@ -155,22 +156,12 @@ def show(
         else:
             output.say("there are no captures; penstock capture add makes one")
         return
-    pause = threading.Event()
-    if json or not sys.stdout.isatty():
-        while True:
-            told = look()
-            if json:
-                output.write_json(told)
-            else:
-                output.print_table(COLUMNS, map(row, told))
-            output.flush()
-            pause.wait(1)
-    from rich.live import Live
-
-    with Live(auto_refresh=False) as live:
-        while True:
-            live.update(output.table(COLUMNS, map(row, look())), refresh=True)
-            pause.wait(1)
+    repeat(
+        look,
+        lambda told: output.table(COLUMNS, map(row, told)),
+        lambda told: told,
+        json=json,
+    )
 
 
 @contextmanager

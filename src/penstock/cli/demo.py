@@ -72,7 +72,7 @@ Data = Annotated[
 Seconds = Annotated[
     float | None,
     typer.Option("--seconds", "-s", min=0, metavar="N",
-                 help="Stop after so long; counted from when the flows run."),
+                 help="Stop after N seconds; counted from when the flows run."),
 ]  # fmt: skip
 Rate = Annotated[
     float,

@@ -237,8 +237,8 @@ def reset(
     record = folder.record(flow)
     question = f"read all inputs of {flow} again, into generation {record.next_generation()}?"
     if not yes and not output.confirm(question):
-        output.say("nothing was changed")
-        return
+        output.say("nothing was changed; --yes does it without asking")
+        raise typer.Exit(output.EXIT_FAILURE)
     try:
         told = ask(folder, {"do": "reset", "flow": flow, "dependents": dependents})
         output.say(f"{flow} is being rebuilt as generation {told['generation']}")
@@ -259,7 +259,9 @@ def state(
         list[str] | None,
         typer.Option("--key", metavar="COLUMN=VALUE", help="Only rows that have this value."),
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="The most rows to show.")] = 20,
+    limit: Annotated[
+        int, typer.Option("--limit", min=1, metavar="N", help="The most rows to show.")
+    ] = 20,
     data: Data = DEFAULT_DATA,
     json: AsJson = False,
 ) -> None:
@@ -373,7 +375,9 @@ def _is_of(flow: str) -> Callable[[LetterKind], bool]:
 @app.command("rescale")
 def rescale(
     flow: Name,
-    shards: Annotated[int, typer.Option("--shards", min=1, max=4096, help="How many.")],
+    shards: Annotated[
+        int, typer.Option("--shards", min=1, max=4096, metavar="N", help="How many; at most 4096.")
+    ],
     data: Data = DEFAULT_DATA,
 ) -> None:
     """Divide what a flow keeps into another number of shards, while `penstock run` is stopped.

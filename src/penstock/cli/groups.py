@@ -117,8 +117,9 @@ def describe(
     ] = False,
     sample: Annotated[
         str,
-        typer.Option("--sample", "-s", metavar="DURATION", help="Measure rates over this long; "
-                     "with --watch, the pause between looks. 0 measures none."),
+        typer.Option("--sample", "-s", metavar="DURATION", help="Measure rates over this long, "
+                     "such as 500ms or 10s; with --watch, the pause between looks. 0 measures "
+                     "none."),
     ] = "2s",
     json: AsJson = False,
     bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,

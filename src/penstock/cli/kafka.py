@@ -238,12 +238,13 @@ def _speak(address: tuple[str, int], settings: Mapping[str, str]) -> None:
     """
     from penstock.client import connection as one
     from penstock.client.errors import AuthenticationError
-    from penstock.client.security import Security, SecurityError
+    from penstock.client.security import Security
 
     try:
         security = Security.from_options(settings)
-    except SecurityError:
-        # Known to librdkafka alone, which may do better.
+        security.context()
+    except one.ClientError:
+        # A mechanism or a store of keys that librdkafka alone knows: it may do better.
         return
     try:
         one.Connection(

@@ -79,6 +79,9 @@ def make_app(only: str | None = None) -> typer.Typer:
     app = typer.Typer(
         name="penstock",
         no_args_is_help=True,
+        epilog="The exit status is 0 if it is done, 1 if it failed (standard error says why, and "
+        "what to do), 2 if the command was used wrongly, 130 after Ctrl-C. Durations are such as "
+        "500ms, 30s, 10m, 2h30m or 7d.",
         # Plain text: rich's own help takes longer to load than all the rest.
         rich_markup_mode=None,
         pretty_exceptions_enable=False,

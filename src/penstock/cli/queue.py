@@ -351,7 +351,7 @@ def delete(
         if not sys.stdin.isatty():
             raise typer.BadParameter("there is no terminal to ask at: pass --yes to delete")
         output.say(f"{group}: a queue in {output.count(len(parts), 'partition')}")
-        if not typer.confirm("Delete it for good?", err=True):
+        if not output.confirm("Delete it for good?"):
             output.say("nothing was deleted")
             raise typer.Exit(output.EXIT_FAILURE)
     with translated("deleting"):

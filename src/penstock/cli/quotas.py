@@ -114,7 +114,8 @@ def set_command(
         list[str],
         typer.Argument(
             metavar="QUOTA=NUMBER...",
-            help="producer_byte_rate, consumer_byte_rate or request_rate, per second.",
+            help="producer_byte_rate or consumer_byte_rate, in bytes a second, or request_rate, in "
+            "requests a second.",
         ),
     ],
     user: User = "",

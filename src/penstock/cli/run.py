@@ -111,12 +111,12 @@ Tries = Annotated[
 StopTimeout = Annotated[
     str,
     typer.Option("--stop-timeout", metavar="DURATION", help="How long a stop waits for the "
-                 "micro-batch that runs."),
+                 "micro-batch that runs, such as 30s or 5m."),
 ]  # fmt: skip
 Report = Annotated[
     str,
     typer.Option("--report", metavar="DURATION", help="Without a terminal: how often to print "
-                 "progress."),
+                 "progress, such as 5s or 1m."),
 ]  # fmt: skip
 Plain = Annotated[bool, typer.Option("--plain", help="Lines instead of the live table.")]
 NoSinks = Annotated[

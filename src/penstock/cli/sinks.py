@@ -106,7 +106,10 @@ Records = Annotated[
     ),
 ]
 Timeout = Annotated[
-    str, typer.Option("--timeout", "-t", metavar="DURATION", help="How long to wait.")
+    str,
+    typer.Option(
+        "--timeout", "-t", metavar="DURATION", help="How long to wait, such as 10s or 5m."
+    ),
 ]
 
 
@@ -416,8 +419,8 @@ def rebuild(
     folder = _folder(data, found)
     spec = named(found, sink)
     if not yes and not output.confirm(f"read {spec.topic} again, into a new {spec.shown}?"):
-        output.say("nothing was changed")
-        return
+        output.say("nothing was changed; --yes does it without asking")
+        raise typer.Exit(output.EXIT_FAILURE)
     if _running(folder) is None:
         # First what an earlier one has left: it must not be taken for what is begun now.
         must_answer(spec)
@@ -453,8 +456,8 @@ def remove(
     spec = named(found, sink)
     what = "stop feeding" if keep_store else "stop feeding, and remove all rows of,"
     if not yes and not output.confirm(f"{what} {spec.shown}?"):
-        output.say("nothing was changed")
-        return
+        output.say("nothing was changed; --yes does it without asking")
+        raise typer.Exit(output.EXIT_FAILURE)
     if not keep_store:
         must_answer(spec)
     if _tell(sink, "remove", data, file, paused=True):

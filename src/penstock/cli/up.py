@@ -157,8 +157,8 @@ AlertBeforeOption = Annotated[
     typer.Option(
         "--alert-before",
         metavar="DURATION",
-        help="Warn when a group will lose unread records to retention within this long; 0 for "
-        "no such warnings.",
+        help="Warn when a group will lose unread records to retention within this long, such as "
+        "90m or 6h; 0 for no such warnings.",
     ),
 ]
 AlertWebhookOption = Annotated[

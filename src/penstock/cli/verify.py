@@ -55,10 +55,16 @@ FloatTolerance = Annotated[
     ),
 ]  # fmt: skip
 Timeout = Annotated[
-    str, typer.Option("--timeout", "-t", metavar="DURATION", help="How long it may take.")
+    str,
+    typer.Option(
+        "--timeout", "-t", metavar="DURATION", help="How long it may take, such as 30s or 2h."
+    ),
 ]
 Limit = Annotated[
-    int, typer.Option("--limit", "-l", min=1, max=100_000, help="How many differences are shown.")
+    int,
+    typer.Option(
+        "--limit", "-l", min=1, max=100_000, metavar="N", help="How many differences are shown."
+    ),
 ]
 # As `Bootstrap`, but looked up by the command itself: what goes wrong thereby has its own status.
 Broker = Annotated[

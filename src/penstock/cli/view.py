@@ -205,8 +205,8 @@ def drop(
     from penstock.spark.views import definitions
 
     if not yes and not output.confirm(f"take the view {name} out of the project?"):
-        output.say("nothing was changed")
-        return
+        output.say("nothing was changed; --yes does it without asking")
+        raise typer.Exit(output.EXIT_FAILURE)
     (_folder(file) / definitions.FOLDER / f"{name}{definitions.SUFFIX}").unlink()
     output.say(f"the view {name} is gone; its topic {found.topic} stays: "
                f"`penstock topics delete {found.topic}` deletes it")  # fmt: skip
