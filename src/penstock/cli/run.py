@@ -346,9 +346,16 @@ def _sinks(
         settings = replace(settings, turns=flows.turns)
         made = SinkManager(spark, specs, folder, settings, flows.resolve, flows.make)
     else:
-        made = SinkManager(spark, specs, folder, settings)
+        made = SinkManager(spark, specs, folder, settings, flows_folder().resolve)
     made.on_alarm = SinkAlerts({each.name: each.alert_webhook for each in specs})
     return made, folder
+
+
+def flows_folder() -> Folder:
+    """What flows of this folder keep, for who reads their outputs: which version of them counts."""
+    from penstock.spark.flows.folder import Folder
+
+    return Folder(Path(os.environ.get("PENSTOCK_FLOWS") or DEFAULT_DATA))
 
 
 def need_spark() -> None:

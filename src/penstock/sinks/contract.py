@@ -182,6 +182,8 @@ class Sink(ABC):
 
     # Whether `scan` can read back what was written.
     readable: ClassVar[bool] = True
+    # Whether it can be built anew `beside` itself.
+    rebuildable: ClassVar[bool] = True
     # Rows are gone so long after the time of their last record; 0: they stay.
     lifetime_s: int = 0
     # What is written to, for people: the URL without the password.

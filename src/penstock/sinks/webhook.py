@@ -96,7 +96,10 @@ DROP TABLE IF EXISTS delivered;
 class NotForWebhooksError(SinkError):
     """What was sent cannot be taken back or put in another place."""
 
-    advice = "To send everything again, remove the sink's state: the log is read from the start."
+    advice = (
+        "`penstock sinks rebuild NAME --from beginning` sends everything again, `--from end` only "
+        "what comes from then on."
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +139,7 @@ class WebhookSink(Sink):
     """Requests for the changes of a table; see the module."""
 
     readable: ClassVar[bool] = False
+    rebuildable: ClassVar[bool] = False
 
     def __init__(self, address: Address, *, clock: Callable[[], float] = time.time) -> None:
         self._server = Server(

@@ -29,12 +29,13 @@ from confluent_kafka import KafkaError, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from penstock.errors import PenstockError
-from penstock.spark.flows.declare import Collected, Flow, physical
+from penstock.spark.flows.declare import Collected, Flow
 from penstock.spark.flows.folder import Folder
 from penstock.spark.flows.load import load
 from penstock.spark.flows.manager import Manager, Status
 from penstock.spark.flows.overseeing import Settings
 from penstock.spark.flows.supervisor import Policy
+from penstock.spark.flows.versions import physical
 from penstock.testing.reading import TopicRecord, read_topic
 
 if TYPE_CHECKING:

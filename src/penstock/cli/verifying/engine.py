@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from penstock.cli import project as projects
 from penstock.cli.capture_project import configured
 from penstock.cli.kafka import bootstrap_of
+from penstock.cli.run import flows_folder
 from penstock.cli.sinks_file import named
 from penstock.cli.verifying.checksums import (
     Digest,
@@ -82,7 +83,7 @@ def verify(
         stack.callback(origin.close)
         if spec is None:
             spec = SinkSpec(sink.partition("://")[0], origin.topic, sink)
-        elif spec.topic != origin.topic:
+        elif origin.topic not in {spec.topic, flows_folder().resolve(spec.topic)}:
             raise ConfigError(
                 f"sink {spec.name!r} is fed from the topic {spec.topic}, and {source} goes to "
                 f"{origin.topic}",
@@ -103,7 +104,8 @@ def verify(
 
 def _origin(project: projects.Project, source: str, cluster: Cluster) -> Origin:
     if source.startswith(TOPIC):
-        return TopicOrigin(cluster, source.removeprefix(TOPIC))
+        # Of what a flow writes the version that counts.
+        return TopicOrigin(cluster, flows_folder().resolve(source.removeprefix(TOPIC)))
     capture, dot, table = source.partition(".")
     if not dot or not table:
         raise ConfigError(

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, Self, cast, run
 
 from penstock.spark.flows.durations import microseconds
 from penstock.spark.flows.errors import DeclarationError
+from penstock.spark.flows.versions import physical
 from penstock.spark.places import caller, place
 
 if TYPE_CHECKING:
@@ -289,7 +290,7 @@ class Output(Protocol):
 class Topic:
     """A topic that a flow writes.
 
-    `generation` is the number of times that it was built anew, plus one: see `physical`.
+    `generation` is the number of times that it was built anew, plus one: see `versions`.
     """
 
     name: str
@@ -302,11 +303,6 @@ class Topic:
     @property
     def target(self) -> str:
         return f"topic {self.name}"
-
-
-def physical(name: str, generation: int) -> str:
-    """The topic that holds a generation of what a flow writes: NAME, then NAME.v2, NAME.v3, ..."""
-    return name if generation <= 1 else f"{name}.v{generation}"
 
 
 def topic(

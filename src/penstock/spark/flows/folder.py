@@ -33,6 +33,7 @@ from penstock.spark.flows.errors import (
     CheckpointFullError,
     UnknownFlowError,
 )
+from penstock.spark.flows.versions import physical
 
 DEFAULT_DATA: Final = Path(".penstock") / "flows"
 FLOW_FILE: Final = "flow.json"
@@ -93,6 +94,17 @@ class Fingerprint:
         return found
 
 
+def _topics(found: dict[str, Any]) -> list[str]:
+    """The topics of a record that was written before they stood in it by themselves."""
+    suffix = f".v{found['generation']}" if int(found.get("generation", 1)) > 1 else ""
+    outputs = (str(each) for each in found.get("outputs", ()))
+    return [
+        each.removeprefix("topic ").removesuffix(suffix)
+        for each in outputs
+        if each.startswith("topic ")
+    ]
+
+
 def _list(items: tuple[str, ...]) -> str:
     return ", ".join(items) or "nothing"
 
@@ -115,11 +127,16 @@ class Record:
     bootstrap: str = ""
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
+    # The topics of its outputs, and those for late records and dead letters, without a version.
+    topics: tuple[str, ...] = ()
+    asides: tuple[str, ...] = ()
     generation: int = 1
     # The generation that is being built beside, or is to be at the next start; 0 if none.
     rebuilding: int = 0
     # By generation, as text.
     fingerprints: dict[str, dict[str, Any]] = field(default_factory=dict)
+    # Generations whose topics were deleted by `penstock flows cleanup`.
+    cleaned: tuple[int, ...] = ()
     state: str = "new"
     error: str = ""
     advice: str = ""
@@ -132,6 +149,15 @@ class Record:
     def next_generation(self) -> int:
         """A number that no topic and no checkpoint of the flow has had yet."""
         return 1 + max(self.generation, self.rebuilding, *map(int, self.fingerprints or {"1": {}}))
+
+    def old_generations(self) -> list[int]:
+        """Those that were replaced or given up, and not cleaned up yet."""
+        in_use = {self.generation, self.rebuilding, *self.cleaned}
+        return [number for number in range(1, self.next_generation()) if number not in in_use]
+
+    def present(self, topic: str) -> str:
+        """The version of a topic of this flow that counts."""
+        return physical(topic, self.generation)
 
     def remembering(self, generation: int, made_from: Fingerprint) -> Record:
         known = {**self.fingerprints, str(generation): made_from.as_dict()}
@@ -174,6 +200,9 @@ class Folder:
                 Record(**known),
                 inputs=tuple(found.get("inputs", ())),
                 outputs=tuple(found.get("outputs", ())),
+                topics=tuple(found.get("topics") or _topics(found)),
+                asides=tuple(found.get("asides", ())),
+                cleaned=tuple(found.get("cleaned", ())),
             )
         except FileNotFoundError:
             raise UnknownFlowError(
@@ -190,6 +219,23 @@ class Folder:
     def find(self, name: str) -> Record | None:
         """The same, or None."""
         return self.record(name) if (self.path / name / FLOW_FILE).is_file() else None
+
+    def writer(self, topic: str) -> Record | None:
+        """The flow that writes a topic: the last that ran, if several have.
+
+        Of a topic for what goes aside only if no other flow writes it.
+        """
+        records = self.records()
+        found = [each for each in records if topic in each.topics]
+        if found:
+            return max(found, key=lambda each: each.updated_ms)
+        found = [each for each in records if topic in each.asides]
+        return found[0] if len(found) == 1 else None
+
+    def resolve(self, topic: str) -> str:
+        """The version of a topic that counts."""
+        writer = self.writer(topic)
+        return topic if writer is None else writer.present(topic)
 
     def write(self, record: Record) -> None:
         """Replace what is known of a flow, in one step."""

@@ -31,7 +31,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from penstock.spark import reading, sql
 from penstock.spark.flows import inputs, planning
-from penstock.spark.flows.declare import Flow, Output, Stream, Table, Topic, physical
+from penstock.spark.flows.declare import Flow, Output, Stream, Table, Topic
 from penstock.spark.flows.errors import UnknownTopicError, UserCodeError
 from penstock.spark.flows.folder import Fingerprint
 from penstock.spark.flows.heartbeats import Heartbeats
@@ -42,6 +42,7 @@ from penstock.spark.flows.progress import Progress
 from penstock.spark.flows.supervisor import Failure
 from penstock.spark.flows.trouble import explain
 from penstock.spark.flows.turns import is_idle
+from penstock.spark.flows.versions import physical
 from penstock.spark.flows.writing import Counts, TopicWriter, observed
 from penstock.spark.state import watching
 from penstock.spark.state.bounds import warn_of_rest, warn_unbounded

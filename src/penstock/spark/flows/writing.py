@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812
 
-from penstock.spark.flows.declare import Flow, physical
+from penstock.spark.flows.declare import Flow
+from penstock.spark.flows.versions import physical
 from penstock.spark.sink import AtLeastOnce, ExactlyOnce, Written
 
 if TYPE_CHECKING:

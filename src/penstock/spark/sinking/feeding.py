@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 import pyarrow.compute as pc
 
-from penstock.client.metadata import Metadata
-from penstock.sinks.contract import Changes, Position, Refused, Sink
+from penstock.client.metadata import LATEST, Metadata, offsets
+from penstock.sinks.contract import ORIGIN, Changes, Position, Refused, Sink
 from penstock.sinks.errors import OutOfStepError, StoreAwayError
 from penstock.sinks.spec import SinkSpec
 from penstock.spark.flows.errors import UnknownTopicError
@@ -29,6 +29,7 @@ from penstock.spark.flows.running import Gate, GateClosedError
 from penstock.spark.flows.supervisor import Failure
 from penstock.spark.flows.trouble import explain
 from penstock.spark.flows.turns import is_idle
+from penstock.spark.flows.versions import Behind, is_version
 from penstock.spark.sinking.errors import FeedingError, NothingToLearnFromError
 from penstock.spark.sinking.learning import parser_of
 from penstock.spark.sinking.letters import Letters
@@ -45,6 +46,14 @@ log = logging.getLogger(__name__)
 COMMIT_WAIT_S: Final = 10.0
 _STEP_S: Final = 0.02
 _KEPT_COUNTS: Final = 1000
+
+
+def anew_advice(sink: str, present: str) -> str:
+    """What to do about a sink that cannot be built anew beside itself."""
+    return (
+        f"`penstock sinks rebuild {sink} --from beginning` sends all of {present} to it, "
+        "`--from end` only what comes from then on."
+    )
 
 
 @dataclass(slots=True)
@@ -71,9 +80,11 @@ class Feeding:
         once: bool = False,
         rebuild: bool = False,
         known_id: str = "",
+        anew: str = "",
         make: Callable[[str], None] = lambda topic: None,
     ) -> None:
-        """`make` makes the topic, if that is for somebody here to do."""
+        """`make` makes the topic, if that is for somebody here to do. With `anew` ("beginning" or
+        "end") a sink that cannot be rebuilt forgets what it has sent, and begins there."""
         self._spark = spark
         self.spec = spec
         self._place = place
@@ -83,7 +94,10 @@ class Feeding:
         self._rebuild = rebuild
         # Of the topic that the store was filled from, and of the one that is read.
         self._known_id = known_id
+        self._anew = anew
         self.topic_id = ""
+        # Whether the store was filled from an older version of the topic, which goes on meanwhile.
+        self.behind: Behind | None = None
         self._gate = Gate()
         self._query: StreamingQuery | None = None
         self._error: BaseException | None = None
@@ -92,7 +106,7 @@ class Feeding:
         self._parser: Parser | None = None
         self._letters: Letters | None = None
         self._cluster: Any = None
-        self._topic = ""
+        self.topic = ""
         self._since = Position()
         self.progress = Progress()
         self.applied = Applied()
@@ -102,31 +116,31 @@ class Feeding:
     def start(self) -> None:
         """Open the store and start the query; it runs when this returns."""
         self._make(self.spec.topic)
-        self._topic = self._place.resolve(self.spec.topic)
+        self.topic = self._place.resolve(self.spec.topic)
         self._cluster = self._place.cluster()
         metadata = Metadata(self._cluster)
-        if self._topic not in metadata.topics([self._topic]):
+        if self.topic not in metadata.topics([self.topic]):
             raise UnknownTopicError(
-                f"sink {self.spec.name!r} reads topic {self._topic!r}, which does not exist at "
+                f"sink {self.spec.name!r} reads topic {self.topic!r}, which does not exist at "
                 f"{self._place.bootstrap}",
                 advice="It is made by the flow or the capture that writes it, or by `penstock "
-                f"topics create {self._topic}`. Is the name right?",
+                f"topics create {self.topic}`. Is the name right?",
             )
-        live = self.spec.sink()
-        self._sink = live.beside() if self._rebuild else live
-        if self._rebuild:
-            live.close()
+        self._sink = self._store(metadata)
         stored = self._sink.stored_schema()
-        parser = parser_of(self.spec, self._cluster, self._topic, stored)
+        parser = parser_of(self.spec, self._cluster, self.topic, stored)
         self._since = self._open(parser)
+        if self._anew == "end":
+            self._since = self._skip(parser, metadata)
         self._letters = Letters(self._cluster, self.spec.letters, self.spec.name)
         self.applied.position = self._since
         fed_s = last_fed_s(self._checkpoint, self._since)
         store = Store(self.spec.name, self._sink.target, self._since, self._known_id, fed_s)
-        begin = starting(self._cluster, metadata, self._topic, store)
-        self.topic_id = str(metadata.topic_id(self._topic))
+        begin = starting(self._cluster, metadata, self.topic, store)
+        self.topic_id = str(metadata.topic_id(self.topic))
         shutil.rmtree(self._checkpoint, ignore_errors=True)
         options = self._place.source(self.spec.topic, {
+            "subscribe": self.topic,
             "startingOffsets": orjson.dumps(begin).decode(),
             "maxOffsetsPerTrigger": str(self.spec.max_records),
             "includeHeaders": "false",
@@ -146,6 +160,59 @@ class Feeding:
     def title(self) -> str:
         """The query's name in Spark."""
         return f"sink {self.spec.name}{' (rebuild)' if self._rebuild else ''}"
+
+    def _store(self, metadata: Metadata) -> Sink:
+        """The store to write to, and with it the version of the topic that it stands in."""
+        sink = self.spec.sink()
+        if self._anew:
+            sink.remove()
+        if self._rebuild:
+            with sink as live:
+                sink = live.beside()
+                if self._older(sink) is not None:
+                    # It was begun from a version that was itself rebuilt since.
+                    sink.close()
+                    sink = live.beside(fresh=True)
+            return sink
+        self.behind = self._older(sink)
+        if self.behind is not None:
+            self.topic = self.behind.reads
+            if self.topic not in metadata.topics([self.topic]):
+                raise UnknownTopicError(
+                    f"{sink.target} was filled from {self.behind}, and it is gone",
+                    advice="It goes on with the new one when it is rebuilt from there, which has "
+                    "begun by itself."
+                    if sink.rebuildable
+                    else anew_advice(self.spec.name, self.behind.present),
+                )
+        return sink
+
+    def _older(self, sink: Sink) -> Behind | None:
+        """Whether a store was filled from an older version of the topic."""
+        at = sink.position()
+        topics = {topic for topic, _ in at.offsets} if at is not None else set()
+        if len(topics) != 1:
+            return None
+        [read] = topics
+        if read == self.topic or not is_version(read, self.spec.topic):
+            return None
+        return Behind(self.spec.topic, read, self.topic)
+
+    def _skip(self, parser: Parser, metadata: Metadata) -> Position:
+        """Take all that is in the topic for done."""
+        assert self._sink is not None
+        assert self._cluster is not None
+        places = dict.fromkeys(((self.topic, n) for n in metadata.partitions(self.topic)), LATEST)
+        ends = offsets(self._cluster, places, isolation="read_committed", metadata=metadata)
+        position = Position(ends, {self.topic: str(metadata.topic_id(self.topic))})
+        schema = parser.schema
+        nothing = ORIGIN.empty_table()
+        changes = Changes(
+            schema.arrow.empty_table(), schema.key_arrow.empty_table(), position, Position(),
+            nothing, nothing,
+        )  # fmt: skip
+        self._sink.apply(changes, lambda refused: None)
+        return position
 
     def _open(self, parser: Parser) -> Position:
         """Open the store for these columns, and read all columns that it has."""
@@ -177,7 +244,7 @@ class Feeding:
         assert self._sink is not None
         assert self._letters is not None
         assert self._parser is not None
-        end = replace(self._end_of(batch_id), ids={self._topic: self.topic_id})
+        end = replace(self._end_of(batch_id), ids={self.topic: self.topic_id})
         position = self._since.merged(end)
         found = self._findings(records)
         while found.new:

@@ -38,6 +38,8 @@ class SinkRecord:
     paused: bool = False
     # It is being built anew beside, or is to be at the next start.
     rebuilding: bool = False
+    # Where one that cannot be rebuilt is to begin anew, "beginning" or "end"; empty if nowhere.
+    anew: str = ""
     state: str = "new"
     error: str = ""
     advice: str = ""
