@@ -18,6 +18,7 @@ import typer
 
 from penstock.cli import output, project
 from penstock.cli.kafka import DEFAULT_BOOTSTRAP, Bootstrap, ClientSettings, connect
+from penstock.cli.old_rows import without_old_rows
 from penstock.cli.sinks_file import declared
 from penstock.cli.sinks_reach import must_reach_some
 from penstock.cli.up import LOOPBACK, LogLevel, LogLevelOption
@@ -199,6 +200,7 @@ def run(
                 known = _known(file, views=views)
                 flows = chosen(known, only)
             manager = Manager(spark, flows, folder, settings, known=known)
+            manager.ask_old_rows = without_old_rows
             sinks = _sinks(spark, specs, sinks_data, settings, manager) if specs else None
             ok = _run(spark, manager, sinks, folder, address, plain=plain, every_s=every_s,
                       once=once)  # fmt: skip

@@ -36,6 +36,7 @@ from penstock.spark.flows.manager import Manager, Status
 from penstock.spark.flows.overseeing import Settings
 from penstock.spark.flows.supervisor import Policy
 from penstock.spark.flows.versions import physical
+from penstock.testing.change_events import ChangeEvents
 from penstock.testing.reading import TopicRecord, read_topic
 
 if TYPE_CHECKING:
@@ -68,6 +69,8 @@ class FlowTester:
     now: datetime = START
     flows: Collected = field(default_factory=Collected)
     partitions: int = 1
+    # Captured tables that were fed, by topic.
+    _tables: dict[str, ChangeEvents] = field(default_factory=dict)
 
     # ---- flows ---------------------------------------------------------------------------
 
@@ -211,20 +214,30 @@ class FlowTester:
         *,
         key: str | Sequence[str],
         deleted: bool = False,
+        snapshot: bool = False,
+        full_identity: bool = True,
     ) -> None:
         """Write rows of a table as capture does: change events, with the columns `key` as the key.
 
-        With `deleted` they are deletions. For what a flow reads as `table(..., debezium=...)`.
+        The table is remembered: the first event of a row is an insert (`op` "c"), later ones are
+        updates ("u") with the old row in `before`. With `deleted` they are deletions, each followed
+        by a tombstone; with `snapshot` they were read by one ("r"). Without `full_identity` they
+        come as from a table of PostgreSQL without REPLICA IDENTITY FULL: an update has no old row.
         """
         columns = [key] if isinstance(key, str) else list(key)
+        table = self._tables.setdefault(topic, ChangeEvents(topic, columns))
+        table.key, table.full_identity = columns, full_identity
         keys, events = list[str](), list[Value]()
+        stamp = int(self.now.timestamp() * 1000)
         for row in rows:
-            wanted = {name: _field(topic, row, name) for name in columns}
-            keys.append(json.dumps(wanted, default=_plain, separators=(",", ":")))
-            before, after = (row, None) if deleted else (None, row)
-            stamp = int(self.now.timestamp() * 1000)
-            op = "d" if deleted else "c"
-            events.append({"before": before, "after": after, "op": op, "ts_ms": stamp})
+            for name in columns:
+                _field(topic, row, name)
+            keys.append(table.key_of(row))
+            if deleted:
+                events += [table.delete(row, stamp), None]
+                keys.append(keys[-1])
+            else:
+                events.append(table.upsert(row, stamp, snapshot=snapshot))
         self.feed(topic, events, key=keys)
 
     def records(self, topic: str) -> list[TopicRecord]:

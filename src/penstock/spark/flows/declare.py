@@ -354,6 +354,8 @@ class Flow:
     # Into how many parts state is divided when the flow first runs.
     shards: int
     where: str
+    # What it was made from, if not from Python: the SQL of a view.
+    source: str = ""
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         return self.function(*args, **named)

@@ -27,6 +27,7 @@ from typing import Any, Final
 
 import orjson
 
+from penstock.spark.flows import changed
 from penstock.spark.flows.errors import (
     AlreadyRunningError,
     CheckpointError,
@@ -53,6 +54,8 @@ class Fingerprint:
     operators: tuple[str, ...] = ()
     # Which topics the streams were: the cluster's ids of them, empty where it has none.
     ids: tuple[str, ...] = ()
+    # The flow's code when it last ran, to tell what was changed in it; it may change.
+    source: str = field(default="", compare=False)
 
     @classmethod
     def of(cls, found: dict[str, Any]) -> Fingerprint:
@@ -62,6 +65,7 @@ class Fingerprint:
             mode=str(found.get("mode", "append")),
             operators=tuple(found.get("operators", ())),
             ids=tuple(found.get("ids", ())),
+            source=str(found.get("source", "")),
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -72,6 +76,7 @@ class Fingerprint:
             "mode": self.mode,
             "operators": list(self.operators),
             "ids": list(self.ids),
+            "source": self.source,
         }
 
     def differences(self, new: Fingerprint) -> list[str]:
@@ -88,7 +93,7 @@ class Fingerprint:
         if self.outputs != new.outputs:
             found.append(f"it wrote {_list(self.outputs)} and now writes {_list(new.outputs)}")
         if self.operators != new.operators:
-            found.append(_operators_changed(self.operators, new.operators))
+            found += changed.operators(self.operators, new.operators)
         if self.mode != new.mode and (self.operators or new.operators):
             found.append(f"its mode was {self.mode} and now is {new.mode}")
         return found
@@ -107,14 +112,6 @@ def _topics(found: dict[str, Any]) -> list[str]:
 
 def _list(items: tuple[str, ...]) -> str:
     return ", ".join(items) or "nothing"
-
-
-def _operators_changed(old: tuple[str, ...], new: tuple[str, ...]) -> str:
-    if not old:
-        return f"it kept no state and now does, by {_list(new)}"
-    if not new:
-        return f"it kept state, by {_list(old)}, and now keeps none"
-    return f"the state it keeps was that of {_list(old)} and now would be that of {_list(new)}"
 
 
 @dataclass(frozen=True, slots=True)

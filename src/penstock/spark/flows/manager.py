@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from penstock.errors import PenstockError
-from penstock.spark.flows import versions
+from penstock.spark.flows import changed, versions
 from penstock.spark.flows.cleanup import cleaned
 from penstock.spark.flows.declare import Collected, Flow, Topic
 from penstock.spark.flows.errors import (
@@ -33,6 +33,7 @@ from penstock.spark.flows.errors import (
 )
 from penstock.spark.flows.folder import Folder, Record
 from penstock.spark.flows.inputs import Place
+from penstock.spark.flows.old_rows import Ask
 from penstock.spark.flows.outputs import make_topics
 from penstock.spark.flows.overseeing import Overseer, Settings, Unit
 from penstock.spark.flows.progress import Progress
@@ -101,6 +102,8 @@ class Manager(Overseer[_Unit]):
         self._known = known or flows
         self._folder = folder
         self.on_change: Callable[[Status], None] = lambda status: None
+        # Who knows of tables whose updates come without the old row.
+        self.ask_old_rows: Ask | None = None
 
     # ---- what is run ---------------------------------------------------------------------
 
@@ -134,7 +137,7 @@ class Manager(Overseer[_Unit]):
             generation=unit.generation,
             once=self._settings.once or unit.rebuild,
         )
-        running.progress = unit.progress
+        running.progress, running.ask = unit.progress, self.ask_old_rows
         return running
 
     def _launch(self, unit: _Unit, query: Running) -> None:
@@ -146,14 +149,15 @@ class Manager(Overseer[_Unit]):
         with self._lock:
             record = self._record(unit.flow)
             known = record.fingerprint(unit.generation)
-            changed = known.differences(plan.fingerprint) if known is not None else []
-            if changed:
+            differences = known.differences(plan.fingerprint) if known is not None else []
+            if known is not None and differences:
+                code = changed.lines(known.source, plan.fingerprint.source, unit.flow.where)
                 raise IncompatibleError(
                     f"flow {unit.flow.name!r} has changed so that it cannot go on from where it "
-                    f"was: {'; '.join(changed)}",
+                    f"was: {'; '.join([*differences, *code])}",
                     advice=RESET_ADVICE.format(name=unit.flow.name),
                 )
-            if known is None:
+            if known is None or known.source != plan.fingerprint.source:
                 self._folder.write(record.remembering(unit.generation, plan.fingerprint))
         query.start(plan)
 
@@ -259,7 +263,8 @@ class Manager(Overseer[_Unit]):
             return found
 
     def _status(self, unit: _Unit) -> Status:
-        failure = unit.life.failure or self._old_input(unit)
+        note = unit.query.note if unit.query is not None else None
+        failure = unit.life.failure or self._old_input(unit) or note
         return Status(
             name=unit.flow.name,
             state=unit.life.shown,

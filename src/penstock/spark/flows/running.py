@@ -31,11 +31,13 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from penstock.spark import reading, sql
 from penstock.spark.flows import inputs, planning
+from penstock.spark.flows.changed import source_of
 from penstock.spark.flows.declare import Flow, Output, Stream, Table, Topic
 from penstock.spark.flows.errors import UnknownTopicError, UserCodeError
 from penstock.spark.flows.folder import Fingerprint
 from penstock.spark.flows.heartbeats import Heartbeats
 from penstock.spark.flows.inputs import Place, Snapshot
+from penstock.spark.flows.old_rows import Ask, OldRowsWatch
 from penstock.spark.flows.operated import Operated, united
 from penstock.spark.flows.outputs import COLUMNS, make_topics, topic_rows
 from penstock.spark.flows.progress import Progress
@@ -111,6 +113,8 @@ class Plan:
     watch: str | None = None
     # Whether each stream is read once in a micro-batch, and wholly.
     reads_each_once: bool = False
+    # The topics of change events whose old rows are used.
+    old_rows: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +160,9 @@ class Running:
         self._snapshots = [Snapshot(spark, place, each) for each in flow.tables]
         self._writer: TopicWriter | None = None
         self._heartbeats: Heartbeats | None = None
+        self._old_rows: OldRowsWatch | None = None
+        # Who knows of tables whose updates come without the old row.
+        self.ask: Ask | None = None
         self.progress = Progress()
 
     # ---- planning ------------------------------------------------------------------------
@@ -211,8 +218,13 @@ class Running:
             mode=self.flow.mode,
             ids=inputs.topic_ids(self.place, self.flow.streams),
             operators=(*timed, *planned.operators, *spark_operators),
+            source=source_of(self.flow),
         )  # fmt: skip
         watch, reads_each_once = None, False
+        changes = [each.topic for each in self.flow.streams if each.reading.format == "debezium"]
+        old_rows = (
+            tuple(changes) if planning.uses_old_rows(results.values() if changes else ()) else ()
+        )
         if is_operated:
             # Several outputs, each for itself, would compute what they share once for each.
             reads_each_once = not self.shares and planning.reads_each_once(
@@ -229,8 +241,10 @@ class Running:
             # Only to see that they can be written.
             self.united(results, [])
             operated = planned if is_operated else None
-            return Plan(True, made_from, operated, united(records), watch, reads_each_once)
-        return Plan(False, made_from, None, self.united(results, letters))
+            return Plan(
+                True, made_from, operated, united(records), watch, reads_each_once, old_rows
+            )
+        return Plan(False, made_from, None, self.united(results, letters), old_rows=old_rows)
 
     def _reads(self) -> dict[str, Read]:
         """The streams by their topics; of one that is read twice what holds for both.
@@ -358,6 +372,9 @@ class Running:
             )
         else:
             on_batch = self._on_records if plan.rowwise else self._on_rows
+        if plan.old_rows:
+            self._old_rows = OldRowsWatch(self.place, self.flow.name, plan.old_rows, self.ask)
+            self._old_rows.start()
         self._query = writer.foreachBatch(self._guarded(on_batch)).start()
         idle = {self.place.resolve(each.topic): each.idle_us for each in self.flow.streams
                 if each.idle_us is not None}  # fmt: skip
@@ -513,6 +530,12 @@ class Running:
         waits = isinstance(error, UnknownTopicError) and not self._once
         return replace(found, waits=waits)
 
+    @property
+    def note(self) -> Failure | None:
+        """What is wrong with the input of a flow that runs all the same."""
+        found = self._old_rows.found if self._old_rows is not None else None
+        return None if found is None else Failure(*found)
+
     def poll(self) -> bool:
         """Take in what Spark reports; whether a micro-batch was completed since the last time."""
         if self._query is None:
@@ -566,6 +589,8 @@ class Running:
         """Let go of what was kept for the micro-batches."""
         if self._heartbeats is not None:
             self._heartbeats.close()
+        if self._old_rows is not None:
+            self._old_rows.close()
         for each in self._snapshots:
             each.close()
         if self._writer is not None:
