@@ -227,6 +227,11 @@ class Sink(ABC):
     def remove(self) -> None:
         """Take everything out of the store that this sink has put there; nothing if it is gone."""
 
+    def relocate(self, position: Position) -> bool:
+        """Take another position for the one that the store is at: the same records, which have
+        other offsets by now. `open` was called before. False if the store cannot, and has not."""
+        return False
+
     @abstractmethod
     def close(self) -> None:
         """Give connections back. May be called twice."""

@@ -349,6 +349,14 @@ class WebhookSink(Sink):
     def switch(self) -> NoReturn:
         raise NotForWebhooksError(f"{self.target}: a webhook cannot be built beside another")
 
+    def relocate(self, position: Position) -> bool:
+        with self._database() as database:
+            self._held(database)
+            database.execute("UPDATE about SET position = ?", (position.text(),))
+            # Where they stood is another offset now: what may have been sent is sent again.
+            database.execute("DELETE FROM sent")
+        return True
+
     def remove(self) -> None:
         for suffix in ("", "-wal", "-shm"):
             self._file.with_name(self._file.name + suffix).unlink(missing_ok=True)

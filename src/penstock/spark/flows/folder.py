@@ -54,6 +54,8 @@ class Fingerprint:
     operators: tuple[str, ...] = ()
     # Which topics the streams were: the cluster's ids of them, empty where it has none.
     ids: tuple[str, ...] = ()
+    # The cluster that they are in.
+    cluster: str = field(default="", compare=False)
     # The flow's code when it last ran, to tell what was changed in it; it may change.
     source: str = field(default="", compare=False)
 
@@ -65,6 +67,7 @@ class Fingerprint:
             mode=str(found.get("mode", "append")),
             operators=tuple(found.get("operators", ())),
             ids=tuple(found.get("ids", ())),
+            cluster=str(found.get("cluster", "")),
             source=str(found.get("source", "")),
         )
 
@@ -76,6 +79,7 @@ class Fingerprint:
             "mode": self.mode,
             "operators": list(self.operators),
             "ids": list(self.ids),
+            "cluster": self.cluster,
             "source": self.source,
         }
 
@@ -85,11 +89,17 @@ class Fingerprint:
         if self.streams != new.streams:
             found.append(f"it read {_list(self.streams)} and now reads {_list(new.streams)}")
         else:
-            found += [
-                f"topic {topic} was deleted and made again, so its offsets mean other records"
-                for topic, old, now in zip(self.streams, self.ids, new.ids, strict=False)
-                if old and now and old != now
-            ]
+            replaced = self.replaced(new)
+            if replaced and self.cluster and new.cluster and self.cluster != new.cluster:
+                found.append(
+                    f"this is another cluster than the one it has run with ({self.cluster}), and "
+                    f"offsets of {_list(tuple(replaced))} mean other records here"
+                )
+            else:
+                found += [
+                    f"topic {topic} was deleted and made again, so its offsets mean other records"
+                    for topic in replaced
+                ]
         if self.outputs != new.outputs:
             found.append(f"it wrote {_list(self.outputs)} and now writes {_list(new.outputs)}")
         if self.operators != new.operators:
@@ -97,6 +107,14 @@ class Fingerprint:
         if self.mode != new.mode and (self.operators or new.operators):
             found.append(f"its mode was {self.mode} and now is {new.mode}")
         return found
+
+    def replaced(self, new: Fingerprint) -> dict[str, str]:
+        """The topics that are others under the same name, with the ids that they had."""
+        return {
+            topic: old
+            for topic, old, now in zip(self.streams, self.ids, new.ids, strict=False)
+            if old and now and old != now
+        }
 
 
 def _topics(found: dict[str, Any]) -> list[str]:
@@ -132,6 +150,8 @@ class Record:
     rebuilding: int = 0
     # By generation, as text.
     fingerprints: dict[str, dict[str, Any]] = field(default_factory=dict)
+    # Of generations whose offsets are being translated: what stood in Spark's files.
+    moving: dict[str, dict[str, str]] = field(default_factory=dict)
     # Generations whose topics were deleted by `penstock flows cleanup`.
     cleaned: tuple[int, ...] = ()
     state: str = "new"

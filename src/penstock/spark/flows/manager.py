@@ -21,8 +21,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from penstock.client import migration_map
 from penstock.errors import PenstockError
-from penstock.spark.flows import changed, versions
+from penstock.spark.flows import changed, moved, versions
 from penstock.spark.flows.cleanup import cleaned
 from penstock.spark.flows.declare import Collected, Flow, Topic
 from penstock.spark.flows.errors import (
@@ -31,7 +32,7 @@ from penstock.spark.flows.errors import (
     UnknownFlowError,
     UnknownTopicError,
 )
-from penstock.spark.flows.folder import Folder, Record
+from penstock.spark.flows.folder import Fingerprint, Folder, Record
 from penstock.spark.flows.inputs import Place
 from penstock.spark.flows.old_rows import Ask
 from penstock.spark.flows.outputs import make_topics
@@ -149,17 +150,39 @@ class Manager(Overseer[_Unit]):
         with self._lock:
             record = self._record(unit.flow)
             known = record.fingerprint(unit.generation)
+            if known is not None and self._carry(unit, query, known, plan.fingerprint):
+                record = self._record(unit.flow)
+                known = record.fingerprint(unit.generation)
             differences = known.differences(plan.fingerprint) if known is not None else []
             if known is not None and differences:
                 code = changed.lines(known.source, plan.fingerprint.source, unit.flow.where)
                 raise IncompatibleError(
                     f"flow {unit.flow.name!r} has changed so that it cannot go on from where it "
                     f"was: {'; '.join([*differences, *code])}",
-                    advice=RESET_ADVICE.format(name=unit.flow.name),
+                    advice=_advice(unit.flow, known, plan.fingerprint),
                 )
             if known is None or known.source != plan.fingerprint.source:
                 self._folder.write(record.remembering(unit.generation, plan.fingerprint))
         query.start(plan)
+
+    def _carry(self, unit: _Unit, query: Running, known: Fingerprint, now: Fingerprint) -> bool:
+        """Take a flow along to another cluster, if its topics were moved there; whether it was."""
+        replaced = known.replaced(now)
+        if not replaced or known.streams != now.streams:
+            return False
+        with query.place.cluster() as cluster:
+            moves = migration_map.find(cluster, replaced)
+            if moves.keys() != replaced.keys():
+                return False
+            moved.check(unit.flow.name, known)
+            record = self._record(unit.flow)
+            done = moved.carry(
+                self._folder, record, unit.generation, query.checkpoint, cluster, moves
+            )
+        here = replace(known, ids=now.ids, cluster=now.cluster)
+        self._folder.write(done.remembering(unit.generation, here))
+        log.info("flow %s goes on in another cluster", unit.flow.name)
+        return True
 
     def _planned(self, unit: _Unit, query: Running) -> Plan:
         try:
@@ -407,6 +430,16 @@ class Manager(Overseer[_Unit]):
         under_way = self._rebuilds.get(unit.flow.name)
         if unit.behind and (under_way is None or under_way.life.is_ended):
             self._reset(unit)
+
+
+def _advice(flow: Flow, known: Fingerprint, now: Fingerprint) -> str:
+    advice = RESET_ADVICE.format(name=flow.name)
+    if known.cluster and now.cluster and known.cluster != now.cluster:
+        return (
+            "Were its topics moved here? Then run `penstock migrate` once more: it writes down how "
+            f"offsets are translated, and the flow goes on. Else: {advice}"
+        )
+    return advice
 
 
 def _describe(declared: Any) -> str:

@@ -211,12 +211,14 @@ class Running:
         with entered(planned):
             self._warn_of_spark(results.values())
             warn_of_rest(planned, self.flow.name, self.flow.where, self._partitions)
+        ids, cluster = inputs.topic_ids(self.place, self.flow.streams)
         made_from = Fingerprint(
             streams=tuple(self.place.resolve(each.topic) for each in self.flow.streams),
             outputs=tuple(f"{name}: {self._target(output)}" if name else self._target(output)
                           for name, output in self.flow.outputs.items()),
             mode=self.flow.mode,
-            ids=inputs.topic_ids(self.place, self.flow.streams),
+            ids=ids,
+            cluster=cluster,
             operators=(*timed, *planned.operators, *spark_operators),
             source=source_of(self.flow),
         )  # fmt: skip

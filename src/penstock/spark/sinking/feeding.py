@@ -34,7 +34,7 @@ from penstock.spark.sinking.errors import FeedingError, NothingToLearnFromError
 from penstock.spark.sinking.learning import parser_of
 from penstock.spark.sinking.letters import Letters
 from penstock.spark.sinking.parsing import Parser
-from penstock.spark.sinking.starting import Store, end_of, last_fed_s, starting
+from penstock.spark.sinking.starting import Store, carried, end_of, last_fed_s, starting
 from penstock.spark.sinking.task import RESULT, Findings, Task
 
 if TYPE_CHECKING:
@@ -80,6 +80,7 @@ class Feeding:
         once: bool = False,
         rebuild: bool = False,
         known_id: str = "",
+        known_cluster: str = "",
         anew: str = "",
         make: Callable[[str], None] = lambda topic: None,
     ) -> None:
@@ -93,9 +94,9 @@ class Feeding:
         self._once = once
         self._rebuild = rebuild
         # Of the topic that the store was filled from, and of the one that is read.
-        self._known_id = known_id
+        self._known_id, self._known_cluster = known_id, known_cluster
         self._anew = anew
-        self.topic_id = ""
+        self.topic_id = self.cluster_id = ""
         # Whether the store was filled from an older version of the topic, which goes on meanwhile.
         self.behind: Behind | None = None
         self._gate = Gate()
@@ -135,9 +136,16 @@ class Feeding:
         self._letters = Letters(self._cluster, self.spec.letters, self.spec.name)
         self.applied.position = self._since
         fed_s = last_fed_s(self._checkpoint, self._since)
-        store = Store(self.spec.name, self._sink.target, self._since, self._known_id, fed_s)
+        store = Store(self.spec.name, self._sink.target, self._since, self._known_id,
+                      self._known_cluster, fed_s)  # fmt: skip
+        there = carried(self._cluster, metadata, self.topic, store)
+        if there is not None and self._sink.relocate(there):
+            log.info("sink %s goes on in another cluster, at %s", self.spec.name, there)
+            self._since = self.applied.position = there
+            store = replace(store, position=there, topic_id="")
         begin = starting(self._cluster, metadata, self.topic, store)
         self.topic_id = str(metadata.topic_id(self.topic))
+        self.cluster_id = metadata.cluster_id()
         shutil.rmtree(self._checkpoint, ignore_errors=True)
         options = self._place.source(self.spec.topic, {
             "subscribe": self.topic,

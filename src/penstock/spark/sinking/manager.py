@@ -175,6 +175,7 @@ class SinkManager(Overseer[_Unit]):
             once=self._settings.once,
             rebuild=unit.rebuild,
             known_id=self._known_id(unit),
+            known_cluster=self._folder.sink(unit.spec.name).cluster_id,
             anew="" if unit.rebuild else self._folder.sink(unit.spec.name).anew,
             make=self._make,
         )
@@ -193,7 +194,8 @@ class SinkManager(Overseer[_Unit]):
 
     def _started(self, unit: _Unit) -> None:
         if unit.query is not None and not unit.rebuild:
-            self._remember(unit, topic_id=unit.query.topic_id, anew="")
+            query = unit.query
+            self._remember(unit, topic_id=query.topic_id, cluster_id=query.cluster_id, anew="")
             self._follow_version(unit)
 
     def _ended(self, unit: _Unit, query: Feeding) -> None:
