@@ -30,6 +30,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Self
 
+from penstock.client.table_schemas import TableColumn
 from penstock.errors import PenstockError
 
 Fragment = bytes
@@ -63,33 +64,6 @@ class PositionLostError(CaptureError):
     advice = "Take a new snapshot: penstock capture snapshot --all"
 
 
-@dataclass(frozen=True, slots=True)
-class ColumnType:
-    """What a column holds, in the words of Kafka Connect's schemas, as Debezium uses them."""
-
-    # int8, int16, int32, int64, float, double, boolean, string, bytes, array, struct
-    name: str
-    # A semantic type such as io.debezium.time.MicroTimestamp, with its version and parameters.
-    semantic: str | None = None
-    version: int = 1
-    parameters: Mapping[str, str] = field(default_factory=dict)
-    # Of an array: what its elements are.
-    items: ColumnType | None = None
-    # Of a struct: its fields.
-    fields: tuple[tuple[str, ColumnType], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column of a table as it was at one place of the stream."""
-
-    name: str
-    type: ColumnType
-    optional: bool = True
-    # The database's own name of the type, for people.
-    native: str = ""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Table:
     """A table as it was at one place of the stream; after an ALTER TABLE it is another object.
@@ -101,7 +75,7 @@ class Table:
     database: str
     schema: str
     name: str
-    columns: tuple[Column, ...]
+    columns: tuple[TableColumn, ...]
     # The columns that tell rows apart: the primary key, or what serves as one. () if nothing does.
     key: tuple[str, ...]
 

@@ -261,6 +261,8 @@ def status(
 ) -> None:
     """Show how captures are getting on: state, lag, rates, snapshots, what the database keeps.
 
+    With a NAME also the schema of each table: its version goes up when the table is altered.
+
     \b
     Examples:
       penstock capture status
@@ -273,7 +275,7 @@ def status(
         def look() -> list[dict[str, Any]]:
             return status_rows(_statuses(cluster, found, name), database_status(found))
 
-        show(look, watch=watch, json=json)
+        show(look, watch=watch, json=json, schemas=bool(name))
 
 
 @app.command()

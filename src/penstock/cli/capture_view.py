@@ -32,6 +32,8 @@ COLUMNS: Final = (
     ">database keeps", "snapshot", "problem",
 )  # fmt: skip
 
+SCHEMA_COLUMNS: Final = ("table", "topic", ">schema version", ">schema id", "last change")
+
 
 def status_rows(
     statuses: Sequence[CaptureStatus], database: Callable[[str], dict[str, Any]]
@@ -107,8 +109,34 @@ def row(told: dict[str, Any]) -> list[str]:
     ]
 
 
-def show(look: Callable[[], list[dict[str, Any]]], *, watch: bool, json: bool) -> None:
-    """Once, or again and again until Ctrl-C."""
+def schema_rows(told: dict[str, Any]) -> list[list[str]]:
+    """The tables of a capture, with the schemas that their events have."""
+    return [
+        [item["table"], item["topic"], str(item["version"]), str(item["id"]), item["changes"]]
+        for item in sorted(told["tables"], key=lambda item: str(item["table"]))
+    ]
+
+
+def _show_schemas(told: list[dict[str, Any]], *, every: bool) -> None:
+    """Which tables have changed; of a capture that was asked for by name, all tables."""
+    for item in told:
+        rows = [each for each in schema_rows(item) if every or each[-1]]
+        if rows and every:
+            output.say("")
+            output.print_table(SCHEMA_COLUMNS, rows)
+            more = item["table_count"] - len(rows)
+            if more > 0:
+                output.say(f"and {output.count(more, 'table')} more")
+        else:
+            for table, topic, version, _, changes in rows:
+                output.say(f"{item['name']}: {table} has changed, its events in {topic} have "
+                           f"schema version {version}: {changes}")  # fmt: skip
+
+
+def show(
+    look: Callable[[], list[dict[str, Any]]], *, watch: bool, json: bool, schemas: bool = False
+) -> None:
+    """Once, or again and again until Ctrl-C; with the schemas of all tables if that is wanted."""
     if not watch:
         told = look()
         if json:
@@ -123,6 +151,7 @@ def show(look: Callable[[], list[dict[str, Any]]], *, watch: bool, json: bool) -
                     )
                 elif item["advice"]:
                     output.say(f"{item['name']}: {item['advice']}")
+            _show_schemas(told, every=schemas)
         else:
             output.say("there are no captures; penstock capture add makes one")
         return

@@ -18,8 +18,6 @@ from penstock.capture.source import (
     Check,
     Chunk,
     ChunkRequest,
-    Column,
-    ColumnType,
     Idle,
     Item,
     Part,
@@ -32,13 +30,14 @@ from penstock.capture.source import (
     SourceStatus,
     Table,
 )
+from penstock.client.table_schemas import TableColumn, ValueType
 
-STRING = ColumnType("string")
-INT = ColumnType("int64")
+STRING = ValueType("string")
+INT = ValueType("int64")
 
 
 def table(name: str) -> Table:
-    columns = (Column("id", INT, optional=False), Column("text", STRING))
+    columns = (TableColumn("id", INT, optional=False), TableColumn("text", STRING))
     return Table("", "", name, columns, ("id",))
 
 

@@ -17,7 +17,6 @@ import pytest
 from penstock.capture.delivery.capture import Capture
 from penstock.capture.delivery.config import CaptureConfig
 from penstock.capture.delivery.control import send, snapshot_signal
-from penstock.capture.events.registry import SchemaRegistry
 from penstock.capture.sources import open_source
 from penstock.client.connection import Cluster
 from penstock.client.reading import Row, last_values
@@ -32,6 +31,7 @@ from tests.capture.delivery.running import (
     on_thread,
     records,
 )
+from tests.capture.events.samples import schema_texts
 from tests.capture.events.test_avro import read
 from tests.waiting import eventually
 
@@ -216,10 +216,10 @@ def test_avro_from_end_to_end(log: str, tmp_path: Path) -> None:
         made = config(f"sqlite:///{path}", format="avro", snapshot="initial_only")
         Capture(made, log).run()
     with Cluster(log) as cluster:
-        registry = SchemaRegistry(last_values(cluster, "__penstock_schemas"))
+        schemas = schema_texts(last_values(cluster, "__penstock_schemas").values())
     (row,) = records(log, f"{made.name}.t")
-    assert read(registry, row.key) == {"id": 1}
-    told = read(registry, row.value)
+    assert read(schemas, row.key) == {"id": 1}
+    told = read(schemas, row.value)
     assert told["after"] == {"id": 1, "text": "ü", "data": b"\x00\xff"}
     assert told["source"]["snapshot"] == "last"
     assert told["source"]["connector"] == "sqlite"

@@ -17,7 +17,7 @@ from penstock.capture.delivery.ghosts import Ghosts
 from penstock.capture.delivery.handover import Handover, HandoverClosedError
 from penstock.capture.delivery.incremental import QUEUE_MAX, Done, Incremental
 from penstock.capture.delivery.marks import Marks, with_mark
-from penstock.capture.delivery.metering import CaptureStatus, Meter, Progress
+from penstock.capture.delivery.metering import CaptureStatus, Meter, Progress, TableStatus
 from penstock.capture.delivery.owners import Owners
 from penstock.capture.delivery.pace import Pace
 from penstock.capture.delivery.signals import (
@@ -213,8 +213,8 @@ def test_ghosts_are_the_keys_that_nobody_saw() -> None:
     records = [(b"1", there), (b"2", there), (b"3", there), (b"3", None), (b"4", gone)]
     ghosts.load("t", [*records, (b"5", wrapped), (b"6", b'\x00\x00avro"after":null')])
     ghosts.seen("t", [b"1", b"9"])
-    assert list(ghosts.unseen("t")) == [b"2", b"6"]
-    assert list(ghosts.unseen("t")) == []
+    assert [key for key, _ in ghosts.unseen_rows("t")] == [b"2", b"6"]
+    assert list(ghosts.unseen_rows("t")) == []
     assert ghosts.knows("t")
     assert not ghosts.knows("u")
     assert ghosts.has_any("t")
@@ -232,7 +232,7 @@ def test_ghosts_are_told_by_their_owners() -> None:
     assert ghosts.measure("t", "a") == (1, 2)
     assert ghosts.count_others("t", "a") == 2
     assert list(ghosts.unseen_rows("t", "a")) == [(b"2", b"a")]
-    assert list(ghosts.unseen("t", "b")) == [b"1", b"3"]
+    assert [key for key, _ in ghosts.unseen_rows("t", "b")] == [b"1", b"3"]
     ghosts.close()
 
 
@@ -315,7 +315,9 @@ def test_meters() -> None:
 
 
 def test_status_and_state_come_back_from_the_log() -> None:
-    status = CaptureStatus("x", "streaming", snapshot=Progress("t", 1, None, 2.0, None))
+    table = TableStatus("public.t", "x.public.t", 2, 7, "added age integer")
+    progress = Progress("t", 1, None, 2.0, None)
+    status = CaptureStatus("x", "streaming", snapshot=progress, tables=(table,), table_count=1)
     assert CaptureStatus.decode(status.encode()) == status
     later = orjson.dumps({**orjson.loads(status.encode()), "something": "newer"})
     assert CaptureStatus.decode(later) == status

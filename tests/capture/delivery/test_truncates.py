@@ -18,10 +18,10 @@ from penstock.capture.delivery.metering import Progress
 from penstock.capture.delivery.state import State
 from penstock.capture.delivery.writing import Log
 from penstock.capture.events.batch import Batch
-from penstock.capture.events.registry import SchemaRegistry
-from penstock.capture.source import CaptureError, Column, Table
+from penstock.capture.source import CaptureError, Table
 from penstock.client.connection import Cluster
 from penstock.client.reading import Row, last_values
+from penstock.client.table_schemas import TableColumn
 from penstock.client.topics import create
 from penstock.client.writer import LogWriter
 from penstock.testing.apache_kafka import ApacheKafka
@@ -38,6 +38,7 @@ from tests.capture.delivery.running import (
     records,
     run_to_end,
 )
+from tests.capture.events.samples import schema_texts
 from tests.capture.events.test_avro import read
 from tests.harness.profiles import examples
 from tests.waiting import eventually
@@ -264,7 +265,7 @@ def test_another_table_in_the_topic_of_a_table(log: str) -> None:
     """Also one whose columns have the names of fields of a source block."""
     name = new_name()
     data = database(a={1: "x"})
-    columns = (Column("id", INT, optional=False), Column("table", STRING))
+    columns = (TableColumn("id", INT, optional=False), TableColumn("table", STRING))
     data.create("audit", Table("", "", "audit", columns, ("id",)))
     data.commit(Step("audit", 7, "a"), Step("audit", 8, "b"))
     made = config(name, topics={"audit": f"{name}.a"})
@@ -337,7 +338,7 @@ def test_what_was_masked_since_is_not_told_again(log: str) -> None:
 def test_what_nothing_tells_apart_is_told_as_a_truncate(log: str) -> None:
     """Without a key, or with one that several rows have: whoever keeps the rows must know."""
     data = Database()
-    columns = (Column("id", INT, optional=False), Column("text", STRING))
+    columns = (TableColumn("id", INT, optional=False), TableColumn("text", STRING))
     data.create("loose", Table("", "", "loose", columns, ()))
     data.create("keyed", Table("", "", "keyed", columns, ()))
     data.create("a")
@@ -377,9 +378,9 @@ def test_in_avro_it_is_tombstones(log: str) -> None:
     data.commit(Truncate("a"), Truncate("a"), Step("a", 2, "z"))
     run_to_end(log, made, data)
     with Cluster(log) as cluster:
-        registry = SchemaRegistry(last_values(cluster, "__penstock_schemas"))
+        schemas = schema_texts(last_values(cluster, "__penstock_schemas").values())
     told = [
-        (read(registry, row.key), row.value and read(registry, row.value)["op"])
+        (read(schemas, row.key), row.value and read(schemas, row.value)["op"])
         for row in records(log, f"{name}.a")
     ]
     both = [({"id": 1}, "r"), ({"id": 2}, "r"), ({"id": 1}, None), ({"id": 2}, None)]
@@ -402,9 +403,9 @@ def test_in_avro_a_topic_that_others_may_share_is_told_of_the_truncate(
     data.commit(Truncate("a"))
     run_to_end(log, made, data)
     with Cluster(log) as cluster:
-        registry = SchemaRegistry(last_values(cluster, "__penstock_schemas"))
+        schemas = schema_texts(last_values(cluster, "__penstock_schemas").values())
     rows = records(log, f"{name}.a")
-    assert "".join((row.value and read(registry, row.value)["op"]) or "-" for row in rows) == wanted
+    assert "".join((row.value and read(schemas, row.value)["op"]) or "-" for row in rows) == wanted
 
 
 def test_several_partitions_and_what_another_has_open(log: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import orjson
@@ -10,27 +10,35 @@ import orjson
 from penstock.capture.events.batch import Batch, Headers
 from penstock.capture.events.changes import Events
 from penstock.capture.events.composer import Emptier
-from penstock.capture.events.settings import EventSettings
+from penstock.capture.events.registry import SchemaRegistry
+from penstock.capture.events.settings import AVRO, EventSettings
 from penstock.capture.events.shape import Shape
-from penstock.capture.source import NULL, Change, Column, ColumnType, Part, Row, Table
+from penstock.capture.source import (
+    NULL,
+    Change,
+    Part,
+    Row,
+    Table,
+)
+from penstock.client.table_schemas import SchemaRecord, TableColumn, ValueType
 
 NOW_NS = 1_559_033_904_863_841_257
-STRING = ColumnType("string")
+STRING = ValueType("string")
 
 CUSTOMERS = Table(
     "postgres",
     "public",
     "customers",
     (
-        Column("id", ColumnType("int32"), optional=False),
-        Column("first_name", STRING, optional=False),
-        Column("last_name", STRING, optional=False),
-        Column("email", STRING, optional=False),
+        TableColumn("id", ValueType("int32"), optional=False),
+        TableColumn("first_name", STRING, optional=False),
+        TableColumn("last_name", STRING, optional=False),
+        TableColumn("email", STRING, optional=False),
     ),
     ("id",),
 )
 ANNE: Row = (b"1", b'"Anne"', b'"Kretchmar"', b'"annek@noanswer.org"')
-KEYLESS = Table("postgres", "public", "notes", (Column("text", STRING),), ())
+KEYLESS = Table("postgres", "public", "notes", (TableColumn("text", STRING),), ())
 
 SOURCE: dict[str, Any] = {
     "version": "3.0.0",
@@ -62,14 +70,24 @@ def part(*changes: Change, **more: Any) -> Part:
 
 
 def events(emptier: Emptier | None = None, /, **settings: Any) -> Events:
+    """With Avro the schemas are in the batch; with JSON they count as published at once."""
     made = EventSettings(**{"prefix": "PostgreSQL_server", **settings})
+    registry = SchemaRegistry()
     return Events(
         made,
         "postgresql",
         clock_ns=lambda: NOW_NS,
         partitions=lambda topic: 3,
         emptier=emptier,
+        registry=registry,
+        publish=None if made.format == AVRO else registry.pending.clear,
     )
+
+
+def schema_texts(values: Iterable[bytes | None]) -> dict[int, str]:
+    """The schemas in records of their topic, by id."""
+    found = map(SchemaRecord.decode, values)
+    return {record.id: record.text for record in found if record is not None}
 
 
 class Holding:

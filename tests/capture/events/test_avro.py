@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import struct
+from collections.abc import Mapping
 from typing import Any
 
 import fastavro
@@ -15,8 +16,8 @@ from hypothesis import strategies as st
 
 from penstock.capture.events.batch import Batch
 from penstock.capture.events.changes import Events
-from penstock.capture.events.registry import SCHEMAS_TOPIC, SchemaRegistry
-from penstock.capture.source import UNAVAILABLE, CaptureError, Column, ColumnType, Table
+from penstock.capture.source import UNAVAILABLE, CaptureError, Table
+from penstock.client.table_schemas import SCHEMAS_TOPIC, TableColumn, ValueType
 from tests.capture.events.samples import (
     ANNE,
     CUSTOMERS,
@@ -28,43 +29,42 @@ from tests.capture.events.samples import (
     events,
     part,
     records,
+    schema_texts,
 )
 
 TOPIC = "PostgreSQL_server.public.customers"
 
 
-def read(registry: SchemaRegistry, data: bytes | None) -> Any:
+def read(schemas: Mapping[int, str], data: bytes | None) -> Any:
     assert data is not None
     magic, id_ = struct.unpack(">bi", data[:5])
     assert magic == 0
-    text = registry.text(id_)
-    assert text is not None
-    schema = fastavro.parse_schema(orjson.loads(text))
+    schema = fastavro.parse_schema(orjson.loads(schemas[id_]))
     stream = io.BytesIO(data[5:])
     value = fastavro.schemaless_reader(stream, schema)
     assert stream.read() == b""
     return value
 
 
-def made(events_: Events, *changes: Any) -> tuple[SchemaRegistry, list[Any]]:
-    """The records of one topic, and a registry as a reader of the log has it."""
+def made(events_: Events, *changes: Any) -> tuple[dict[int, str], list[Any]]:
+    """The records of one topic, and the schemas as a reader of the log has them."""
     batch = Batch()
     events_.part(part(*changes), batch)
     topics = records(batch)
-    stored = {key or b"": value or b"" for key, value, _ in topics.pop(SCHEMAS_TOPIC)}
+    schemas = schema_texts(value for _, value, _ in topics.pop(SCHEMAS_TOPIC))
     (found,) = topics.values()
-    return SchemaRegistry(stored), found
+    return schemas, found
 
 
 def test_fastavro_reads_what_debezium_would_have_written() -> None:
-    registry, (created, gone, tombstone) = made(
+    schemas, (created, gone, tombstone) = made(
         events(format="avro", tombstones=True),
         change("c", None, ANNE),
         change("d", ANNE, None),
     )
     row = {"id": 1, "first_name": "Anne", "last_name": "Kretchmar", "email": "annek@noanswer.org"}
-    assert read(registry, created[0]) == {"id": 1}
-    assert read(registry, created[1]) == {
+    assert read(schemas, created[0]) == {"id": 1}
+    assert read(schemas, created[1]) == {
         "before": None,
         "after": row,
         "source": {**SOURCE, "origin": None, "origin_lsn": None},
@@ -74,7 +74,7 @@ def test_fastavro_reads_what_debezium_would_have_written() -> None:
         "ts_us": NOW_NS // 1_000,
         "ts_ns": NOW_NS,
     }
-    assert read(registry, gone[1])["before"] == row
+    assert read(schemas, gone[1])["before"] == row
     assert tombstone[1] is None
 
 
@@ -83,55 +83,31 @@ def test_an_order_in_the_transaction_and_a_truncate() -> None:
     made_ = events(format="avro", transaction_metadata=True, skip=frozenset())
     made_.part(part(change("c", None, ANNE), change("t", None, None)), batch)
     topics = records(batch)
+    schemas = schema_texts(value for _, value, _ in topics.pop(SCHEMAS_TOPIC))
     created, truncated, *_ = topics[TOPIC]
-    assert read(made_.registry, created[1])["transaction"] == {
+    assert read(schemas, created[1])["transaction"] == {
         "id": "555",
         "total_order": 1,
         "data_collection_order": 1,
     }
-    assert read(made_.registry, truncated[0]) is None
-    assert read(made_.registry, truncated[1])["op"] == "t"
-
-
-def test_schemas_have_ids_that_everybody_agrees_on() -> None:
-    first, second = SchemaRegistry(), SchemaRegistry()
-    assert first.id_of("a", {"type": "string"}) == second.id_of("b", {"type": "string"})
-    assert first.id_of("a", {"type": "string"}) != first.id_of("a", {"type": "int"})
-    (one, two) = first.take_pending()
-    assert orjson.loads(one[0]) == {
-        "keytype": "SCHEMA",
-        "subject": "a",
-        "version": 1,
-        "magic": 1,
-    }
-    assert orjson.loads(two[1])["version"] == 2
-    again = SchemaRegistry(dict([one, two]))
-    again.id_of("a", {"type": "int"})
-    assert again.pending == []
-
-
-def test_a_text_whose_id_is_taken_gets_the_next() -> None:
-    taken = SchemaRegistry().id_of("x", "string")
-    key = {"keytype": "SCHEMA", "subject": "s", "version": 1, "magic": 1}
-    value = {"subject": "s", "version": 1, "id": taken, "schema": '"int"', "deleted": False}
-    registry = SchemaRegistry({orjson.dumps(key): orjson.dumps(value)})
-    assert registry.id_of("x", "string") == taken + 1
+    assert read(schemas, truncated[0]) is None
+    assert read(schemas, truncated[1])["op"] == "t"
 
 
 INTS = {
     name: st.integers(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
     for name, bits in (("int8", 8), ("int16", 16), ("int32", 32), ("int64", 64))
 }
-PLAIN: list[tuple[ColumnType, st.SearchStrategy[Any]]] = [
-    *((ColumnType(name), values) for name, values in INTS.items()),
-    (ColumnType("boolean"), st.booleans()),
-    (ColumnType("double"), st.floats(allow_nan=False, allow_infinity=False)),
-    (ColumnType("float"), st.floats(width=32, allow_nan=False, allow_infinity=False)),
+PLAIN: list[tuple[ValueType, st.SearchStrategy[Any]]] = [
+    *((ValueType(name), values) for name, values in INTS.items()),
+    (ValueType("boolean"), st.booleans()),
+    (ValueType("double"), st.floats(allow_nan=False, allow_infinity=False)),
+    (ValueType("float"), st.floats(width=32, allow_nan=False, allow_infinity=False)),
     (STRING, st.text()),
-    (ColumnType("bytes"), st.binary()),
-    (ColumnType("array", items=STRING), st.lists(st.none() | st.text(), max_size=4)),
+    (ValueType("bytes"), st.binary()),
+    (ValueType("array", items=STRING), st.lists(st.none() | st.text(), max_size=4)),
     (
-        ColumnType("struct", "a.Point", fields=(("x", ColumnType("int64")), ("y", STRING))),
+        ValueType("struct", "a.Point", fields=(("x", ValueType("int64")), ("y", STRING))),
         st.fixed_dictionaries({"x": INTS["int64"], "y": st.none() | st.text()}),
     ),
 ]
@@ -142,7 +118,7 @@ def test_values_of_all_types_come_back(data: st.DataObject) -> None:
     chosen = data.draw(st.lists(st.sampled_from(PLAIN), min_size=1, max_size=6))
     optional = data.draw(st.lists(st.booleans(), min_size=len(chosen), max_size=len(chosen)))
     columns = tuple(
-        Column(f"c{at}", kind, optional=free)
+        TableColumn(f"c{at}", kind, optional=free)
         for at, ((kind, _), free) in enumerate(zip(chosen, optional, strict=True))
     )
     values = [
@@ -154,35 +130,35 @@ def test_values_of_all_types_come_back(data: st.DataObject) -> None:
         for value in values
     )
     table = Table("d", "s", "t", columns, ("c0",))
-    registry, (record,) = made(events(format="avro"), change("r", None, row, table))
+    schemas, (record,) = made(events(format="avro"), change("r", None, row, table))
     names = [column.name for column in columns]
-    assert read(registry, record[1])["after"] == dict(zip(names, values, strict=True))
-    assert read(registry, record[0]) == {"c0": values[0]}
+    assert read(schemas, record[1])["after"] == dict(zip(names, values, strict=True))
+    assert read(schemas, record[0]) == {"c0": values[0]}
 
 
 def test_decimals_are_avros_own() -> None:
-    kind = ColumnType(
+    kind = ValueType(
         "bytes",
         "org.apache.kafka.connect.data.Decimal",
         1,
         {"scale": "2", "connect.decimal.precision": "10"},
     )
-    table = Table("d", "s", "t", (Column("id", STRING), Column("price", kind)), ("id",))
+    table = Table("d", "s", "t", (TableColumn("id", STRING), TableColumn("price", kind)), ("id",))
     fragment = b'"%b"' % base64.b64encode((1234).to_bytes(2, "big", signed=True))
-    registry, (record,) = made(events(format="avro"), change("c", None, (b'"a"', fragment), table))
-    assert str(read(registry, record[1])["after"]["price"]) == "12.34"
+    schemas, (record,) = made(events(format="avro"), change("c", None, (b'"a"', fragment), table))
+    assert str(read(schemas, record[1])["after"]["price"]) == "12.34"
 
 
 def test_unavailable_values_have_the_type_of_their_column() -> None:
     columns = (
         *CUSTOMERS.columns,
-        Column("data", ColumnType("bytes")),
-        Column("n", ColumnType("array", items=ColumnType("int32"))),
+        TableColumn("data", ValueType("bytes")),
+        TableColumn("n", ValueType("array", items=ValueType("int32"))),
     )
     table = Table("postgres", "public", "customers", columns, ("id",))
     row = (*ANNE[:3], UNAVAILABLE, UNAVAILABLE, UNAVAILABLE)
-    registry, (record,) = made(events(format="avro"), change("u", None, row, table))
-    told = read(registry, record[1])["after"]
+    schemas, (record,) = made(events(format="avro"), change("u", None, row, table))
+    told = read(schemas, record[1])["after"]
     marker = "__debezium_unavailable_value"
     assert (told["email"], told["data"], told["n"]) == (marker, marker.encode(), None)
 

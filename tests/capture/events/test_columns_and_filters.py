@@ -15,7 +15,13 @@ from penstock.capture.events.batch import Batch
 from penstock.capture.events.filters import FilterError, compiled, parse, takes_deletes
 from penstock.capture.events.settings import Hash, Route
 from penstock.capture.events.shape import cutting, cutting_bytes
-from penstock.capture.source import NULL, UNAVAILABLE, CaptureError, Column, ColumnType, Table
+from penstock.capture.source import (
+    NULL,
+    UNAVAILABLE,
+    CaptureError,
+    Table,
+)
+from penstock.client.table_schemas import TableColumn, ValueType
 from tests.capture.events.samples import (
     ANNE,
     CUSTOMERS,
@@ -91,10 +97,10 @@ ORDERS = Table(
     "public",
     "orders",
     (
-        Column("id", ColumnType("int64"), optional=False),
-        Column("country", STRING),
-        Column("amount", ColumnType("double")),
-        Column("my state", STRING),
+        TableColumn("id", ValueType("int64"), optional=False),
+        TableColumn("country", STRING),
+        TableColumn("amount", ValueType("double")),
+        TableColumn("my state", STRING),
     ),
     ("id",),
 )

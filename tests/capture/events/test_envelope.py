@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -10,14 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.capture.events.batch import Batch
+from penstock.capture.events.settings import OutboxSettings
+from penstock.capture.events.table_schemas import SchemaVersion
 from penstock.capture.source import (
     NULL,
     UNAVAILABLE,
     CaptureError,
     Change,
-    Column,
-    ColumnType,
     Table,
+)
+from penstock.client.table_schemas import (
+    SchemaRecord,
+    TableColumn,
+    ValueType,
+    event_schema_id,
 )
 from tests.capture.events.samples import (
     ANNE,
@@ -57,7 +64,7 @@ CREATED: dict[str, Any] = {
 
 def test_a_create_event_is_the_documented_one() -> None:
     batch = Batch()
-    assert events().part(part(change("c", None, ANNE)), batch) == 1
+    assert events(publish_schemas=False).part(part(change("c", None, ANNE)), batch) == 1
     assert list(records(batch)) == ["PostgreSQL_server.public.customers"]
     ((key, value, headers),) = records(batch)["PostgreSQL_server.public.customers"]
     assert key == b'{"id":1}'
@@ -69,6 +76,7 @@ def test_an_update_has_both_rows() -> None:
     after = (b"1", b'"Anne Marie"', *ANNE[2:])
     (record,) = composed(events(), change("u", ANNE, after))
     assert parsed(record) == {
+        "schema_id": event_schema_id(record[1] or b""),
         **CREATED,
         "op": "u",
         "before": CREATED["after"],
@@ -135,6 +143,8 @@ def test_rows_of_a_truncated_table_are_deleted_as_the_topic_has_them() -> None:
     )
     found = composed(events(held), change("t", None, None))
     rows = [parsed(record) for record in found if record[1] is not None]
+    # They named no schema, so their deletes name none.
+    assert not any("schema_id" in row for row in rows)
     assert [(row["op"], row["before"]["id"], row["before"]["last_name"]) for row in rows] == [
         ("d", 1, "K"),
         ("d", 2, None),
@@ -143,6 +153,123 @@ def test_rows_of_a_truncated_table_are_deleted_as_the_topic_has_them() -> None:
     assert set(rows[0]["before"]) == {column.name for column in CUSTOMERS.columns}
     # What cannot be taken apart has a tombstone only, and the truncate itself is no row.
     assert [record[0] for record in found if record[1] is None] == list(held.known)[:4]
+
+
+def test_deletes_of_rows_of_another_schema_keep_it() -> None:
+    """A decimal with two digits must not be read with four."""
+    made = events(mask={"*.email": "x"}, column_exclude=("*.first_name",))
+    (known,) = composed(made, change("c", None, ANNE))
+    now = event_schema_id(known[1] or b"")
+    assert now is not None
+    told = b'"after":{"id":1,"last_name":"K","price":"bw==","email":"secret","first_name":"A"}}'
+    held = Holding(
+        {
+            b'{"id":1}': b'{"schema_id":7,' + told,
+            b'{"id":2}': b'{"schema_id":7}',
+            b'{"id":3}': b'{"schema_id":%d,' % now + told,
+            b'{"id":4}': b'{"schema_id":%d}' % now,
+        }
+    )
+    made = events(held, mask={"*.email": "x"}, column_exclude=("*.first_name",))
+    found = composed(made, change("t", None, None))
+    rows = [parsed(record) for record in found if record[1] is not None]
+    of_another = {"id": 1, "last_name": "K", "price": None, "email": None, "first_name": None}
+    assert [(row["schema_id"], row["before"]) for row in rows] == [
+        (7, of_another),
+        (7, {"id": 2, "last_name": None, "email": None}),
+        (now, {"id": 1, "last_name": "K", "email": None}),
+        (now, {"id": 4, "last_name": None, "email": None}),
+    ]
+    # With a schema around each event there is no other: only the key is sure.
+    inline = composed(events(held, schemas=True), change("t", None, None))
+    payload = parsed(inline[0])["payload"]
+    assert payload["before"] == {"id": 1, "first_name": None, "last_name": None, "email": None}
+    assert "schema_id" not in payload
+
+
+def test_each_event_begins_with_the_id_of_its_schema() -> None:
+    """After an ALTER TABLE it is another one; the schema is in the log before the event."""
+    made = events(skip=frozenset())
+    batch = Batch()
+    made._publish = None
+    wider = replace(CUSTOMERS, columns=(*CUSTOMERS.columns, TableColumn("age", ValueType("int16"))))
+    heard: list[SchemaVersion] = []
+    made._altered = heard.append
+    made.part(
+        part(
+            change("c", None, ANNE),
+            change("u", ANNE, ANNE),
+            change("c", None, (*ANNE, b"42"), wider),
+            change("u", None, (b"1", UNAVAILABLE, *ANNE[2:], b"42"), wider),
+            change("d", (*ANNE, b"42"), None, wider),
+            change("t", None, None, wider),
+        ),
+        batch,
+    )
+    topics = records(batch)
+    schemas = [SchemaRecord.decode(value) for _, value, _ in topics.pop("__penstock_schemas")]
+    assert [(item.subject, item.version) for item in schemas if item] == [
+        ("PostgreSQL_server.public.customers-value", 1),
+        ("PostgreSQL_server.public.customers-value", 2),
+    ]
+    old, new = (item.id for item in schemas if item)
+    (found,) = topics.values()
+    ids = [event_schema_id(value) for _, value, _ in found if value is not None]
+    assert ids == [old] * 2 + [new] * 6
+    assert all((value or b"{")[:1] == b"{" for _, value, _ in found)
+    (told,) = heard
+    assert (told.table, told.version, told.id) == ("public.customers", 2, new)
+    assert told.changes == "added age int16"
+    assert made.schemas["public.customers"] == told
+
+
+@pytest.mark.parametrize("more", [{"schemas": True}, {"publish_schemas": False}])
+def test_events_without_an_id(more: dict[str, bool]) -> None:
+    """Connect's converter takes no third field beside the schema and the payload."""
+    made = events(**more)
+    (record,) = composed(made, change("c", None, ANNE))
+    assert event_schema_id(record[1] or b"") is None
+    assert b"schema_id" not in (record[1] or b"")
+    # With the schema inline it is published all the same, for whoever asks by topic.
+    assert bool(made.schemas) == ("schemas" in more)
+
+
+def test_what_a_key_does_not_show_is_in_the_schema() -> None:
+    made = events(mask={"*.id": "x"}, column_exclude=("*.email",), keys={"*": ("id", "email")})
+    (record,) = composed(made, change("c", None, ANNE))
+    schema = made._met[event_schema_id(record[1] or b"") or 0]
+    assert schema.key == ("id", "email")
+    assert [column.type.name for column in schema.key_columns] == ["int32", "string"]
+    assert [column.type.name for column in schema.columns] == ["string"] * 3
+    assert parsed(record)["after"]["id"] == "x"
+
+
+def test_a_table_that_shares_its_topic_has_a_subject_of_its_own() -> None:
+    made = events(topics={"public.*": "all"})
+    composed(made, change("c", None, ANNE))
+    (told,) = made.schemas.values()
+    assert told.topic == "all"
+    assert list(made.registry._subjects) == ["all-PostgreSQL_server.public.customers.Envelope"]
+
+
+def test_tables_are_published_before_their_first_event() -> None:
+    """An empty table has a schema; one that has one keeps it until its events say otherwise."""
+    made = events(outbox=OutboxSettings("public.outbox"))
+    published: list[SchemaRecord] = []
+
+    def publish() -> None:
+        published.extend(made.registry.take_pending())
+
+    made._publish = publish
+    box = Table("postgres", "public", "outbox", CUSTOMERS.columns, ("id",))
+    made.introduce([CUSTOMERS, box, Table("postgres", "public", "gone", (), ())])
+    assert [record.subject for record in published] == ["PostgreSQL_server.public.customers-value"]
+    altered = replace(CUSTOMERS, columns=CUSTOMERS.columns[:2])
+    made.introduce([altered])
+    assert len(published) == 1
+    composed(made, change("c", None, ANNE[:2], altered))
+    assert [record.version for record in published] == [1, 2]
+    assert made.schemas["public.customers"].changes == "dropped last_name, email"
 
 
 def test_a_truncate_of_a_table_that_is_gone_by_now() -> None:
@@ -189,7 +316,7 @@ def test_a_changed_table_is_another_object_and_has_another_envelope() -> None:
     made = events()
     composed(made, change("c", None, ANNE))
     wider = Table(
-        "postgres", "public", "customers", (*CUSTOMERS.columns, Column("age", STRING)), ("id",)
+        "postgres", "public", "customers", (*CUSTOMERS.columns, TableColumn("age", STRING)), ("id",)
     )
     (record,) = composed(made, change("c", None, (*ANNE, b"42"), wider))
     assert parsed(record)["after"]["age"] == 42
@@ -205,7 +332,7 @@ def test_many_objects_of_a_table_are_forgotten_again() -> None:
 
 
 def test_names_that_need_care() -> None:
-    table = Table("d", "s", "t%", (Column('a"b%s', STRING), Column("%", STRING)), ("%",))
+    table = Table("d", "s", "t%", (TableColumn('a"b%s', STRING), TableColumn("%", STRING)), ("%",))
     (record,) = composed(events(), change("c", None, (b'"1"', b'"%d"'), table))
     assert orjson.loads(record[0] or b"") == {"%": "%d"}
     assert parsed(record)["after"] == {'a"b%s': "1", "%": "%d"}
@@ -217,11 +344,11 @@ def test_unavailable_values_are_marked_as_debezium_marks_them() -> None:
         "s",
         "t",
         (
-            Column("id", ColumnType("int32"), optional=False),
-            Column("text", STRING),
-            Column("data", ColumnType("bytes")),
-            Column("tags", ColumnType("array", items=STRING)),
-            Column("counts", ColumnType("array", items=ColumnType("int32"))),
+            TableColumn("id", ValueType("int32"), optional=False),
+            TableColumn("text", STRING),
+            TableColumn("data", ValueType("bytes")),
+            TableColumn("tags", ValueType("array", items=STRING)),
+            TableColumn("counts", ValueType("array", items=ValueType("int32"))),
         ),
         ("id",),
     )
@@ -253,7 +380,9 @@ VALUES = st.one_of(
 
 @given(st.dictionaries(st.text(min_size=1, max_size=8), VALUES, min_size=1, max_size=6))
 def test_whatever_fragments_are_put_together_can_be_read_again(row: dict[str, Any]) -> None:
-    table = Table("d", "s", "t", tuple(Column(name, STRING) for name in row), (next(iter(row)),))
+    table = Table(
+        "d", "s", "t", tuple(TableColumn(name, STRING) for name in row), (next(iter(row)),)
+    )
     fragments = tuple(orjson.dumps(value) for value in row.values())
     made = events(schemas=True)
     (record,) = composed(made, change("r", None, fragments, table))

@@ -6,7 +6,8 @@ from typing import Any
 
 import orjson
 
-from penstock.capture.source import Column, ColumnType, Table
+from penstock.capture.source import Table
+from penstock.client.table_schemas import TableColumn, ValueType
 from tests.capture.events.samples import ANNE, change, composed, events, parsed
 
 
@@ -106,22 +107,22 @@ def test_the_key_carries_its_schema() -> None:
 
 
 def test_types_of_all_kinds() -> None:
-    decimal = ColumnType("bytes", "org.apache.kafka.connect.data.Decimal", 1, {"scale": "2"})
+    decimal = ValueType("bytes", "org.apache.kafka.connect.data.Decimal", 1, {"scale": "2"})
     table = Table(
         "d",
         "s-1",
         "1t",
         (
-            Column("id", ColumnType("int64"), optional=False),
-            Column("at", ColumnType("int64", "io.debezium.time.MicroTimestamp")),
-            Column("tags", ColumnType("array", items=ColumnType("string"))),
-            Column("price", decimal),
-            Column(
+            TableColumn("id", ValueType("int64"), optional=False),
+            TableColumn("at", ValueType("int64", "io.debezium.time.MicroTimestamp")),
+            TableColumn("tags", ValueType("array", items=ValueType("string"))),
+            TableColumn("price", decimal),
+            TableColumn(
                 "point",
-                ColumnType(
+                ValueType(
                     "struct",
                     "io.debezium.data.geometry.Point",
-                    fields=(("x", ColumnType("double")), ("y", ColumnType("double"))),
+                    fields=(("x", ValueType("double")), ("y", ValueType("double"))),
                 ),
             ),
         ),

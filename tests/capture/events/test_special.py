@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import base64
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import orjson
@@ -14,6 +17,7 @@ from hypothesis import strategies as st
 from penstock.capture.events.batch import Batch
 from penstock.capture.events.changes import Events
 from penstock.capture.events.filling import LastValues
+from penstock.capture.events.registry import SchemaRegistry
 from penstock.capture.events.settings import (
     ENVELOPE,
     ERROR,
@@ -22,7 +26,13 @@ from penstock.capture.events.settings import (
     OutboxSettings,
     Placement,
 )
-from penstock.capture.source import NULL, UNAVAILABLE, CaptureError, Column, ColumnType, Table
+from penstock.capture.source import (
+    NULL,
+    UNAVAILABLE,
+    CaptureError,
+    Table,
+)
+from penstock.client.table_schemas import TableColumn, TableSchema, UnknownSchemaError, ValueType
 from tests.capture.events.samples import (
     ANNE,
     CUSTOMERS,
@@ -103,11 +113,11 @@ OUTBOX = Table(
     "public",
     "outbox",
     (
-        Column("id", ColumnType("string", "io.debezium.data.Uuid"), optional=False),
-        Column("aggregatetype", STRING, optional=False),
-        Column("aggregateid", STRING, optional=False),
-        Column("type", STRING, optional=False),
-        Column("payload", ColumnType("string", "io.debezium.data.Json")),
+        TableColumn("id", ValueType("string", "io.debezium.data.Uuid"), optional=False),
+        TableColumn("aggregatetype", STRING, optional=False),
+        TableColumn("aggregateid", STRING, optional=False),
+        TableColumn("type", STRING, optional=False),
+        TableColumn("payload", ValueType("string", "io.debezium.data.Json")),
     ),
     ("id",),
 )
@@ -170,16 +180,65 @@ def test_an_outbox_is_not_updated_and_has_its_columns() -> None:
         composed(outbox(), change("c", None, (EVENT[0], NULL, *EVENT[2:]), OUTBOX))
 
 
+UNAVAILABLE_TEXT = "__debezium_unavailable_value"
+MARKER_OF_BYTES = base64.b64encode(UNAVAILABLE_TEXT.encode()).decode()
+
+
 # ---- filling in --------------------------------------------------------------------------
 
 
-def filling(stored: list[tuple[bytes, bytes | None]]) -> Events:
+def filling(
+    stored: list[tuple[bytes, bytes | None]],
+    schemas: Mapping[int, TableSchema] = MappingProxyType({}),
+) -> Events:
     def read(topic: str) -> Iterator[tuple[bytes, bytes | None]]:
         assert topic == TOPIC
         yield from stored
 
+    def schema(id_: int) -> TableSchema:
+        if id_ not in schemas:
+            raise UnknownSchemaError(str(id_))
+        return schemas[id_]
+
     settings = EventSettings("PostgreSQL_server", unavailable="fill")
-    return Events(settings, "postgresql", read=read, clock_ns=lambda: NOW_NS)
+    registry = SchemaRegistry()
+    return Events(
+        settings,
+        "postgresql",
+        registry=registry,
+        publish=registry.pending.clear,
+        schema=schema,
+        read=read,
+        clock_ns=lambda: NOW_NS,
+    )
+
+
+def test_a_value_of_another_type_is_not_filled_in() -> None:
+    """The column was text when the topic got its last value; bytes are no text, a wider enum is."""
+    rows = [
+        (ValueType("string"), "hello"),
+        (ValueType("bytes"), MARKER_OF_BYTES),
+        (ValueType("string", "io.debezium.data.Json"), UNAVAILABLE_TEXT),
+        (ValueType("string", parameters={"allowed": "a,b"}), "hello"),
+    ]
+    for kind, wanted in rows:
+        before, now = (
+            replace(CUSTOMERS, columns=(*CUSTOMERS.columns[:3], TableColumn("email", each)))
+            for each in (ValueType("string"), kind)
+        )
+        old = events()
+        (record,) = composed(old, change("c", None, (*ANNE[:3], b'"hello"'), before))
+        made = filling([(record[0] or b"", record[1])], old._met)
+        (filled,) = composed(made, change("u", None, (*ANNE[:3], UNAVAILABLE), now))
+        assert email(filled) == wanted
+        made.close()
+        # What has no schema is taken for what it looks like, a schema that nobody knows is not.
+        for text in (b'"schema_id":5', b'"x":5'):
+            value = re.sub(rb'"schema_id":\d+', text, record[1] or b"")
+            made = filling([(record[0] or b"", value)])
+            (filled,) = composed(made, change("u", None, (*ANNE[:3], UNAVAILABLE), before))
+            assert email(filled) == ("hello" if b"x" in text else UNAVAILABLE_TEXT)
+            made.close()
 
 
 def email(record: Any) -> Any:

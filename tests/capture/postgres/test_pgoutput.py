@@ -17,7 +17,8 @@ from penstock.capture.postgres.decoders import Relation, unescape
 from penstock.capture.postgres.pgoutput import PAD, RelationMessage, TypeMessage
 from penstock.capture.postgres.spool import Spool, SpoolFullError
 from penstock.capture.postgres.types import NativeType, TypeModes, coding
-from penstock.capture.source import CaptureError, Column, Part, Table
+from penstock.capture.source import CaptureError, Part, Table
+from penstock.client.table_schemas import TableColumn
 
 TYPES = {
     23: NativeType(23, "pg_catalog", "int4"),
@@ -37,7 +38,7 @@ def describe(
 ) -> Relation | None:
     codings = [coding(c.type_oid, c.typmod, TYPES, TypeModes()) for c in message.columns]
     columns = tuple(
-        Column(f"{number}", made.type, not column.is_key)
+        TableColumn(f"{number}", made.type, not column.is_key)
         for number, (column, made) in enumerate(zip(message.columns, codings, strict=True))
     )
     return Relation(message.oid, Table("", "s", "t", columns, ()), codings, message.identity)

@@ -18,12 +18,11 @@ from penstock.capture.source import (
     Change,
     Chunk,
     ChunkRequest,
-    Column,
-    ColumnType,
     Item,
     Row,
     Table,
 )
+from penstock.client.table_schemas import TableColumn, ValueType
 from penstock.testing.postgres import PostgresServer
 from tests.capture.postgres.rebuilding import (
     MISSING,
@@ -159,12 +158,12 @@ class writers:  # noqa: N801
             thread.join()
 
 
-TEXT = Coding(ColumnType("string"), inline="text({v})")
+TEXT = Coding(ValueType("string"), inline="text({v})")
 TABLE = Table(
     "d",
     "public",
     "t",
-    tuple(Column(name, TEXT.type, name != "k") for name in ("k", "a", "big")),
+    tuple(TableColumn(name, TEXT.type, name != "k") for name in ("k", "a", "big")),
     ("k",),
 )
 RELATION = Relation(1, TABLE, [TEXT] * 3, "d")

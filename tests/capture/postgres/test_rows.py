@@ -32,7 +32,8 @@ from penstock.capture.postgres.pgoutput import (
 from penstock.capture.postgres.rows import BYTES_MAX
 from penstock.capture.postgres.snapshot import decode_blocks, decode_lines
 from penstock.capture.postgres.types import NativeType, TypeModes, coding
-from penstock.capture.source import Column, Part, Row, Table
+from penstock.capture.source import Part, Row, Table
+from penstock.client.table_schemas import TableColumn
 from tests.harness.profiles import examples
 
 NUMERIC_12_2 = (12 << 16 | 2) + 4
@@ -111,7 +112,7 @@ def describe(
 ) -> Relation | None:
     codings = [coding(c.type_oid, c.typmod, TYPES, TypeModes()) for c in message.columns]
     columns = tuple(
-        Column(column.name, made.type, not column.is_key)
+        TableColumn(column.name, made.type, not column.is_key)
         for column, made in zip(message.columns, codings, strict=True)
     )
     key = tuple(column.name for column in message.columns if column.is_key)
@@ -341,7 +342,7 @@ def line_of(cells: list[bytes | None]) -> bytes:
 def relation_of(names: list[str]) -> Relation:
     TABLES.clear()
     codings = [coding(*KINDS[name][:2], TYPES, TypeModes()) for name in names]
-    columns = tuple(Column(f"%{at}", made.type, at > 0) for at, made in enumerate(codings))
+    columns = tuple(TableColumn(f"%{at}", made.type, at > 0) for at, made in enumerate(codings))
     return Relation(1, Table("", "s", "t", columns, ("%0",)), codings, "d")
 
 

@@ -15,7 +15,13 @@ import orjson
 import psycopg
 import pytest
 
-from penstock.capture.source import NULL, CaptureError, ColumnType, Row, Table
+from penstock.capture.source import (
+    NULL,
+    CaptureError,
+    Row,
+    Table,
+)
+from penstock.client.table_schemas import ValueType
 from penstock.testing.postgres import PostgresServer
 from tests.capture.postgres.rebuilding import Connection, catch_up, changes, opened, start
 
@@ -183,14 +189,24 @@ def test_every_type(postgres_of: Callable[[str], PostgresServer], release: str) 
                     ours = judge(orjson.loads(fragment))
                     assert ours == expected[place], (kind, literals_[place], fragment)
             column = table.columns[number + 1]
+            assert column.native == _format_type(sql, f"v{number}"), kind
             assert column.type.name == name, kind
             assert (column.type.semantic or "").rpartition(".")[2] == (semantic or ""), kind
+
+
+def _format_type(sql: Connection, column: str) -> str:
+    """The server's own words for the type of a column of t."""
+    (found,) = sql.execute(
+        "SELECT format_type(atttypid, atttypmod) FROM pg_attribute"
+        " WHERE attrelid = 't'::regclass AND attname = %s", (column,),
+    )  # fmt: skip
+    return str(found[0])
 
 
 def test_floats_keep_every_bit(database: str, sql: Connection) -> None:
     numbers = ["0.1", "1e308", "5e-324", "1.7976931348623157e308", "123456789012345680"]
     table, rows = told(sql, database, "float8", numbers)
-    assert table.columns[1].type == ColumnType("double")
+    assert table.columns[1].type == ValueType("double")
     for text, row in zip(numbers, rows, strict=True):
         assert float(orjson.loads(row[1])).hex() == float(text).hex()
     _, rows = told(sql, database, "float4", ["NaN", "Infinity", "-Infinity", "1.5", "3.4e38"])

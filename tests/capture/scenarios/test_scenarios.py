@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from base64 import b64decode
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 from penstock.capture.delivery import capture
 from penstock.client.connection import Cluster
+from penstock.client.table_schemas import PublishedSchemas, ValueType, event_schema_id
 from penstock.testing import Broker
 from tests.capture.kit.capturing import (
     DATABASE_STATUS_S,
@@ -40,6 +42,25 @@ STEPS_MAX = 16
 def log() -> Iterator[str]:
     with Broker() as broker:
         yield broker.bootstrap
+
+
+def check_form(value: Any, kind: ValueType, database: str) -> None:
+    """The value is one of its type, as the wire has it."""
+    if value is None or database == "sqlite":
+        # Any column of SQLite may hold a value of any kind.
+        return
+    if kind.name == "array":
+        assert kind.items is not None
+        for item in value:
+            check_form(item, kind.items, database)
+    elif kind.name == "struct":
+        for name, inner in kind.fields:
+            check_form(value[name], inner, database)
+    elif kind.name == "bytes":
+        b64decode(value, validate=True)
+    else:
+        wanted = {"string": str, "boolean": bool, "float": int | float, "double": int | float}
+        assert isinstance(value, wanted.get(kind.name, int)), (value, kind)
 
 
 class Run:
@@ -113,6 +134,7 @@ class Run:
                 assert found.rows == []
                 continue
             assert sorted(found.table(), key=str) == sorted(self.rows(name, found), key=str), name
+            self.verify_schemas(name, found)
         for name, ops in scenario.expected.items():
             assert told[name].ops() == ops, name
         others = {}
@@ -124,6 +146,38 @@ class Run:
             others[topic] = len(found_rows)
         if not others:
             check_transactions(self.cluster, self.name, told)
+
+    def verify_schemas(self, table: str, found: Told) -> None:
+        """Each event names a schema that is published, and its rows have its columns."""
+        schemas = PublishedSchemas(self.cluster)
+        published = {each.id for each in schemas.history(self.topic(table))}
+        named: list[int] = []
+        for row in found.rows:
+            if row.value is None:
+                continue
+            id_ = event_schema_id(row.value)
+            assert id_ in published, row
+            schema = schemas.by_id(id_)
+            named += [id_] if id_ not in named else []
+            event = orjson.loads(row.value)
+            for told in filter(None, (event["before"], event["after"])):
+                assert list(told) == [column.name for column in schema.columns]
+                for column in schema.columns:
+                    check_form(told[column.name], column.type, self.database.kind)
+        altered = sum(
+            f"alter table {table} " in statement.lower()
+            for section in self.scenario.sections
+            for statement in section
+        )
+        # Not each ALTER TABLE changes what events show; nothing else does, kills neither.
+        assert len(named) <= 1 + altered
+        latest = schemas.latest(self.topic(table))
+        assert latest is not None
+        assert not named or latest.id in named
+        with self.database.connect() as session:
+            columns = self.database.columns(session, table)
+        hidden = [column for column in latest.schema.key if column not in columns]
+        assert [column.name for column in latest.schema.columns] == hidden + columns
 
     def rows(self, table: str, found: Told) -> list[dict[str, Any]]:
         """The table itself. What serves as its key where it has none is told beside its rows."""

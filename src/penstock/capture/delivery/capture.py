@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
+from typing import Any
 
 from penstock.capture.delivery import commands
 from penstock.capture.delivery.commands import PAUSE, STOP, Commands
@@ -51,13 +52,15 @@ from penstock.capture.delivery.metering import (
     STREAMING,
     CaptureStatus,
     Meter,
+    TableStatus,
 )
 from penstock.capture.delivery.reading import Interrupted, read_snapshot, weight_of
+from penstock.capture.delivery.schemas import SchemaTopic
 from penstock.capture.delivery.state import DONE, State
 from penstock.capture.delivery.writing import Log, MakeWriter, make_writer
 from penstock.capture.events.changes import Events
-from penstock.capture.events.registry import SCHEMAS_TOPIC, SchemaRegistry
 from penstock.capture.events.settings import AVRO
+from penstock.capture.events.table_schemas import SchemaVersion
 from penstock.capture.source import (
     CaptureError,
     DatabaseBusyError,
@@ -68,7 +71,7 @@ from penstock.capture.source import (
 )
 from penstock.client.connection import Cluster
 from penstock.client.errors import OutcomeUnknownError
-from penstock.client.reading import last_values
+from penstock.client.table_schemas import SCHEMAS_TOPIC, PublishedSchemas
 from penstock.errors import PenstockError
 
 _LOGGER = logging.getLogger(__name__)
@@ -80,6 +83,9 @@ OpenCluster = Callable[[], Cluster]
 _GOOD_SESSION_S = 60.0
 # A pause is not so long that nothing is told meanwhile.
 _WORD_S = 3.0
+# The status tells the schemas of so many tables, and so much of what has changed in one.
+_TABLES_MAX = 50
+_CHANGES_MAX = 200
 # How often the database is asked how it sees us.
 _DATABASE_STATUS_S = 10.0
 
@@ -125,6 +131,7 @@ class Capture:
         self._trouble_since = 0.0
         self._state = State()
         self._deliverer: Deliverer | None = None
+        self._events_now: Events | None = None
         self._database: dict[str, object] = {}
         self._publisher: Publisher | None = None
         # A snapshot is taken although there is a position.
@@ -233,8 +240,10 @@ class Capture:
             source.setup()
             self._connected = True
             emptying = self._emptying(log)
-            events = self._events(log, source, emptying)
+            events = self._events_now = self._events(log, source, emptying)
             stack.callback(events.close)
+            tables = source.tables()
+            events.introduce(tables)
             deliverer = self._deliverer = Deliverer(
                 config,
                 log,
@@ -244,7 +253,7 @@ class Capture:
                 ask=source.ask,
                 listener=listener,
                 tell=self._tell_now_and_then,
-                known_tables=source.tables(),
+                known_tables=tables,
                 emptying=emptying,
             )
             self._prepare(deliverer, source)
@@ -277,18 +286,34 @@ class Capture:
 
     def _events(self, log: Log, source: Source, emptying: Emptying) -> Events:
         settings = self.config.events
-        registry = SchemaRegistry()
-        if settings.format == AVRO:
-            log.topics.ensure(SCHEMAS_TOPIC, compacted=True)
-            registry = SchemaRegistry(last_values(log.cluster, SCHEMAS_TOPIC))
+        topic: SchemaTopic | None = None
+        if settings.format == AVRO or settings.publish_schemas:
+            topic = SchemaTopic(
+                log.cluster, lambda: log.topics.ensure(SCHEMAS_TOPIC, compacted=True)
+            )
         return Events(
             settings,
             source.kind,
             partitions=log.topics.partitions,
-            registry=registry,
+            registry=None if topic is None else topic.registry,
             read=log.read,
             folder=self.config.state_dir,
             emptier=emptying,
+            publish=None if topic is None else topic.publish,
+            schema=PublishedSchemas(log.cluster).by_id,
+            altered=self._tell_altered,
+        )
+
+    def _tell_altered(self, table: SchemaVersion) -> None:
+        _LOGGER.info(
+            "capture %s: table %s has changed: %s; its events in %s have schema version %d (id %d) "
+            "from here on",
+            self.config.name,
+            table.table,
+            table.changes,
+            table.topic,
+            table.version,
+            table.id,
         )
 
     def _wait_paused(self, log: Log, listener: Listener, state: State) -> str:
@@ -406,8 +431,8 @@ class Capture:
         try:
             self._database = asdict(source.status())
             if self.config.snapshot.new_tables:
-                names = [table.full_name for table in source.tables()]
-                handover.put(TablesThere(names), sum(map(len, names)))
+                tables = source.tables()
+                handover.put(TablesThere(tables), sum(len(item.columns) for item in tables) * 100)
         except PenstockError as error:
             _LOGGER.info("capture %s: %s", self.config.name, error)
 
@@ -438,7 +463,18 @@ class Capture:
             error=str(error) if error else (problem.text if problem else ""),
             problem_ms=problem.ts_ms if problem and not error else 0,
             advice=error.advice if isinstance(error, PenstockError) else "",
+            **self._tables(),
         )
+
+    def _tables(self) -> dict[str, Any]:
+        """Which schemas the tables have, for the status; those of some tables if there are many."""
+        events = self._events_now
+        known = [] if events is None else list(events.schemas.values())
+        told = tuple(
+            TableStatus(item.table, item.topic, item.version, item.id, item.changes[:_CHANGES_MAX])
+            for item in known[-_TABLES_MAX:]
+        )
+        return {"tables": told, "table_count": len(known)}
 
     def _unfilled(self) -> int:
         return 0 if self._deliverer is None else self._deliverer.unfilled

@@ -172,6 +172,7 @@ def _events(prefix: str, fields: Fields) -> EventSettings:
         prefix=prefix,
         format=fields.choice("format", JSON, (JSON, AVRO)),
         schemas=fields.flag("schemas", False),
+        publish_schemas=fields.flag("publish_schemas", True),
         tombstones=fields.flag("tombstones", True),
         skip=frozenset(skip) - {"none"},
         truncates=fields.choice("truncates", DELETES, (DELETES, SKIP)),

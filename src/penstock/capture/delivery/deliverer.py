@@ -84,7 +84,7 @@ class SnapshotEnd:
 class TablesThere:
     """The tables that the database has by now; of some of them no change may ever have come."""
 
-    names: list[str]
+    tables: list[Table]
 
 
 Work = Item | SnapshotBegin | SnapshotRows | TableEnd | SnapshotEnd | TablesThere
@@ -246,9 +246,10 @@ class Deliverer:
             case SnapshotEnd():
                 self._snapshot_end(work)
             case TablesThere():
-                for name in work.names:
-                    if name not in self._known:
-                        self.discover(name)
+                new = [table for table in work.tables if table.full_name not in self._known]
+                self._events.introduce(new)
+                for table in new:
+                    self.discover(table.full_name)
         if not self._is_inside and self._is_full():
             self.commit()
 
@@ -341,8 +342,8 @@ class Deliverer:
             composer = self._events.composer(work.table, work.source)
             assert isinstance(composer, Composer)
             owner = Owners(self._config.events, work.table).named(work.source)
-            for key in self._ghosts.unseen(topic, owner):
-                composer.gone(key, work.source, self._batch)
+            for key, event in self._ghosts.unseen_rows(topic, owner):
+                composer.gone(key, work.source, self._batch, event=event)
                 self._added(1)
                 if self._is_full():
                     self.commit()

@@ -15,6 +15,7 @@ from typing import Final
 import orjson
 
 from penstock.capture.scratch import Scratch
+from penstock.client.table_schemas import SCHEMA_ID, event_schema_id
 
 _MANY: Final = 10_000
 _MUCH_BYTES: Final = 16 << 20
@@ -59,7 +60,8 @@ class Ghosts:
         keep_bytes: int = 0,
         owner_of: OwnerOf = lambda value: "",
     ) -> None:
-        """Read a topic; nothing of it was seen yet. Values up to a size can be kept, too."""
+        """Read a topic; nothing of it was seen yet. Values up to a size can be kept, too; of others
+        only the schema that they name is."""
         self._topics.add(topic)
         last: dict[bytes, tuple[str, bytes] | None] = {}
         size = 0
@@ -69,7 +71,7 @@ class Ghosts:
             if value is not None and not _is_gone(value):
                 owner = owner_of(value)
                 if owner is not None:
-                    kept = value if len(value) <= keep_bytes else b""
+                    kept = value if len(value) <= keep_bytes else _beginning(value)
                     last[key] = owner, kept
                     size += len(kept)
             if len(last) >= _MANY or size >= _MUCH_BYTES:
@@ -118,13 +120,9 @@ class Ghosts:
             )
             self._db.execute("COMMIT")
 
-    def unseen(self, topic: str, owner: str = "") -> Iterator[bytes]:
-        """The keys of an owner's rows that were not seen; they are forgotten on the way."""
-        for key, _ in self.unseen_rows(topic, owner):
-            yield key
-
     def unseen_rows(self, topic: str, owner: str = "") -> Iterator[tuple[bytes, bytes]]:
-        """The same with their values, empty where they were not kept."""
+        """The keys of an owner's rows that were not seen, with what was kept of their values; they
+        are forgotten on the way."""
         after = b""
         while rows := self._some(topic, owner, after):
             yield from rows
@@ -148,6 +146,12 @@ class Ghosts:
                     break
             cursor.close()
         return rows
+
+
+def _beginning(value: bytes) -> bytes:
+    """An event without all but the schema that it names."""
+    id_ = event_schema_id(value)
+    return b"" if id_ is None else b'{"%b":%d}' % (SCHEMA_ID.encode(), id_)
 
 
 def _is_gone(value: bytes) -> bool:

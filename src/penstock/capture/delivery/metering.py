@@ -39,6 +39,18 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class TableStatus:
+    """The schema that a table's events are written with."""
+
+    table: str
+    topic: str
+    version: int
+    id: int
+    # What its last change was, if it has changed while this process ran.
+    changes: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class CaptureStatus:
     """What `penstock capture status` shows."""
 
@@ -67,6 +79,9 @@ class CaptureStatus:
     # When `error` was found, if it is one that does not keep the capture from going on; else 0.
     problem_ms: int = 0
     advice: str = ""
+    # Some of the tables, those that were altered last at the end; and how many there are.
+    tables: tuple[TableStatus, ...] = ()
+    table_count: int = 0
 
     def encode(self) -> bytes:
         return orjson.dumps(asdict(self))
@@ -78,6 +93,10 @@ class CaptureStatus:
         if known.get("snapshot"):
             inner = {k: v for k, v in known["snapshot"].items() if k in Progress.__slots__}
             known["snapshot"] = Progress(**inner)
+        if "tables" in known:
+            items = ({k: v for k, v in item.items() if k in TableStatus.__slots__}
+                     for item in known["tables"])  # fmt: skip
+            known["tables"] = tuple(TableStatus(**item) for item in items)
         return cls(**known)
 
 

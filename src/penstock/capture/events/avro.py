@@ -29,11 +29,10 @@ from penstock.capture.source import (
     TRUNCATE,
     UNAVAILABLE,
     CaptureError,
-    Column,
-    ColumnType,
     Fragment,
     Row,
 )
+from penstock.client.table_schemas import TableColumn, ValueType
 
 Write = Callable[[Any], bytes]
 WriteFragment = Callable[[Fragment], bytes]
@@ -62,11 +61,11 @@ _DOUBLE: Final = struct.Struct("<d").pack
 # ---- schemas -----------------------------------------------------------------------------
 
 
-def avro_type(column: ColumnType, name: str) -> Any:
+def avro_type(column: ValueType, name: str) -> Any:
     """The Avro schema of a type; `name` is what a record would be called."""
     made: dict[str, Any]
     if column.name == "array":
-        items = avro_type(column.items or ColumnType("string"), f"{name}_item")
+        items = avro_type(column.items or ValueType("string"), f"{name}_item")
         made = {"type": "array", "items": ["null", items]}
     elif column.name == "struct":
         fields = [
@@ -97,7 +96,7 @@ def _optional(name: str, kind: Any) -> dict[str, Any]:
     return {"name": name, "type": ["null", kind], "default": None}
 
 
-def _field(name: str, column: ColumnType, optional: bool, record: str) -> dict[str, Any]:
+def _field(name: str, column: ValueType, optional: bool, record: str) -> dict[str, Any]:
     kind = avro_type(column, f"{record}_{field_name(name)}")
     return (
         _optional(field_name(name), kind) if optional else {"name": field_name(name), "type": kind}
@@ -202,7 +201,7 @@ def _number(value: Any) -> float:
     return float(value)
 
 
-def writer(column: ColumnType) -> Write:
+def writer(column: ValueType) -> Write:
     """A function that writes a value as orjson reads it."""
     match column.name:
         case name if name in _INTEGERS:
@@ -216,7 +215,7 @@ def writer(column: ColumnType) -> Write:
         case "bytes":
             return raw
         case "array":
-            return _array(_nullable(writer(column.items or ColumnType("string"))))
+            return _array(_nullable(writer(column.items or ValueType("string"))))
         case "struct":
             return _struct([(name, _nullable(writer(kind))) for name, kind in column.fields])
     return text
@@ -238,7 +237,7 @@ def _struct(fields: list[tuple[str, Write]]) -> Write:
     return lambda value: b"".join([write(value.get(name)) for name, write in fields])
 
 
-def fragment_writer(column: ColumnType) -> WriteFragment:
+def fragment_writer(column: ValueType) -> WriteFragment:
     """A function that writes a fragment which is not null."""
     if column.name in _INTEGERS:
         return lambda part: long(int(part))
@@ -252,7 +251,7 @@ def fragment_writer(column: ColumnType) -> WriteFragment:
     return lambda part: write(orjson.loads(part))
 
 
-def record_writer(columns: tuple[Column, ...], what: str) -> Callable[[Row], bytes]:
+def record_writer(columns: tuple[TableColumn, ...], what: str) -> Callable[[Row], bytes]:
     """A function that writes the fragments of a record's fields, generated for them.
 
     Generated, so that the frequent cases (null, a number, a text without escapes) cost no call of a
@@ -299,7 +298,9 @@ def record_writer(columns: tuple[Column, ...], what: str) -> Callable[[Row], byt
     return write
 
 
-def _misfit(columns: tuple[Column, ...], row: Row, what: str, error: Exception) -> CaptureError:
+def _misfit(
+    columns: tuple[TableColumn, ...], row: Row, what: str, error: Exception
+) -> CaptureError:
     """Which column's value is at fault."""
     for column, part in zip(columns, row, strict=True):
         try:
@@ -325,7 +326,7 @@ def _text_fragment(part: Fragment) -> bytes:
 _TEXT_LENGTHS: Final = [b"", b"", *(long(number) for number in range(4_096))]
 
 
-def _nothing(column: ColumnType) -> bytes:
+def _nothing(column: ValueType) -> bytes:
     """The empty value of a type, where null is not allowed."""
     match column.name:
         case "float":
@@ -417,10 +418,9 @@ class AvroEncoder:
             return b"[" + UNAVAILABLE + b"]"
         return NULL
 
-    def row_of_key(self, key: bytes) -> bytes | None:
-        return None
-
-    def row_of_event(self, value: bytes) -> bytes | None:
+    def gone(
+        self, key: bytes, event: bytes, source: Fragment, orders: Callable[[], Order] | None
+    ) -> bytes | None:
         return None
 
     def truncate(self, source: Fragment, order: Order | None, *, is_expanded: bool) -> bytes:

@@ -8,7 +8,8 @@ object is another one), and keeps count. One belongs to one session of a capture
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -17,16 +18,38 @@ from penstock.capture.events.avro import AvroEncoder
 from penstock.capture.events.batch import Batch
 from penstock.capture.events.composer import Composer, Emptier, Orders
 from penstock.capture.events.encoding import Encoder, Moment
-from penstock.capture.events.filling import LastValues, Read
+from penstock.capture.events.filling import LastValues, Read, SchemaOf
 from penstock.capture.events.json import JsonEncoder
 from penstock.capture.events.messages import COLLECTION, MessageEncoder
 from penstock.capture.events.metadata import Metadata
 from penstock.capture.events.naming import MESSAGE_SUFFIX
 from penstock.capture.events.outbox import OutboxComposer
-from penstock.capture.events.registry import SCHEMAS_TOPIC, SchemaRegistry
-from penstock.capture.events.settings import AVRO, FILL, EventSettings, matches_any
+from penstock.capture.events.registry import SchemaRegistry
+from penstock.capture.events.settings import AVRO, FILL, JSON, EventSettings, matches_any
 from penstock.capture.events.shape import Shape, shape_of
-from penstock.capture.source import MESSAGE, READ, Change, Fragment, Part, Row, Table
+from penstock.capture.events.table_schemas import (
+    SchemaVersion,
+    differences,
+    table_schema,
+    table_subject,
+)
+from penstock.capture.source import (
+    MESSAGE,
+    READ,
+    CaptureError,
+    Change,
+    Fragment,
+    Part,
+    Row,
+    Table,
+)
+from penstock.client.table_schemas import (
+    JSON_SCHEMA,
+    SCHEMAS_TOPIC,
+    SchemaError,
+    TableSchema,
+    UnknownSchemaError,
+)
 
 # Table objects that are kept in mind; one more pushes the oldest out.
 COMPOSERS_MAX: Final = 10_000
@@ -46,14 +69,27 @@ class Events:
         read: Read | None = None,
         folder: str | Path | None = None,
         emptier: Emptier | None = None,
+        publish: Callable[[], None] | None = None,
+        schema: SchemaOf | None = None,
+        altered: Callable[[SchemaVersion], None] = lambda version: None,
         clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
+        """`publish` puts what the registry has pending into the log, before the events; without it
+        the schemas are in the batch with the events. `schema` finds those that were published
+        before, and `altered` hears of tables whose schema is another one now."""
         self.settings = settings
         self.kind = kind
         self.moment = Moment(clock_ns)
         self.registry = registry or SchemaRegistry()
         self._partitions = partitions
         self._emptier = emptier
+        self._publish = publish
+        self._schema = schema
+        self._altered = altered
+        # By table, what its events are written with now. Another thread may look.
+        self.schemas: dict[str, SchemaVersion] = {}
+        # By id, those that this session has met.
+        self._met: dict[int, TableSchema] = {}
         self._composers: dict[Table, Composer | OutboxComposer] = {}
         self._metadata = (
             Metadata(settings.prefix, schemas=settings.schemas)
@@ -65,7 +101,7 @@ class Events:
         )
         self._last_values: LastValues | None = None
         if settings.unavailable == FILL and read is not None:
-            self._last_values = LastValues(read, folder)
+            self._last_values = LastValues(read, folder, self._schema_of)
 
     def close(self) -> None:
         if self._last_values is not None:
@@ -113,6 +149,19 @@ class Events:
         self._add_schemas(batch)
         return count
 
+    def introduce(self, tables: Iterable[Table]) -> None:
+        """Publish the schemas of tables that have none yet: there may be no event for a long while.
+        What the events of others are written with is seen when they come."""
+        if not self._publishes:
+            return
+        for table in tables:
+            # What does not fit the settings is told when its first event comes.
+            with suppress(CaptureError):
+                shape = None if self._is_outbox(table) else shape_of(self.settings, table)
+                if shape is not None and table.columns:
+                    self._register(shape, only_new=True)
+        self._publish_pending()
+
     def composer(self, table: Table, source: Fragment) -> Composer | OutboxComposer:
         """What makes events of this table, made where it is new."""
         found = self._composers.get(table)
@@ -129,25 +178,84 @@ class Events:
         return made
 
     def _make(self, table: Table, source: Fragment) -> Composer | OutboxComposer:
-        settings = self.settings
-        outbox = settings.outbox
-        if outbox is not None and matches_any((outbox.table,), table.full_name):
-            return OutboxComposer(settings, outbox, table)
+        settings, values = self.settings, self._last_values
+        if settings.outbox is not None and self._is_outbox(table):
+            return OutboxComposer(settings, settings.outbox, table)
         shape = shape_of(settings, table)
+        schema_id = None
+        # Of a table that is gone only the truncate may still come.
+        if self._publishes and table.columns:
+            schema_id = self._register(shape)
+        encoder = self._encoder(shape, source, None if settings.schemas else schema_id)
+        self._publish_pending()
         return Composer(
             shape,
-            self._encoder(shape, source),
+            encoder,
             settings,
             partitions=self._partitions,
-            filler=None if self._last_values is None else self._last_values.prepare(shape),
+            filler=None if values is None else values.prepare(shape, schema_id),
             emptier=self._emptier,
         )
 
-    def _encoder(self, shape: Shape, source: Fragment) -> Encoder:
+    def _is_outbox(self, table: Table) -> bool:
+        outbox = self.settings.outbox
+        return outbox is not None and matches_any((outbox.table,), table.full_name)
+
+    def _encoder(self, shape: Shape, source: Fragment, schema_id: int | None) -> Encoder:
         settings, kind, moment = self.settings, self.kind, self.moment
         if settings.format == AVRO:
             return AvroEncoder(shape, settings, kind, source, moment, self.registry)
-        return JsonEncoder(shape, settings, kind, source, moment)
+        return JsonEncoder(shape, settings, kind, source, moment, schema_id)
+
+    # ---- schemas -------------------------------------------------------------------------
+
+    @property
+    def _publishes(self) -> bool:
+        return self.settings.publish_schemas and self.settings.format == JSON
+
+    def _register(self, shape: Shape, *, only_new: bool = False) -> int:
+        """The id of the schema of a shape's events, which is registered where it is new."""
+        subject = table_subject(shape, self.settings.prefix)
+        schema = table_schema(shape, self.kind)
+        before = self.registry.latest(subject)
+        if before is None or not only_new:
+            self.registry.id_of(subject, schema.as_json_schema(), JSON_SCHEMA)
+        version, id_ = self.registry.latest(subject) or (0, 0)
+        if not only_new or before is None:
+            self._meet(id_, schema)
+        changes = ""
+        if before is not None and before[1] != id_:
+            # It may have been one of Avro, or none of ours.
+            with suppress(SchemaError):
+                changes = differences(self._schema_of(before[1]), schema)
+        name = shape.table.full_name
+        last = self.schemas.get(name)
+        if last is not None and last.id == id_ and not changes:
+            # Another object of the same table.
+            return id_
+        # Those that were altered last stand at the end.
+        self.schemas.pop(name, None)
+        made = self.schemas[name] = SchemaVersion(name, shape.topic, version, id_, changes)
+        if changes:
+            self._altered(made)
+        return id_
+
+    def _schema_of(self, id_: int) -> TableSchema:
+        met = self._met.get(id_)
+        if met is not None:
+            return met
+        if self._schema is None:
+            raise UnknownSchemaError(f"schema {id_} is unknown")
+        return self._schema(id_)
+
+    def _meet(self, id_: int, schema: TableSchema) -> None:
+        while len(self._met) >= COMPOSERS_MAX:
+            del self._met[next(iter(self._met))]
+        self._met[id_] = schema
+
+    def _publish_pending(self) -> None:
+        if self._publish is not None and self.registry.pending:
+            self._publish()
 
     def _told_part(self, part: Part, batch: Batch, metadata: Metadata) -> int:
         """A part of a transaction that is told of: with its boundaries and each event's place."""
@@ -182,8 +290,8 @@ class Events:
     def _add_schemas(self, batch: Batch) -> None:
         if self.registry.pending:
             run = batch.run(SCHEMAS_TOPIC)
-            for key, value in self.registry.take_pending():
-                run.add(key, value)
+            for record in self.registry.take_pending():
+                run.add(*record.encode())
 
 
 def _by_table(changes: Sequence[Change]) -> Iterator[Sequence[Change]]:

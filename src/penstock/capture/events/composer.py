@@ -223,13 +223,10 @@ class Composer:
     ) -> None:
         """A row of which only the key is known, or its last event, is not there any more."""
         run = batch.run(self.topic)
-        past = self._encoder.row_of_event(event) if event else None
-        if past is None:
-            past = self._encoder.row_of_key(key)
-        if past is not None:
-            order = None if orders is None else orders()
-            run.add(key, self._encoder.value(DELETE, past, None, source, order))
-        if self._tombstones or past is None:
+        value = self._encoder.gone(key, event, source, orders)
+        if value is not None:
+            run.add(key, value)
+        if self._tombstones or value is None:
             run.add(key, None)
         if self._filler is not None:
             self._filler.forget(self.topic, key)

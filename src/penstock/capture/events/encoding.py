@@ -60,12 +60,11 @@ class Encoder(Protocol):
         """What stands for an unavailable value in the shown column at this place."""
         ...
 
-    def row_of_key(self, key: bytes) -> bytes | None:
-        """A row of which only the key is known; None where a key cannot be taken apart."""
-        ...
-
-    def row_of_event(self, value: bytes) -> bytes | None:
-        """The row that an event of ours has left; None where it cannot be taken out of it."""
+    def gone(
+        self, key: bytes, event: bytes, source: Fragment, orders: Callable[[], Order] | None
+    ) -> bytes | None:
+        """The delete of a row of which only the key is known, and perhaps the event that told it
+        last or how that began; None where neither can be taken apart."""
         ...
 
     def truncate(self, source: Fragment, order: Order | None, *, is_expanded: bool) -> bytes:

@@ -14,25 +14,30 @@ from penstock.capture.events.schema import envelope_schema, key_schema
 from penstock.capture.events.settings import EventSettings
 from penstock.capture.events.shape import Shape
 from penstock.capture.source import (
+    DELETE,
     NULL,
     TRUNCATE,
     UNAVAILABLE,
-    Column,
-    ColumnType,
     Fragment,
     Row,
 )
+from penstock.client.table_schemas import SCHEMA_ID, TableColumn, ValueType, event_schema_id
 
 # The field of a truncate's envelope that tells that the deletes of the rows stand before it.
 EXPANDED: Final = b"expanded"
 
-_VALUE: Final = b'{"before":%b,"after":%b,"source":%b,"transaction":%b,"op":"%b",%b'
+_VALUE: Final = b'"before":%b,"after":%b,"source":%b,"transaction":%b,"op":"%b",%b'
 _OPS: Final = {op: op.encode() for op in "cudrtm"}
 _MARKER: Final = orjson.loads(UNAVAILABLE)
 _INTEGERS: Final = frozenset(("int8", "int16", "int32", "int64"))
 
 
-def template(columns: tuple[Column, ...]) -> bytes:
+def opening(schema_id: int | None) -> bytes:
+    """How an event begins."""
+    return b"{" if schema_id is None else b'{"%b":%d,' % (SCHEMA_ID.encode(), schema_id)
+
+
+def template(columns: tuple[TableColumn, ...]) -> bytes:
     """An object with a place for each column's fragment."""
     names = (orjson.dumps(column.name).replace(b"%", b"%%") for column in columns)
     return b"{" + b",".join(name + b":%b" for name in names) + b"}"
@@ -56,12 +61,12 @@ def order_json(order: Order) -> bytes:
     )
 
 
-def marker(column: ColumnType) -> Fragment:
+def marker(column: ValueType) -> Fragment:
     """The unavailable value, in the form in which Debezium gives it for a type."""
     if column.name == "bytes":
         return b'"%b"' % base64.b64encode(_MARKER.encode())
     if column.name == "array":
-        items = column.items or ColumnType("string")
+        items = column.items or ValueType("string")
         if items.name == "string":
             return b"[" + UNAVAILABLE + b"]"
         if items.name in _INTEGERS:
@@ -73,21 +78,28 @@ class JsonEncoder:
     """The events of one table in JSON."""
 
     def __init__(
-        self, shape: Shape, settings: EventSettings, kind: str, source: Fragment, moment: Moment
+        self,
+        shape: Shape,
+        settings: EventSettings,
+        kind: str,
+        source: Fragment,
+        moment: Moment,
+        schema_id: int | None = None,
     ) -> None:
         self.moment = moment
+        self.schema_id = schema_id
         self._pick_key = picker(shape.key)
         self._key = template(shape.key_columns)
         self._row = template(shape.columns)
         self._names = [column.name for column in shape.columns]
         self._hidden = {shape.columns[at].name for at, _ in shape.changes}
         self._markers = [marker(column.type) for column in shape.columns]
-        self._head = self._tail = b""
+        self._head, self._tail = opening(schema_id), b""
         self.whole_key = NULL
         if settings.schemas:
             self._key = _with_schema(key_schema(shape, settings.prefix), self._key)
             schema = envelope_schema(shape, settings.prefix, kind, source)
-            self._head, self._tail = b'{"schema":' + orjson.dumps(schema) + b',"payload":', b"}"
+            self._head, self._tail = b'{"schema":%b,"payload":{' % orjson.dumps(schema), b"}"
             self.whole_key = b'{"schema":null,"payload":null}'
 
     def key(self, row: Row) -> bytes:
@@ -112,7 +124,7 @@ class JsonEncoder:
             _OPS[op],
             self.moment.json,
         )
-        return self._head + made + self._tail if self._head else made
+        return self._head + made + self._tail
 
     def unavailable(self, place: int) -> Fragment:
         return self._markers[place]
@@ -132,22 +144,39 @@ class JsonEncoder:
         end = len(value) - len(self._tail) - 1
         return value[:end] + b',"%b":true' % EXPANDED + value[end:]
 
-    def row_of_key(self, key: bytes) -> bytes | None:
-        return self._row_of(_document(key))
+    def gone(
+        self, key: bytes, event: bytes, source: Fragment, orders: Callable[[], Order] | None
+    ) -> bytes | None:
+        # A row of another schema stays one: its values may not be what the columns hold now. With
+        # the schema around each event there is no other, so only the key is told.
+        id_ = event_schema_id(event)
+        is_other = id_ is not None and id_ != self.schema_id
+        told = _document(event) if event and not (is_other and self._tail) else None
+        known = told.get("after") if isinstance(told, dict) else None
+        if isinstance(known, dict):
+            row = self._row_as_it_was(known) if is_other else self._row_of(known)
+        else:
+            known = _document(key)
+            if not isinstance(known, dict):
+                return None
+            row = self._row_of(known)
+        made = self.value(DELETE, row, None, source, None if orders is None else orders())
+        if id_ == self.schema_id or self._tail:
+            return made
+        return opening(id_) + made[len(self._head) :]
 
-    def row_of_event(self, value: bytes) -> bytes | None:
-        event = _document(value)
-        return self._row_of(event.get("after")) if isinstance(event, dict) else None
-
-    def _row_of(self, known: Any) -> bytes | None:
+    def _row_of(self, known: dict[str, Any]) -> bytes:
         """A row of these columns, null where nothing is known. So is what is masked, hashed or cut:
         it may have been written before that was asked for."""
-        if not isinstance(known, dict):
-            return None
         shown = known.keys() - self._hidden
         return self._row % tuple(
             orjson.dumps(known[name]) if name in shown else NULL for name in self._names
         )
+
+    def _row_as_it_was(self, known: dict[str, Any]) -> bytes:
+        """A row with the columns that it had; null what is not shown any more."""
+        shown = set(self._names) - self._hidden
+        return orjson.dumps({name: known[name] if name in shown else None for name in known})
 
 
 def _document(data: bytes) -> Any:

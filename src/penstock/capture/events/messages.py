@@ -18,12 +18,13 @@ from penstock.capture.events.schema import (
     struct_schema,
     type_schema,
 )
-from penstock.capture.source import NULL, ColumnType, Fragment, Part
+from penstock.capture.source import NULL, Fragment, Part
+from penstock.client.table_schemas import ValueType
 
 # What Debezium counts messages under, in a transaction's counts by table.
 COLLECTION = "LOGICAL_DECODING_MESSAGE"
 
-_STRING = ColumnType("string")
+_STRING = ValueType("string")
 
 
 def source_block(kind: str, prefix: str, part: Part) -> Fragment:
@@ -91,12 +92,12 @@ def _key_schema() -> dict[str, Any]:
 def _value_schema(kind: str, source: Fragment) -> dict[str, Any]:
     message = [
         type_schema(_STRING, optional=True, field="prefix"),
-        type_schema(ColumnType("bytes"), optional=True, field="content"),
+        type_schema(ValueType("bytes"), optional=True, field="content"),
     ]
     base = "io.debezium.connector.postgresql.Message"
     fields = [
         type_schema(_STRING, optional=False, field="op"),
-        type_schema(ColumnType("int64"), optional=True, field="ts_ms"),
+        type_schema(ValueType("int64"), optional=True, field="ts_ms"),
         block_schema(
             source_fields(kind, source), source_name(kind), optional=False, field="source"
         ),

@@ -10,21 +10,22 @@ from penstock.capture.events.composer import Orders
 from penstock.capture.events.encoding import Order
 from penstock.capture.events.naming import TRANSACTION_SUFFIX
 from penstock.capture.events.schema import Field, struct_schema, type_schema
-from penstock.capture.source import ColumnType, Part
+from penstock.capture.source import Part
+from penstock.client.table_schemas import ValueType
 
 _BASE = "io.debezium.connector.common.TransactionMetadata"
-_COUNT = ColumnType(
+_COUNT = ValueType(
     "struct",
     "event.collection",
     1,
-    fields=(("data_collection", ColumnType("string")), ("event_count", ColumnType("int64"))),
+    fields=(("data_collection", ValueType("string")), ("event_count", ValueType("int64"))),
 )
 _FIELDS = (
-    Field("status", ColumnType("string")),
-    Field("id", ColumnType("string")),
-    Field("event_count", ColumnType("int64"), True),
-    Field("data_collections", ColumnType("array", items=_COUNT), True),
-    Field("ts_ms", ColumnType("int64")),
+    Field("status", ValueType("string")),
+    Field("id", ValueType("string")),
+    Field("event_count", ValueType("int64"), True),
+    Field("data_collections", ValueType("array", items=_COUNT), True),
+    Field("ts_ms", ValueType("int64")),
 )
 
 
@@ -33,7 +34,7 @@ def _schema(fields: tuple[Field, ...], name: str) -> dict[str, Any]:
     return struct_schema(made, name, optional=False, version=1)
 
 
-_KEY_SCHEMA = _schema((Field("id", ColumnType("string")),), f"{_BASE}Key")
+_KEY_SCHEMA = _schema((Field("id", ValueType("string")),), f"{_BASE}Key")
 _VALUE_SCHEMA = _schema(_FIELDS, f"{_BASE}Value")
 
 

@@ -19,10 +19,10 @@ Rows = Callable[[Sequence[Row], Fragment], list[bytes]]
 
 
 def envelope(head: bytes, before: bytes, after: bytes, op: bytes, tail: bytes) -> bytes:
-    """A template; `before` and `after` are templates of rows, or null."""
+    """A template; `head` opens the object, `before` and `after` are templates of rows, or null."""
     return (
         head
-        + b'{"before":'
+        + b'"before":'
         + before
         + b',"after":'
         + after

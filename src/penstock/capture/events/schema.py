@@ -14,11 +14,12 @@ import orjson
 
 from penstock.capture.events.naming import schema_name
 from penstock.capture.events.shape import Shape
-from penstock.capture.source import Column, ColumnType, Fragment
+from penstock.capture.source import Fragment
+from penstock.client.table_schemas import TableColumn, ValueType
 
 ENVELOPE_VERSION: Final = 2
 BLOCK_VERSION: Final = 1
-SNAPSHOT: Final = ColumnType(
+SNAPSHOT: Final = ValueType(
     "string",
     "io.debezium.data.Enum",
     1,
@@ -34,14 +35,14 @@ class Field:
     """A field of a struct of ours."""
 
     name: str
-    type: ColumnType
+    type: ValueType
     optional: bool = False
     default: Any = None
 
 
-_STRING: Final = ColumnType("string")
-_INT64: Final = ColumnType("int64")
-_INT32: Final = ColumnType("int32")
+_STRING: Final = ValueType("string")
+_INT64: Final = ValueType("int64")
+_INT32: Final = ValueType("int32")
 
 _COMMON: Final = (
     Field("version", _STRING),
@@ -106,12 +107,12 @@ def source_fields(kind: str, source: Fragment) -> tuple[Field, ...]:
     return tuple(fields)
 
 
-def _guessed(value: Any) -> ColumnType:
+def _guessed(value: Any) -> ValueType:
     if isinstance(value, bool):
-        return ColumnType("boolean")
+        return ValueType("boolean")
     if isinstance(value, int):
         return _INT64
-    return ColumnType("double") if isinstance(value, float) else _STRING
+    return ValueType("double") if isinstance(value, float) else _STRING
 
 
 def source_name(kind: str) -> str:
@@ -119,7 +120,7 @@ def source_name(kind: str) -> str:
 
 
 def type_schema(
-    column: ColumnType, *, optional: bool, default: Any = None, field: str | None = None
+    column: ValueType, *, optional: bool, default: Any = None, field: str | None = None
 ) -> dict[str, Any]:
     """The schema of a value."""
     made: dict[str, Any] = {"type": column.name}
@@ -159,7 +160,7 @@ def struct_schema(
     return made
 
 
-def column_schemas(columns: Iterable[Column]) -> list[dict[str, Any]]:
+def column_schemas(columns: Iterable[TableColumn]) -> list[dict[str, Any]]:
     return [
         type_schema(column.type, optional=column.optional, field=column.name) for column in columns
     ]

@@ -77,6 +77,8 @@ class EventSettings:
     format: str = JSON
     # JSON with the schema in every record, as Kafka Connect's converter writes it.
     schemas: bool = False
+    # Tables' schemas go into the log, and each JSON event (without `schemas`) names its own by id.
+    publish_schemas: bool = True
     tombstones: bool = True
     # Operations that leave no event; Debezium too leaves TRUNCATE out unless asked.
     skip: frozenset[str] = frozenset("t")

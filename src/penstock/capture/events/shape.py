@@ -24,15 +24,14 @@ from penstock.capture.source import (
     NULL,
     UNAVAILABLE,
     CaptureError,
-    Column,
-    ColumnType,
     Fragment,
     Table,
 )
+from penstock.client.table_schemas import TableColumn, ValueType
 
 Change = Callable[[Fragment], Fragment]
 
-TEXT: Final = ColumnType("string")
+TEXT: Final = ValueType("string")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,7 @@ class Shape:
     key: tuple[int, ...]
     shown: tuple[int, ...]
     # The columns as they are shown, one for each of `shown`.
-    columns: tuple[Column, ...]
+    columns: tuple[TableColumn, ...]
     # What is done to the fragment at a place of `shown`.
     changes: tuple[tuple[int, Change], ...]
     passes: Predicate | None
@@ -64,7 +63,7 @@ class Shape:
         return not self.changes and self.shown == tuple(range(len(self.table.columns)))
 
     @property
-    def key_columns(self) -> tuple[Column, ...]:
+    def key_columns(self) -> tuple[TableColumn, ...]:
         return tuple(self.table.columns[place] for place in self.key)
 
 
@@ -84,7 +83,7 @@ def shape_of(settings: EventSettings, table: Table) -> Shape:
     shown = tuple(
         place for name, place in places.items() if _is_shown(settings, f"{table.full_name}.{name}")
     )
-    columns: list[Column] = []
+    columns: list[TableColumn] = []
     changes: list[tuple[int, Change]] = []
     for at, place in enumerate(shown):
         column = table.columns[place]
@@ -117,7 +116,9 @@ def _is_shown(settings: EventSettings, name: str) -> bool:
     return not matches_any(settings.column_exclude, name)
 
 
-def _changed(settings: EventSettings, name: str, column: Column) -> tuple[Column, Change | None]:
+def _changed(
+    settings: EventSettings, name: str, column: TableColumn
+) -> tuple[TableColumn, Change | None]:
     """A column as it is shown, and what makes it so."""
     mask = first_match(settings.mask, name)
     if mask is not None:

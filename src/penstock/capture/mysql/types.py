@@ -15,7 +15,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from penstock.capture.source import CaptureError, Column, ColumnType
+from penstock.capture.source import CaptureError
+from penstock.client.table_schemas import TableColumn, ValueType
 
 # Kinds of columns.
 TINY, SHORT, INT24, LONG, LONGLONG = "tinyint", "smallint", "mediumint", "int", "bigint"
@@ -50,7 +51,6 @@ class Native:
     compressed: bool = False
     charset: str = ""
     values: tuple[str, ...] = ()
-    spelled: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,26 +74,35 @@ _INTEGER_TYPES: Final = {
     (LONGLONG, True): "int64",
 }
 _DECIMAL: Final = "org.apache.kafka.connect.data.Decimal"
-_GEOMETRY_FIELDS: Final = (("wkb", ColumnType("bytes")), ("srid", ColumnType("int32")))
-_POINT_FIELDS: Final = (("x", ColumnType("double")), ("y", ColumnType("double")), *_GEOMETRY_FIELDS)
+_GEOMETRY_FIELDS: Final = (("wkb", ValueType("bytes")), ("srid", ValueType("int32")))
+_POINT_FIELDS: Final = (("x", ValueType("double")), ("y", ValueType("double")), *_GEOMETRY_FIELDS)
 _PLAIN: Final = {
-    FLOAT: ColumnType("float"),
-    DOUBLE: ColumnType("double"),
-    YEAR: ColumnType("int32", "io.debezium.time.Year"),
-    DATE: ColumnType("int32", "io.debezium.time.Date"),
-    TIME: ColumnType("int64", "io.debezium.time.MicroTime"),
-    OLD_TIME: ColumnType("int64", "io.debezium.time.MicroTime"),
-    OLD_DATETIME: ColumnType("int64", "io.debezium.time.Timestamp"),
-    TIMESTAMP: ColumnType("string", "io.debezium.time.ZonedTimestamp"),
-    OLD_TIMESTAMP: ColumnType("string", "io.debezium.time.ZonedTimestamp"),
-    STRING: ColumnType("string"),
-    BINARY: ColumnType("bytes"),
-    JSON: ColumnType("string", "io.debezium.data.Json"),
-    GEOMETRY: ColumnType("struct", "io.debezium.data.geometry.Geometry", fields=_GEOMETRY_FIELDS),
-    POINT: ColumnType("struct", "io.debezium.data.geometry.Point", fields=_POINT_FIELDS),
-    UUID: ColumnType("string", "io.debezium.data.Uuid"),
-    INET6: ColumnType("string"),
-    INET4: ColumnType("string"),
+    FLOAT: ValueType("float"),
+    DOUBLE: ValueType("double"),
+    YEAR: ValueType("int32", "io.debezium.time.Year"),
+    DATE: ValueType("int32", "io.debezium.time.Date"),
+    TIME: ValueType("int64", "io.debezium.time.MicroTime"),
+    OLD_TIME: ValueType("int64", "io.debezium.time.MicroTime"),
+    OLD_DATETIME: ValueType("int64", "io.debezium.time.Timestamp"),
+    TIMESTAMP: ValueType("string", "io.debezium.time.ZonedTimestamp"),
+    OLD_TIMESTAMP: ValueType("string", "io.debezium.time.ZonedTimestamp"),
+    STRING: ValueType("string"),
+    BINARY: ValueType("bytes"),
+    JSON: ValueType("string", "io.debezium.data.Json"),
+    GEOMETRY: ValueType("struct", "io.debezium.data.geometry.Geometry", fields=_GEOMETRY_FIELDS),
+    POINT: ValueType("struct", "io.debezium.data.geometry.Point", fields=_POINT_FIELDS),
+    UUID: ValueType("string", "io.debezium.data.Uuid"),
+    INET6: ValueType("string"),
+    INET4: ValueType("string"),
+}
+
+
+# Kinds that have another name for people: the binlog does not tell a VARCHAR from a TEXT.
+_WORDS: Final = {
+    STRING: "text",
+    OLD_TIME: TIME,
+    OLD_DATETIME: DATETIME,
+    OLD_TIMESTAMP: TIMESTAMP,
 }
 
 
@@ -101,41 +110,40 @@ def is_precise_bigint(native: Native, modes: Modes) -> bool:
     return native.kind == LONGLONG and native.unsigned and modes.unsigned_bigint == "precise"
 
 
-def column_type(native: Native, modes: Modes) -> ColumnType:
+def column_type(native: Native, modes: Modes) -> ValueType:
     """What Kafka Connect calls it."""
     kind = native.kind
     if is_precise_bigint(native, modes):
-        return ColumnType("bytes", _DECIMAL, parameters={"scale": "0"})
+        return ValueType("bytes", _DECIMAL, parameters={"scale": "0"})
     if kind in INTEGERS:
-        return ColumnType(_INTEGER_TYPES[kind, native.unsigned])
+        return ValueType(_INTEGER_TYPES[kind, native.unsigned])
     if kind == DECIMAL:
         if modes.decimal != "precise":
-            return ColumnType(modes.decimal)
+            return ValueType(modes.decimal)
         shape = {"scale": str(native.scale), "connect.decimal.precision": str(native.size)}
-        return ColumnType("bytes", _DECIMAL, parameters=shape)
+        return ValueType("bytes", _DECIMAL, parameters=shape)
     if kind == BIT:
         if native.size == 1:
-            return ColumnType("boolean")
-        return ColumnType("bytes", "io.debezium.data.Bits", parameters={"length": str(native.size)})
+            return ValueType("boolean")
+        return ValueType("bytes", "io.debezium.data.Bits", parameters={"length": str(native.size)})
     if kind == DATETIME:
         name = "MicroTimestamp" if native.scale > 3 else "Timestamp"
-        return ColumnType("int64", f"io.debezium.time.{name}")
+        return ValueType("int64", f"io.debezium.time.{name}")
     if kind in (ENUM, SET):
         name = "Enum" if kind == ENUM else "EnumSet"
         allowed = {"allowed": ",".join(native.values)}
-        return ColumnType("string", f"io.debezium.data.{name}", parameters=allowed)
+        return ValueType("string", f"io.debezium.data.{name}", parameters=allowed)
     return _PLAIN[kind]
 
 
-def column(native: Native, modes: Modes) -> Column:
-    return Column(
-        native.name, column_type(native, modes), native.optional, native.spelled or spelled(native)
-    )
+def column(native: Native, modes: Modes) -> TableColumn:
+    # The same words wherever the description comes from: they are part of the published schema.
+    return TableColumn(native.name, column_type(native, modes), native.optional, spelled(native))
 
 
 def spelled(native: Native) -> str:
-    """The type in words, where only the binlog told it."""
-    kind = native.kind
+    """The type in words, as far as the binlog tells it, too."""
+    kind = _WORDS.get(native.kind, native.kind)
     shape = ""
     if kind == DECIMAL:
         shape = f"({native.size},{native.scale})"
@@ -143,7 +151,8 @@ def spelled(native: Native) -> str:
         shape = f"({native.size})"
     elif kind in (TIME, DATETIME, TIMESTAMP) and native.scale:
         shape = f"({native.scale})"
-    return f"{kind}{shape}{' unsigned' if native.unsigned else ''}"
+    is_unsigned = native.unsigned and (kind in INTEGERS or kind == DECIMAL)
+    return f"{kind}{shape}{' unsigned' if is_unsigned else ''}"
 
 
 # -- from information_schema -----------------------------------------------------------------------
@@ -182,7 +191,6 @@ def described(what: Described, table: str) -> Native:
     common: dict[str, Any] = {
         "name": what.name,
         "optional": what.nullable,
-        "spelled": what.column_type,
         "compressed": "compressed" in shape,
     }
     if kind in _SAME:

@@ -18,7 +18,8 @@ from penstock.capture.postgres.connect import Connection
 from penstock.capture.postgres.decoders import Relation, StaleError
 from penstock.capture.postgres.pgoutput import RelationMessage, TypeMessage
 from penstock.capture.postgres.types import Coding, NativeType, TypeModes, coding, native_name
-from penstock.capture.source import Column, Table
+from penstock.capture.source import Table
+from penstock.client.table_schemas import TableColumn
 
 # Everything below is made by people or extensions.
 FIRST_USER_OID: Final = 16384
@@ -204,7 +205,7 @@ class Catalog:
         return self._make(
             info.oid,
             (info.schema, info.name),
-            [_Wanted(c.name, c.type_oid, c.typmod, not c.not_null, c.native) for c in chosen],
+            [_Wanted(c.name, c.type_oid, c.typmod, not c.not_null) for c in chosen],
             info.key,
             info.identity,
             types,
@@ -231,9 +232,6 @@ class Catalog:
                     column.type_oid,
                     column.typmod,
                     not (sure or (same is not None and same.not_null)),
-                    same.native
-                    if same is not None and same.typmod == column.typmod
-                    else native_name(column.type_oid, types),
                 )
             )
         key = _streamed_key(message, info, before)
@@ -274,7 +272,12 @@ class Catalog:
             coding(column.type_oid, column.typmod, types, self._modes) for column in wanted
         ]
         columns = tuple(
-            Column(column.name, made.type, column.optional, column.native)
+            TableColumn(
+                column.name,
+                made.type,
+                column.optional,
+                native_name(column.type_oid, column.typmod, types),
+            )
             for column, made in zip(wanted, codings, strict=True)
         )
         # The key in the order of the columns, which is what the stream tells.
@@ -291,7 +294,6 @@ class _Wanted:
     type_oid: int
     typmod: int
     optional: bool
-    native: str
 
 
 def chosen(full_name: str, include: Sequence[str], exclude: Sequence[str]) -> bool:

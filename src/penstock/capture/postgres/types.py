@@ -16,7 +16,7 @@ import orjson
 
 from penstock.capture.postgres import values
 from penstock.capture.postgres.values import Convert
-from penstock.capture.source import ColumnType
+from penstock.client.table_schemas import ValueType
 from penstock.errors import ConfigError
 
 _DECIMAL_MODES: Final = ("precise", "string", "double")
@@ -60,7 +60,7 @@ class NativeType:
 class Coding:
     """The type, and how its JSON is made: an expression of `{v}`, or a function."""
 
-    type: ColumnType
+    type: ValueType
     # Looks its value up in `labels`; a label that is not there means that the type has grown.
     labels: Mapping[bytes, bytes] | None = None
     convert: Convert = values.text
@@ -69,25 +69,25 @@ class Coding:
     may_be_null: bool = field(default=False)
 
 
-_STRING: Final = Coding(ColumnType("string"), inline="text({v})")
+_STRING: Final = Coding(ValueType("string"), inline="text({v})")
 _INLINE_FLOAT: Final = "({v} if {v}[-1] < 58 else floating({v}))"
 
 
 def _plain(name: str) -> Coding:
-    return Coding(ColumnType(name), convert=bytes, inline="{v}")
+    return Coding(ValueType(name), convert=bytes, inline="{v}")
 
 
 def _named(
     name: str, semantic: str, convert: Convert, parameters: Mapping[str, str] | None = None
 ) -> Coding:
-    return Coding(ColumnType(name, semantic, parameters=parameters or {}), convert=convert)
+    return Coding(ValueType(name, semantic, parameters=parameters or {}), convert=convert)
 
 
 _POINT_FIELDS: Final = (
-    ("x", ColumnType("double")),
-    ("y", ColumnType("double")),
-    ("wkb", ColumnType("bytes")),
-    ("srid", ColumnType("int32")),
+    ("x", ValueType("double")),
+    ("y", ValueType("double")),
+    ("wkb", ValueType("bytes")),
+    ("srid", ValueType("int32")),
 )
 
 _BUILTIN: Final[Mapping[str, Coding]] = {
@@ -95,16 +95,16 @@ _BUILTIN: Final[Mapping[str, Coding]] = {
     "int4": _plain("int32"),
     "int8": _plain("int64"),
     "oid": _plain("int64"),
-    "float4": Coding(ColumnType("float"), convert=values.floating, inline=_INLINE_FLOAT),
-    "float8": Coding(ColumnType("double"), convert=values.floating, inline=_INLINE_FLOAT),
+    "float4": Coding(ValueType("float"), convert=values.floating, inline=_INLINE_FLOAT),
+    "float8": Coding(ValueType("double"), convert=values.floating, inline=_INLINE_FLOAT),
     "bool": Coding(
-        ColumnType("boolean"),
+        ValueType("boolean"),
         convert=values.boolean,
         inline="(TRUE if {v} == b't' else FALSE)",
     ),
-    "bytea": Coding(ColumnType("bytes"), convert=values.bytea),
+    "bytea": Coding(ValueType("bytes"), convert=values.bytea),
     "uuid": Coding(
-        ColumnType("string", "io.debezium.data.Uuid"),
+        ValueType("string", "io.debezium.data.Uuid"),
         convert=values.text,
         inline="b'\"%b\"' % {v}",
     ),
@@ -116,7 +116,7 @@ _BUILTIN: Final[Mapping[str, Coding]] = {
     "timestamptz": _named("string", "io.debezium.time.ZonedTimestamp", values.timestamptz),
     "timetz": _named("string", "io.debezium.time.ZonedTime", values.timetz),
     "point": Coding(
-        ColumnType("struct", "io.debezium.data.geometry.Point", fields=_POINT_FIELDS),
+        ValueType("struct", "io.debezium.data.geometry.Point", fields=_POINT_FIELDS),
         convert=values.point,
     ),
 }
@@ -125,12 +125,12 @@ _EXTENSIONS: Final[Mapping[str, Coding]] = {
     "hstore": _named("string", "io.debezium.data.Json", values.hstore),
     "ltree": _named("string", "io.debezium.data.Ltree", values.text),
     "vector": Coding(
-        ColumnType("array", "io.debezium.data.DoubleVector", items=ColumnType("double")),
+        ValueType("array", "io.debezium.data.DoubleVector", items=ValueType("double")),
         convert=bytes,
         inline="{v}",
     ),
     "halfvec": Coding(
-        ColumnType("array", "io.debezium.data.FloatVector", items=ColumnType("float")),
+        ValueType("array", "io.debezium.data.FloatVector", items=ValueType("float")),
         convert=bytes,
         inline="{v}",
     ),
@@ -155,15 +155,66 @@ def coding(oid: int, typmod: int, types: Mapping[int, NativeType], modes: TypeMo
     return _STRING
 
 
-def native_name(oid: int, types: Mapping[int, NativeType]) -> str:
-    """For people, where the server's own `format_type` was not asked."""
+# What SQL calls types of pg_catalog, and what stands behind their modifier.
+_SQL_NAMES: Final[Mapping[str, tuple[str, str]]] = {
+    "bit": ("bit", ""),
+    "bool": ("boolean", ""),
+    "bpchar": ("character", ""),
+    "char": ('"char"', ""),
+    "float4": ("real", ""),
+    "float8": ("double precision", ""),
+    "int2": ("smallint", ""),
+    "int4": ("integer", ""),
+    "int8": ("bigint", ""),
+    "time": ("time", " without time zone"),
+    "timetz": ("time", " with time zone"),
+    "timestamp": ("timestamp", " without time zone"),
+    "timestamptz": ("timestamp", " with time zone"),
+    "varbit": ("bit varying", ""),
+    "varchar": ("character varying", ""),
+}
+_LENGTHS: Final = frozenset(("bpchar", "varchar"))
+_DIGITS: Final = frozenset(("time", "timetz", "timestamp", "timestamptz", "bit", "varbit"))
+
+
+def native_name(oid: int, typmod: int, types: Mapping[int, NativeType]) -> str:
+    """A type in SQL, as `format_type` has it. It is made of what the stream tells, not asked for:
+    it is part of the published schema, and the catalog may be ahead of the stream."""
     native = types.get(oid)
-    return native.name if native is not None else f"oid {oid}"
+    if native is None:
+        return f"oid {oid}"
+    if native.is_array:
+        return native_name(native.of, typmod, types) + "[]"
+    if native.schema not in ("pg_catalog", "public"):
+        return f"{native.schema}.{native.name}"
+    if native.schema == "public":
+        return native.name
+    name, rest = _SQL_NAMES.get(native.name, (native.name, ""))
+    return f"{name}{_modifier(native.name, typmod)}{rest}"
+
+
+def _modifier(name: str, typmod: int) -> str:
+    if typmod < 0:
+        return ""
+    if name == "numeric":
+        precision, scale = _numeric_shape(typmod)
+        return f"({precision},{scale})"
+    if name in _LENGTHS:
+        return f"({typmod - 4})"
+    if name == "interval":
+        # Its upper half says which fields it has.
+        return "" if typmod & 0xFFFF == 0xFFFF else f"({typmod & 0xFFFF})"
+    return f"({typmod})" if name in _DIGITS else ""
+
+
+def _numeric_shape(typmod: int) -> tuple[int, int]:
+    """Precision and scale, which has eleven bits with a sign: PostgreSQL 15 knows negative ones."""
+    return (typmod - 4) >> 16 & 0xFFFF, ((typmod - 4 & 0x7FF) ^ 1024) - 1024
 
 
 def _enum(native: NativeType) -> Coding:
     return Coding(
-        ColumnType(
+        ValueType(
             "string", "io.debezium.data.Enum", parameters={"allowed": ",".join(native.labels)}
         ),
         labels={label.encode(): orjson.dumps(label) for label in native.labels},
@@ -176,7 +227,7 @@ def _array(
     # An array's modifier is that of its elements.
     element = coding(native.of, typmod, types, modes)
     return Coding(
-        ColumnType("array", items=element.type),
+        ValueType("array", items=element.type),
         convert=values.array(element.convert, native.delimiter.encode()),
     )
 
@@ -201,7 +252,7 @@ def _parameterised(name: str, typmod: int, modes: TypeModes) -> Coding | None:
         return _named("int64", "io.debezium.time.MicroTime", values.time_us)
     if name in ("bit", "varbit"):
         if name == "bit" and typmod in (-1, 1):
-            return Coding(ColumnType("boolean"), convert=values.one_bit)
+            return Coding(ValueType("boolean"), convert=values.one_bit)
         length = {"length": str(typmod if typmod > 0 else 2**31 - 1)}
         return _named("bytes", "io.debezium.data.Bits", values.bits, length)
     return None
@@ -209,21 +260,19 @@ def _parameterised(name: str, typmod: int, modes: TypeModes) -> Coding | None:
 
 def _numeric(typmod: int, modes: TypeModes) -> Coding:
     if modes.decimal == "string":
-        return Coding(ColumnType("string"), inline="b'\"%b\"' % {v}")
+        return Coding(ValueType("string"), inline="b'\"%b\"' % {v}")
     if modes.decimal == "double":
-        return Coding(ColumnType("double"), convert=values.floating, inline=_INLINE_FLOAT)
+        return Coding(ValueType("double"), convert=values.floating, inline=_INLINE_FLOAT)
     if typmod < 0:
-        fields = (("scale", ColumnType("int32")), ("value", ColumnType("bytes")))
+        fields = (("scale", ValueType("int32")), ("value", ValueType("bytes")))
         return Coding(
-            ColumnType("struct", "io.debezium.data.VariableScaleDecimal", fields=fields),
+            ValueType("struct", "io.debezium.data.VariableScaleDecimal", fields=fields),
             convert=values.variable_decimal,
             may_be_null=True,
         )
-    precision = (typmod - 4) >> 16 & 0xFFFF
-    # Eleven bits with a sign: PostgreSQL 15 knows negative scales.
-    scale = ((typmod - 4 & 0x7FF) ^ 1024) - 1024
+    precision, scale = _numeric_shape(typmod)
     return Coding(
-        ColumnType(
+        ValueType(
             "bytes",
             "org.apache.kafka.connect.data.Decimal",
             parameters={"scale": str(scale), "connect.decimal.precision": str(precision)},
@@ -235,7 +284,7 @@ def _numeric(typmod: int, modes: TypeModes) -> Coding:
 
 def _money(modes: TypeModes) -> Coding:
     if modes.decimal == "string":
-        return Coding(ColumnType("string"), convert=values.money_text)
+        return Coding(ValueType("string"), convert=values.money_text)
     if modes.decimal == "double":
-        return Coding(ColumnType("double"), convert=values.money_number)
+        return Coding(ValueType("double"), convert=values.money_number)
     return _named("bytes", "org.apache.kafka.connect.data.Decimal", values.money, {"scale": "2"})

@@ -14,7 +14,8 @@ from typing import Any, Final
 
 import orjson
 
-from penstock.capture.source import Column, ColumnType, SourceSettings, Table
+from penstock.capture.source import SourceSettings, Table
+from penstock.client.table_schemas import TableColumn, ValueType
 
 # Of all captures, whatever their names.
 OURS: Final = "_penstock_"
@@ -51,17 +52,17 @@ def affinity(declared: str) -> str:
     return NUMERIC
 
 
-def column_type(declared: str) -> ColumnType:
+def column_type(declared: str) -> ValueType:
     """What a column is in the stream's schema."""
     name = declared.upper()
     if not name:
-        return ColumnType("string")
+        return ValueType("string")
     kind = affinity(declared)
     if kind == NUMERIC:
         if "BOOL" in name:
-            return ColumnType("int64")
-        return ColumnType("string" if "DATE" in name or "TIME" in name else "double")
-    return ColumnType(_TYPES[kind])
+            return ValueType("int64")
+        return ValueType("string" if "DATE" in name or "TIME" in name else "double")
+    return ValueType(_TYPES[kind])
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,7 @@ class Definition:
             schema="",
             name=self.name,
             columns=tuple(
-                Column(name, column_type(declared), not required, declared)
+                TableColumn(name, column_type(declared), not required, declared)
                 for name, declared, required in self.columns
             ),
             key=self.key,

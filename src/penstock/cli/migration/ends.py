@@ -75,8 +75,8 @@ class Tail(NamedTuple):
         return self.end if self.record is None else self.record
 
 
-# The schemas of events, and which micro-batches flows have written.
-CARRIED: Final = frozenset({"__penstock_schemas", "__penstock_flows"})
+# Which micro-batches flows have written.
+CARRIED: Final = frozenset({"__penstock_flows"})
 
 
 class End:
@@ -99,7 +99,7 @@ class End:
     def topics(self) -> dict[str, int]:
         """The topics that are not a broker's own, with their numbers of partitions.
 
-        Of those whose names begin with underscores only what flows and captures need elsewhere.
+        Of those whose names begin with underscores only what flows need elsewhere.
         """
         with translated(f"listing the topics of the {self.what}"):
             found = self.admin.list_topics(timeout=REQUEST_TIMEOUT_S).topics
