@@ -23,6 +23,7 @@ from penstock.sinks.errors import SchemaChangedError, StoreError
 
 JSON_MARK: Final = {b"penstock": b"json"}
 MAX_COLUMNS: Final = 1000
+_DIGITS_MAX: Final = 38
 _WIDER: Final = {
     pa.int8(): (pa.int16(), pa.int32(), pa.int64()),
     pa.int16(): (pa.int32(), pa.int64()),
@@ -122,7 +123,8 @@ class Schema:
         merged = []
         for field in self.fields:
             other = new.pop(field.name, None)
-            merged.append(field if other is None else _wider(field, other, store))
+            is_key = field.name in self.key
+            merged.append(field if other is None else wider(field, other, store, is_key=is_key))
         return Schema((*merged, *new.values()), self.key)
 
     def told_apart(self, wanted: Schema, folded: Callable[[str], str], store: str) -> Schema:
@@ -200,15 +202,20 @@ def _normal_type(kind: pa.DataType) -> pa.DataType | None:
     return next((target for test, target in simple if test(kind)), None)
 
 
-def _wider(old: pa.Field, new: pa.Field, store: str) -> pa.Field:
-    """The type for the values of both: the wider of two numbers."""
+def wider(old: pa.Field, new: pa.Field, store: str, *, is_key: bool = False) -> pa.Field:
+    """The type for the values of both: the wider of two numbers.
+
+    A key keeps the digits behind its point: it would be another key.
+    """
     if old.type == new.type or new.type in _WIDER.get(old.type, ()):
         return new if is_json(old) == is_json(new) else old
     if old.type in _WIDER.get(new.type, ()):
         return old
-    both_decimal = pa.types.is_decimal128(old.type) and pa.types.is_decimal128(new.type)
-    if both_decimal and old.type.scale == new.type.scale:
-        return max(old, new, key=lambda field: int(field.type.precision))
+    if pa.types.is_decimal128(old.type) and pa.types.is_decimal128(new.type):
+        scale = max(old.type.scale, new.type.scale)
+        whole = max(each.type.precision - each.type.scale for each in (old, new))
+        if old.type.scale == new.type.scale or (whole + scale <= _DIGITS_MAX and not is_key):
+            return old.with_type(pa.decimal128(whole + scale, scale))
     raise SchemaChangedError(
         f"{store}: column {old.name!r} is {old.type}, and cannot become {new.type}"
     )

@@ -44,7 +44,7 @@ _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)?")
 _SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
 _SETTINGS: Final = (
     "topic", "url", "key", "fields", "format", "options", "dead_letters", "max_records", "every",
-    "max_lag", "time_unit", "decimals", "alert_webhook",
+    "max_lag", "time_unit", "decimals", "alert_webhook", "on_schema_change",
 )  # fmt: skip
 # Options of stores that lead elsewhere than the rest of the URL.
 _WHERE: Final = ("host", "hostaddr", "port", "dbname", "service", "options", "endpoint", "region")
@@ -70,6 +70,8 @@ class SinkSpec:
     time_unit: str = ""
     decimals: str = ""
     alert_webhook: str = field(default="", repr=False)
+    # What is done when the captured table is altered: "follow", "stop" or "ignore".
+    on_schema_change: str = ""
 
     @property
     def shown(self) -> str:
@@ -134,6 +136,7 @@ def from_config(name: str, found: Any) -> SinkSpec:
         time_unit=settings.choice("time_unit", tuple(UNITS)),
         decimals=settings.choice("decimals", DECIMALS),
         alert_webhook=settings.text("alert_webhook", pattern=_WEB),
+        on_schema_change=settings.choice("on_schema_change", ("follow", "stop", "ignore")),
     )
     _check(spec, path)
     return spec

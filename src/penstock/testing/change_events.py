@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Final
 
 import penstock
@@ -39,7 +40,13 @@ class ChangeEvents:
     def key_of(self, row: Mapping[str, Any]) -> str:
         """The record's key."""
         wanted = {name: row[name] for name in self.key}
-        return json.dumps(wanted, default=str, separators=(",", ":"))
+        return json.dumps(wanted, default=_plain, separators=(",", ":"))
+
+    def altered(self, columns: Sequence[str]) -> None:
+        """The table has these columns from now on; rows that lack one have null there."""
+        self.rows = {
+            key: {name: row.get(name) for name in columns} for key, row in self.rows.items()
+        }
 
     def upsert(self, row: Mapping[str, Any], at_ms: int, *, snapshot: bool = False) -> Event:
         """An insert, or an update of the row with the same key; or one that a snapshot reads."""
@@ -91,3 +98,9 @@ class ChangeEvents:
             "lsn": self.lsn,
             "xmin": None,
         }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    raise TypeError(f"{value!r} cannot be written as JSON")

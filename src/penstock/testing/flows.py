@@ -25,9 +25,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import orjson
 from confluent_kafka import KafkaError, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
+from pyspark.sql.types import StructType
 
+from penstock.client.table_schemas import SCHEMA_ID
 from penstock.errors import PenstockError
 from penstock.spark.flows.declare import Collected, Flow
 from penstock.spark.flows.folder import Folder
@@ -36,6 +39,7 @@ from penstock.spark.flows.manager import Manager, Status
 from penstock.spark.flows.overseeing import Settings
 from penstock.spark.flows.supervisor import Policy
 from penstock.spark.flows.versions import physical
+from penstock.testing import captured_rows
 from penstock.testing.change_events import ChangeEvents
 from penstock.testing.reading import TopicRecord, read_topic
 
@@ -214,6 +218,7 @@ class FlowTester:
         *,
         key: str | Sequence[str],
         deleted: bool = False,
+        schema: str | None = None,
         snapshot: bool = False,
         full_identity: bool = True,
     ) -> None:
@@ -223,21 +228,38 @@ class FlowTester:
         updates ("u") with the old row in `before`. With `deleted` they are deletions, each followed
         by a tombstone; with `snapshot` they were read by one ("r"). Without `full_identity` they
         come as from a table of PostgreSQL without REPLICA IDENTITY FULL: an update has no old row.
+
+        `schema`, such as "id bigint, price decimal(10,2), day date", is published as capture does
+        it, so that a flow may leave it out: the values are then those of Python, Decimal("1.10") or
+        a date. Another one than before is what an ALTER TABLE makes of the table. Without it a flow
+        says how it reads them, as in `table(..., debezium=...)`.
         """
         columns = [key] if isinstance(key, str) else list(key)
         table = self._tables.setdefault(topic, ChangeEvents(topic, columns))
         table.key, table.full_identity = columns, full_identity
         keys, events = list[str](), list[Value]()
         stamp = int(self.now.timestamp() * 1000)
+        told: dict[str, Any] = {}
+        if schema is not None:
+            row_type = StructType.fromDDL(schema)
+            assert isinstance(row_type, StructType)
+            published = captured_rows.table_schema(topic, row_type, columns)
+            told = {SCHEMA_ID: captured_rows.publish(self.broker.bootstrap, topic, published)}
+            rows = [captured_rows.written(row, published) for row in rows]
+            table.altered([column.name for column in published.columns])
         for row in rows:
             for name in columns:
                 _field(topic, row, name)
             keys.append(table.key_of(row))
             if deleted:
-                events += [table.delete(row, stamp), None]
-                keys.append(keys[-1])
+                event = table.delete(row, stamp)
             else:
-                events.append(table.upsert(row, stamp, snapshot=snapshot))
+                event = table.upsert(row, stamp, snapshot=snapshot)
+            # Readers look for the schema where a capture writes it, without any blank.
+            events.append(orjson.dumps({**told, **event}) if told else event)
+            if deleted:
+                keys.append(keys[-1])
+                events.append(None)
         self.feed(topic, events, key=keys)
 
     def records(self, topic: str) -> list[TopicRecord]:

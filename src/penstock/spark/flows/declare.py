@@ -25,7 +25,17 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, Self, cast, runtime_checkable
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Literal,
+    Protocol,
+    Self,
+    cast,
+    get_args,
+    runtime_checkable,
+)
 
 from penstock.spark.flows.durations import microseconds
 from penstock.spark.flows.errors import DeclarationError
@@ -35,7 +45,10 @@ from penstock.spark.places import caller, place
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-Format = Literal["raw", "text", "json", "avro", "debezium", "changelog"]
+# "published" is "debezium" with the schema that a capture has published, or "raw" where none has.
+Format = Literal["raw", "text", "json", "avro", "debezium", "changelog", "published"]
+# What a flow does when a captured table that it reads is altered: see `stream`.
+OnSchemaChange = Literal["stop", "follow", "ignore"]
 Mode = Literal["append", "update", "complete"]
 Body = Callable[..., Any]
 
@@ -63,6 +76,8 @@ class Reading:
     format: Format = "raw"
     # A schema for JSON as Spark writes it, or an Avro schema as JSON.
     schema: str = ""
+    # Of change events what is published of their tables: see `reading.decoding.Typing`.
+    published: Mapping[str, Any] | None = field(default=None, compare=False, repr=False)
 
     def describe(self) -> str:
         return f"{self.format} {self.schema}".strip()
@@ -86,10 +101,13 @@ class Stream:
     idle_us: int | None = None
     # The file and line that declare it.
     where: str = field(default="", compare=False)
+    # The topic for dead letters, if the columns turn out to be published.
+    letters_if_typed: str | None = None
+    on_schema_change: OnSchemaChange = "stop"
 
     @property
     def is_typed(self) -> bool:
-        return self.reading.format not in {"raw", "text"}
+        return self.reading.format not in {"raw", "text", "published"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +120,7 @@ class Table:
     max_rows: int = DEFAULT_MAX_ROWS
     options: Mapping[str, str] = field(default_factory=dict)
     where: str = field(default="", compare=False)
+    on_schema_change: OnSchemaChange = "stop"
 
 
 Input = Stream | Table
@@ -115,12 +134,14 @@ def stream(
     debezium: str | None = None,
     changelog: str | None = None,
     text: bool = False,
+    raw: bool = False,
     start: str = "earliest",
     dead_letters: str | None = "",
     time: str | None = None,
     lateness: str = "0 seconds",
     late: str | None = "",
     idle: str | None = None,
+    on_schema_change: OnSchemaChange = "stop",
     options: Mapping[str, str] | None = None,
 ) -> Stream:
     """A topic, read record by record.
@@ -129,12 +150,14 @@ def stream(
     value becomes columns, beside `_key`, `_topic`, `_partition`, `_offset` and `_timestamp`;
     records that do not fit go to the topic `dead_letters`, which is TOPIC.dead unless said
     otherwise, with their position and the reason. `None` stops the flow at the first of them.
-    With `text` the key and the value are strings. With none of these the columns are those of
-    Spark's own Kafka source.
+    With `text` the key and the value are strings.
 
-    With `debezium` (the schema of a row) the values are change events as capture writes them: the
-    columns are `_before` and `_after`, structs of that schema, `_op`, and `_changed`, when it was
-    changed in the database, beside those that say where the record stood. Tombstones are left out.
+    With none of these a captured table has the columns and types that it has in its database, as
+    capture has published them: `_before` and `_after`, structs of a row, `_op`, and `_changed`,
+    when it was changed in the database, beside those that say where the record stood. Tombstones
+    are left out. Of any other topic the columns are those of Spark's own Kafka source; `raw` asks
+    for these of a captured table, too. `debezium` (the schema of a row) is for the columns of a
+    table that you choose, with types that can hold them, and for change events of other origin.
     `changelog` is the same for topics that hold the row itself as JSON and a null for its deletion:
     `_before` is always null, `_op` is "u" or "d".
 
@@ -150,6 +173,11 @@ def stream(
     `idle`, such as "30 seconds", a partition without news for so long gets a heartbeat, a record
     that only says that time has passed: for streams whose event time is that of the clock.
 
+    When a captured table is altered, a line says what has changed. `on_schema_change` is what else
+    is done. "stop": the flow stops before its next micro-batch if it names a column that is gone or
+    has another type. "follow": the same, and a flow without a schema of its own is started again to
+    get columns that are new. "ignore": it goes on; a column that is gone is null from there.
+
     `start` is where a new flow begins: "earliest" or "latest". `options` go to the source, such as
     {"maxOffsetsPerTrigger": "100000"}; a flow with operators reads at most two million records of
     a stream at once, unless this says otherwise.
@@ -160,11 +188,12 @@ def stream(
             f"stream {topic!r}: start={start!r} is not known", advice=f"Use {' or '.join(_START)}."
         )
     reading = _reading(
-        topic, json=json, avro=avro, debezium=debezium, changelog=changelog, text=text
+        topic, json=json, avro=avro, debezium=debezium, changelog=changelog, text=text, raw=raw
     )
     letters = None
     if reading.format not in {"raw", "text"}:
         letters = _aside(topic, dead_letters, DEAD_SUFFIX)
+    is_open = reading.format == "published"
     late_topic, lateness_us, idle_us = None, 0, None
     if time is None:
         if idle is not None or late or lateness != "0 seconds":
@@ -173,29 +202,47 @@ def stream(
                 advice='Name the field that it is in, as in time="at".',
             )
     else:
-        if reading.format in {"raw", "text"}:
-            raise DeclarationError(
-                f"stream {topic!r}: an event time needs columns",
-                advice='Give a schema, as in json="user string, at timestamp".',
-            )
         late_topic = _aside(topic, late, LATE_SUFFIX)
-        lateness_us = microseconds(lateness, f"stream {topic!r}: lateness")
-        if idle is not None:
-            idle_us = microseconds(idle, f"stream {topic!r}: idle")
-            if idle_us < LEAST_IDLE_US:
-                raise DeclarationError(f"stream {topic!r}: idle must be at least 1 second")
+        lateness_us, idle_us = _time_bounds(topic, reading, lateness, idle)
     return Stream(
         topic,
         reading,
         start,
-        letters,
+        None if is_open else letters,
         dict(options or {}),
         time,
         lateness_us,
         late_topic,
         idle_us,
         caller(),
+        letters if is_open else None,
+        _policy(topic, on_schema_change),
     )
+
+
+def _policy(topic: str, given: OnSchemaChange) -> OnSchemaChange:
+    if given not in get_args(OnSchemaChange):
+        raise DeclarationError(
+            f"{topic!r}: on_schema_change={given!r} is not known",
+            advice=f"Use {', '.join(get_args(OnSchemaChange))}.",
+        )
+    return given
+
+
+def _time_bounds(
+    topic: str, reading: Reading, lateness: str, idle: str | None
+) -> tuple[int, int | None]:
+    """How late a record may be, and after how long without one there is a heartbeat."""
+    if reading.format in {"raw", "text"}:
+        raise DeclarationError(
+            f"stream {topic!r}: an event time needs columns",
+            advice='Give a schema, as in json="user string, at timestamp".',
+        )
+    lateness_us = microseconds(lateness, f"stream {topic!r}: lateness")
+    idle_us = None if idle is None else microseconds(idle, f"stream {topic!r}: idle")
+    if idle_us is not None and idle_us < LEAST_IDLE_US:
+        raise DeclarationError(f"stream {topic!r}: idle must be at least 1 second")
+    return lateness_us, idle_us
 
 
 def _aside(topic: str, given: str | None, suffix: str) -> str | None:
@@ -215,15 +262,17 @@ def table(
     debezium: str | None = None,
     key: str | None = None,
     max_rows: int = DEFAULT_MAX_ROWS,
+    on_schema_change: OnSchemaChange = "stop",
     options: Mapping[str, str] | None = None,
 ) -> Table:
     """A changelog topic, as the last record of each key.
 
-    `json` or `avro` is the schema of the values. `debezium` is the schema of a row in change
-    events as capture writes them, of which a deletion counts as a tombstone. With `key` the
+    `json` or `avro` is the schema of the values. Without one a captured table has the columns that
+    capture has published; `debezium` is the schema of a row in change events, of which a deletion
+    counts as a tombstone. With `key` the
     record's key, as text, is a column of this name; with `debezium` a key of one column is the
     value of that column, one of several is JSON. See the module for what a table means in a flow
-    that goes on for ever.
+    that goes on for ever. `on_schema_change` is that of `stream`.
     """
     _check_topic(topic)
     if max_rows < 1:
@@ -233,19 +282,22 @@ def table(
     if debezium is not None:
         reading = Reading("debezium", debezium)
     else:
-        reading = _reading(topic, json=json, avro=avro, text=False)
-    return Table(topic, reading, key, max_rows, dict(options or {}), caller())
+        reading = _reading(topic, json=json, avro=avro)
+    policy = _policy(topic, on_schema_change)
+    return Table(topic, reading, key, max_rows, dict(options or {}), caller(), policy)
 
 
-def _reading(topic: str, *, text: bool, **schemas: str | None) -> Reading:
+def _reading(
+    topic: str, *, text: bool = False, raw: bool = False, **schemas: str | None
+) -> Reading:
     given = [(name, schema) for name, schema in schemas.items() if schema]
-    names = [name for name, _ in given] + (["text"] if text else [])
+    names = [name for name, _ in given] + (["text"] if text else []) + (["raw"] if raw else [])
     if len(names) > 1:
         raise DeclarationError(f"{topic!r}: give {' or '.join(names)}, not both")
     if given:
         [(name, schema)] = given
         return Reading(cast(Format, name), schema)
-    return Reading("text" if text else "raw")
+    return Reading("text" if text else "raw" if raw else "published")
 
 
 def _check_topic(name: str) -> None:
@@ -375,7 +427,11 @@ class Flow:
     @property
     def asides(self) -> frozenset[str]:
         """The topics for what is late, or cannot be read."""
-        found = {each for own in self.streams for each in (own.late, own.dead_letters)}
+        found = {
+            each
+            for own in self.streams
+            for each in (own.late, own.dead_letters, own.letters_if_typed)
+        }
         return frozenset(each for each in found if each is not None)
 
     def of_generation(self, generation: int) -> Flow:
@@ -387,11 +443,11 @@ class Flow:
         def own(each: Input) -> Input:
             if not isinstance(each, Stream):
                 return each
-            late, letters = (
+            late, letters, if_typed = (
                 None if name is None else physical(name, generation)
-                for name in (each.late, each.dead_letters)
+                for name in (each.late, each.dead_letters, each.letters_if_typed)
             )
-            return replace(each, late=late, dead_letters=letters)
+            return replace(each, late=late, dead_letters=letters, letters_if_typed=if_typed)
 
         return replace(self, inputs=tuple(map(own, self.inputs)))
 

@@ -35,7 +35,7 @@ from penstock.spark.reading.avro_types import parse as parse_avro
 from penstock.spark.reading.frame import Tombstones
 from penstock.spark.reasons import reason
 from penstock.spark.source.options import TYPED, parse
-from penstock.spark.source.table import TableReader, read_task
+from penstock.spark.source.table import TableReader, read_task, typing_in_task
 from penstock.spark.state.watching import UnreadError
 
 log = logging.getLogger(__name__)
@@ -120,7 +120,7 @@ def check_schema(declared: Stream | Table) -> None:
     """
     how = declared.reading
     try:
-        if how.format in {"json", "debezium", "changelog"}:
+        if how.format in decoding.SHAPES:
             found = T.StructType.fromDDL(how.schema)
             empty = not isinstance(found, T.StructType) or not found.fields
         else:
@@ -141,6 +141,13 @@ def check_schema(declared: Stream | Table) -> None:
     )
 
 
+def row_of(how: Reading) -> T.StructType:
+    """The columns of a row of a captured table."""
+    row = T.StructType.fromDDL(how.schema)
+    assert isinstance(row, T.StructType)
+    return row
+
+
 def _check_time(declared: Stream | Table) -> None:
     """DeclarationError if the event time of a stream is none of its columns."""
     how, time = declared.reading, getattr(declared, "time", None)
@@ -150,6 +157,13 @@ def _check_time(declared: Stream | Table) -> None:
     assert isinstance(row, T.StructType)
     typing = decoding.Typing(cast("decoding.Shape", how.format), row.json(), time)
     if typing.has_field(time):
+        if how.published is not None and not typing.has_instant(time):
+            raise DeclarationError(
+                told(declared.where, f"stream {declared.topic!r}, time={time!r}: the column of the "
+                     "table is no timestamp"),
+                advice="Write the schema, with timestamp as the column's type, if its values are "
+                f"texts or seconds. {UserCodeError.advice}",
+            )  # fmt: skip
         return
     others = cast("T.StructType", typing.frame[decoding.VALUE].dataType).names
     advice = f"Its columns are {', '.join(others)}; {decoding.STAMP} is when a record was written."
@@ -202,7 +216,7 @@ def open_stream(
     said = {each.lower() for each in options}
     if bounded and not said & {"maxoffsetspertrigger", "minoffsetspertrigger"}:
         options["maxOffsetsPerTrigger"] = str(MOST_AT_ONCE)
-    typing = decoding.typing_of(declared.reading.format, declared.reading.schema, declared.time)
+    typing = _typing(declared)
     if typing is not None:
         typing = replace(typing, watch=watch, number=number, packs=packs)
         options[TYPED] = typing.as_option()
@@ -211,11 +225,15 @@ def open_stream(
 
 def is_watchable(place: Place, declared: Stream) -> bool:
     """Whether the tasks that read a stream can tell its time: each partition is read by one."""
-    how = declared.reading
     options = place.source(declared.topic, declared.options)
     if declared.time is None or {each.lower() for each in options} & _CUTTING:
         return False
-    return decoding.typing_of(how.format, how.schema, declared.time) is not None
+    return _typing(declared) is not None
+
+
+def _typing(declared: Stream) -> decoding.Typing | None:
+    how = declared.reading
+    return decoding.typing_of(how.format, how.schema, declared.time, how.published)
 
 
 def typed(records: DataFrame, how: Reading, *, metrics: str, time: str | None = None) -> DataFrame:
@@ -455,7 +473,32 @@ def table_rows(spark: SparkSession, place: Place, declared: Table) -> DataFrame:
         )
     )
     last = last.where("key is not null and l.value is not null").select("key", "l.*")
+    if declared.reading.published is not None:
+        return _captured_columns(last, declared, options)
     return _table_columns(last, declared)
+
+
+def _captured_columns(last: DataFrame, declared: Table, options: Mapping[str, str]) -> DataFrame:
+    """The rows of a table whose schemas are published."""
+    how = declared.reading
+    typing = decoding.typing_of("debezium", how.schema, None, how.published)
+    assert typing is not None
+    decode = DecodeNow(typing.as_option(), options)
+    rows = reading.good(failing(last.mapInArrow(decode, typing.frame), "table"))
+    rows = rows.withColumn(_VALUE, F.col(f"{_VALUE}._after")).where(F.col(_VALUE).isNotNull())
+    return _with_key(rows, [F.col(f"{_VALUE}.*")], declared)
+
+
+class DecodeNow:
+    """Types records inside tasks, as the source does it where they are a stream."""
+
+    def __init__(self, typing: str, options: Mapping[str, str]) -> None:
+        self._typing = typing
+        self._options = dict(options)
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        typing = typing_in_task(self._typing, parse(self._options, streaming=False))
+        return map(typing.decode, batches)
 
 
 def _table_columns(last: DataFrame, declared: Table) -> DataFrame:

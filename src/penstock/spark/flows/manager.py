@@ -36,7 +36,7 @@ from penstock.spark.flows.folder import Fingerprint, Folder, Record
 from penstock.spark.flows.inputs import Place
 from penstock.spark.flows.old_rows import Ask
 from penstock.spark.flows.outputs import make_topics
-from penstock.spark.flows.overseeing import Overseer, Settings, Unit
+from penstock.spark.flows.overseeing import Overseer, Query, Settings, Unit
 from penstock.spark.flows.progress import Progress
 from penstock.spark.flows.running import Plan, Running
 from penstock.spark.flows.supervisor import Failure, Policy
@@ -140,6 +140,13 @@ class Manager(Overseer[_Unit]):
         )
         running.progress, running.ask = unit.progress, self.ask_old_rows
         return running
+
+    def _watch(self, unit: _Unit, query: Query) -> None:
+        super()._watch(unit, query)
+        wants = isinstance(query, Running) and query.wants_restart
+        if wants and unit.life.state == "running" and not unit.rebuild:
+            self._do(unit, unit.life.restart())
+            self._note(unit)
 
     def _launch(self, unit: _Unit, query: Running) -> None:
         """Plan and start a query."""

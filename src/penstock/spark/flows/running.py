@@ -26,11 +26,12 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from penstock.spark import reading, sql
-from penstock.spark.flows import inputs, planning
+from penstock.spark.flows import inputs, planning, published
 from penstock.spark.flows.changed import source_of
 from penstock.spark.flows.declare import Flow, Output, Stream, Table, Topic
 from penstock.spark.flows.errors import UnknownTopicError, UserCodeError
@@ -41,11 +42,13 @@ from penstock.spark.flows.old_rows import Ask, OldRowsWatch
 from penstock.spark.flows.operated import Operated, united
 from penstock.spark.flows.outputs import COLUMNS, make_topics, topic_rows
 from penstock.spark.flows.progress import Progress
+from penstock.spark.flows.published import NotPublishedError, SchemaWatch
 from penstock.spark.flows.supervisor import Failure
 from penstock.spark.flows.trouble import explain
 from penstock.spark.flows.turns import is_idle
 from penstock.spark.flows.versions import physical
 from penstock.spark.flows.writing import Counts, TopicWriter, observed
+from penstock.spark.reasons import reason
 from penstock.spark.state import watching
 from penstock.spark.state.bounds import warn_of_rest, warn_unbounded
 from penstock.spark.state.context import Planning, Read, entered
@@ -115,6 +118,8 @@ class Plan:
     reads_each_once: bool = False
     # The topics of change events whose old rows are used.
     old_rows: tuple[str, ...] = ()
+    # The columns of captured tables that the flow names.
+    names: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +163,9 @@ class Running:
         # How many records a batch had, where that is known without Spark.
         self._read: dict[int, int] = {}
         self._snapshots = [Snapshot(spark, place, each) for each in flow.tables]
+        # Topics whose columns might have been published, and are not.
+        self._unpublished: list[str] = []
+        self._watch_schemas: SchemaWatch | None = None
         self._writer: TopicWriter | None = None
         self._heartbeats: Heartbeats | None = None
         self._old_rows: OldRowsWatch | None = None
@@ -172,6 +180,7 @@ class Running:
         for declared in self.flow.inputs:
             inputs.check_schema(declared)
         inputs.check_topics(self.place, self.flow.name, [each.topic for each in self.flow.inputs])
+        self._resolve()
         frames: list[DataFrame] = []
         letters: list[DataFrame] = []
         records: list[DataFrame] = []
@@ -192,7 +201,7 @@ class Running:
             streams=[rows for rows, each in given if isinstance(each, Stream)], reads=self._reads()
         )
         with entered(planned):
-            results = self.call(frames)
+            results = self._asked(frames)
         for name, rows in results.items():
             if not rows.isStreaming:
                 raise UserCodeError(
@@ -223,10 +232,12 @@ class Running:
             source=source_of(self.flow),
         )  # fmt: skip
         watch, reads_each_once = None, False
-        changes = [each.topic for each in self.flow.streams if each.reading.format == "debezium"]
-        old_rows = (
-            tuple(changes) if planning.uses_old_rows(results.values() if changes else ()) else ()
+        names = self._named(results.values())
+        old_rows = tuple(
+            each.topic for each in self.flow.streams if each.reading.format == "debezium"
         )
+        if old_rows and not planning.uses_old_rows(results.values()):
+            old_rows = ()
         if is_operated:
             # Several outputs, each for itself, would compute what they share once for each.
             reads_each_once = not self.shares and planning.reads_each_once(
@@ -244,9 +255,40 @@ class Running:
             self.united(results, [])
             operated = planned if is_operated else None
             return Plan(
-                True, made_from, operated, united(records), watch, reads_each_once, old_rows
+                True, made_from, operated, united(records), watch, reads_each_once, old_rows, names
             )
-        return Plan(False, made_from, None, self.united(results, letters), old_rows=old_rows)
+        return Plan(
+            False, made_from, None, self.united(results, letters), old_rows=old_rows, names=names
+        )
+
+    def _resolve(self) -> None:
+        """Give inputs of captured tables what is published of their schemas."""
+        asking = {at for at, each in enumerate(self.flow.inputs) if published.is_asking(each)}
+        if not asking:
+            return
+        with self.place.cluster() as cluster:
+            found = [
+                published.resolved(cluster, self.place.resolve(each.topic), each)
+                for each in self.flow.inputs
+            ]
+        for at in asking:
+            inputs.check_schema(found[at])
+        self._unpublished = [
+            each.topic for at, each in enumerate(found)
+            if self.flow.inputs[at].reading.format == "published" and each.reading.format == "raw"
+        ]  # fmt: skip
+        self.flow = replace(self.flow, inputs=tuple(found))
+        self._snapshots = [Snapshot(self._spark, self.place, each) for each in self.flow.tables]
+
+    def _named(self, results: Iterable[DataFrame]) -> frozenset[str]:
+        """The columns of captured tables that the flow names."""
+        columns = {
+            field.name
+            for each in self.flow.inputs
+            if each.reading.published is not None
+            for field in inputs.row_of(each.reading)
+        }
+        return frozenset(planning.named(results, columns) if columns else ())
 
     def _reads(self) -> dict[str, Read]:
         """The streams by their topics; of one that is read twice what holds for both.
@@ -317,6 +359,19 @@ class Running:
             rows = inputs.failing(rows, "the record at")
         return inputs.visible(rows)
 
+    def _asked(self, frames: list[DataFrame]) -> dict[str, DataFrame]:
+        """What the function gives; NotPublishedError if it misses columns of a captured table."""
+        try:
+            return self.call(frames)
+        except AnalysisException as error:
+            if not self._unpublished or "UNRESOLVED_COLUMN" not in str(error.getCondition()):
+                raise
+            topics = ", ".join(self._unpublished)
+            raise NotPublishedError(
+                f"flow {self.flow.name!r}: no schema is published for {topics}, so that there are "
+                f"only the columns of raw records: {reason(error)}"
+            ) from error
+
     def call(self, frames: list[DataFrame]) -> dict[str, DataFrame]:
         given = self.flow.function(*frames)
         wanted = self.flow.outputs
@@ -357,6 +412,11 @@ class Running:
         """Start the query; it runs when this returns."""
         make_topics(self.place, self.flow, self.generation)
         self._writer = TopicWriter(self.place, self.flow, self.generation)
+        if not self._once and any(each.reading.published for each in self.flow.inputs):
+            watched = [(self.place.resolve(each.topic), each) for each in self.flow.inputs]
+            self._watch_schemas = SchemaWatch(
+                self.place.cluster(), self.flow.name, watched, plan.names
+            )
         self._readings = [
             1 if plan.rowwise or each.dead_letters is None else 2 for each in self.flow.streams
         ]
@@ -396,6 +456,8 @@ class Running:
             self._gate.enter()
             done = False
             try:
+                if self._watch_schemas is not None and self._watch_schemas.error is not None:
+                    raise self._watch_schemas.error
                 counts = on_batch(rows, batch_id)
                 self._count(batch_id, counts)
                 done = True
@@ -529,19 +591,27 @@ class Running:
         log.debug("flow %s failed", self.flow.name, exc_info=error)
         found = explain(error, flow=self.flow.name, checkpoint=self.checkpoint)
         # Whoever makes the topic may come after us; a run with an end does not wait for others.
-        waits = isinstance(error, UnknownTopicError) and not self._once
+        waits = isinstance(error, UnknownTopicError | NotPublishedError) and not self._once
         return replace(found, waits=waits)
 
     @property
     def note(self) -> Failure | None:
         """What is wrong with the input of a flow that runs all the same."""
-        found = self._old_rows.found if self._old_rows is not None else None
-        return None if found is None else Failure(*found)
+        watches = (self._watch_schemas, self._old_rows)
+        found = [each.found for each in watches if each is not None and each.found is not None]
+        return Failure(*found[0]) if found else None
+
+    @property
+    def wants_restart(self) -> bool:
+        """Whether it is to be planned anew, for what it reads has more columns now."""
+        return self._watch_schemas is not None and self._watch_schemas.wants_restart
 
     def poll(self) -> bool:
         """Take in what Spark reports; whether a micro-batch was completed since the last time."""
         if self._query is None:
             return False
+        if self._watch_schemas is not None:
+            self._watch_schemas.look()
         last = self._query.lastProgress
         if last is None:
             return False
@@ -593,6 +663,8 @@ class Running:
             self._heartbeats.close()
         if self._old_rows is not None:
             self._old_rows.close()
+        if self._watch_schemas is not None:
+            self._watch_schemas.close()
         for each in self._snapshots:
             each.close()
         if self._writer is not None:

@@ -20,6 +20,7 @@ has no value there, but what it came too late for.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Final, Literal, Protocol, cast
@@ -30,6 +31,7 @@ import pyarrow.compute as pc
 from pyspark.sql import types as T  # noqa: N812
 from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
 
+from penstock.spark.reading.captured import CapturedEvents, Find, Parse, Target, of_json
 from penstock.spark.reading.frame import ERROR, RAW, RAW_TYPE
 from penstock.spark.reading.json_columns import JsonColumns, is_supported
 from penstock.spark.reading.json_values import nullable
@@ -57,18 +59,21 @@ SHAPES: Final = frozenset({"json", "debezium", "changelog"})
 _INSTANT: Final = pa.timestamp("us", "UTC")
 
 
-def typing_of(shape: str, schema: str, time: str | None) -> Typing | None:
+def typing_of(
+    shape: str, schema: str, time: str | None, published: Mapping[str, Any] | None = None
+) -> Typing | None:
     """How the source types values of this format and schema; None if Spark's parser must.
 
-    Only where a session is: Spark reads the schema.
+    `published` are the schemas of the events' tables, if there are such: see `Published`. Only
+    where a session is: Spark reads the schema.
     """
     if shape not in SHAPES:
         return None
     row = T.StructType.fromDDL(schema)
-    if not isinstance(row, T.StructType) or not is_supported(row):
+    if not isinstance(row, T.StructType) or not (published or is_supported(row)):
         return None
-    found = Typing(cast("Shape", shape), row.json(), time)
-    if time is not None and time != STAMP and not found.has_instant(time):
+    found = Typing(cast("Shape", shape), row.json(), time, published=published)
+    if published is None and time is not None and time != STAMP and not found.has_instant(time):
         # Spark makes times of numbers and texts, too.
         return None
     return found
@@ -116,6 +121,13 @@ class Typing:
     number: int = 0
     # Whether rows may come packed; if so, in which micro-batches is told in the folder.
     packs: bool = False
+    # Of change events whose schemas are published: those that were when the query began, by id, as
+    # JSON ("schemas"), and whether the user wrote the row's ("written").
+    published: Mapping[str, Any] | None = None
+
+    def find_schemas(self, find: Find) -> None:
+        """How to come by schemas that are published later."""
+        self.__dict__["_find"] = find
 
     def as_option(self) -> str:
         return json.dumps(asdict(self))
@@ -129,8 +141,8 @@ class Typing:
         return T.StructType.fromJson(json.loads(self.schema))
 
     def has_instant(self, path: str) -> bool:
-        """Whether the field with this path is a timestamp."""
-        return isinstance(self._kind_of(path), T.TimestampType)
+        """Whether the field with this path is a timestamp; one without a zone is taken as UTC."""
+        return isinstance(self._kind_of(path), T.TimestampType | T.TimestampNTZType)
 
     def has_field(self, path: str) -> bool:
         """Whether there is such a field; where Spark reads it, the case of letters is the same."""
@@ -185,13 +197,34 @@ class Typing:
         return JsonColumns(envelope(self._row) if self.shape == "debezium" else self._row)
 
     @cached_property
+    def _parse(self) -> Parse:
+        if self.shape != "debezium":
+            return self._columns.parse
+        if self.published is None:
+            return self._parse_plain
+        # By hand a row may have types that only published schemas lead to.
+        plain = self.published["written"] and is_supported(self._row)
+        events = CapturedEvents(
+            Target(self._row, bool(self.published["written"])),
+            of_json(self.published["schemas"]),
+            self.__dict__.get("_find"),
+            self._parse_plain if plain else None,
+        )
+        return events.parse
+
+    def _parse_plain(self, values: pa.BinaryArray) -> tuple[pa.StructArray, pa.StringArray]:
+        """Change events that say nothing of their schema."""
+        parsed, reasons = self._columns.parse(values)
+        return _unwrapped(parsed), reasons
+
+    @cached_property
     def _arrow(self) -> pa.Schema:
         return to_arrow_schema(self.frame, timezone="UTC")
 
     def decode(self, records: pa.RecordBatch, watching: Watching | None = None) -> pa.RecordBatch:
         """The typed frame of records as the source gives them: of one partition, in its order."""
         values = records.column("value")
-        parsed, reasons = self._columns.parse(values)
+        parsed, reasons = self._parse(values)
         is_there = values.is_valid()
         value = self._shaped(parsed, records, is_there)
         reasons = self._checked(reasons, value, records, is_there)
@@ -233,20 +266,10 @@ class Typing:
             )
             said = pc.or_(is_there, pc.invert(_is_heartbeat(records)))
             return whole if pc.all(said).as_py() is not False else _where(said, whole)
-        fields = [each.name for each in parsed.type if each.name != "payload"]
-        outer = pa.StructArray.from_arrays([child(parsed, name) for name in fields], fields)
-        inner = child(parsed, "payload")
-        wrapped = child(inner, "op").is_valid()
-        if wrapped.true_count:
-            within = pa.StructArray.from_arrays([child(inner, name) for name in fields], fields)
-            both = pa.concat_arrays([outer, within])
-            at = np.arange(len(outer), dtype=np.int64)
-            at[wrapped.to_numpy(zero_copy_only=False)] += len(outer)
-            outer = both.take(pa.array(at))
-        ms = pc.coalesce(child(child(outer, "source"), "ts_ms"), child(outer, "ts_ms"))
+        ms = pc.coalesce(child(child(parsed, "source"), "ts_ms"), child(parsed, "ts_ms"))
         changed = ms.cast(pa.timestamp("ms", "UTC")).cast(_INSTANT, safe=False)
         whole = pa.StructArray.from_arrays(
-            [child(outer, "before"), child(outer, "after"), child(outer, "op"), changed],
+            [child(parsed, "before"), child(parsed, "after"), child(parsed, "op"), changed],
             ["_before", "_after", "_op", "_changed"],
         )
         return _where(is_there, whole)
@@ -294,6 +317,23 @@ class Typing:
             return at
         beats = pc.and_(records.column("value").is_null(), _is_heartbeat(records))
         return pc.if_else(beats, stamp, at)
+
+
+def _unwrapped(parsed: pa.StructArray) -> pa.StructArray:
+    """Events without the `payload` that some of them may stand in."""
+    fields = [each.name for each in parsed.type if each.name != "payload"]
+    outer: pa.StructArray = pa.StructArray.from_arrays(
+        [child(parsed, name) for name in fields], fields
+    )
+    inner = child(parsed, "payload")
+    wrapped = child(inner, "op").is_valid()
+    if wrapped.true_count:
+        within = pa.StructArray.from_arrays([child(inner, name) for name in fields], fields)
+        both = pa.concat_arrays([outer, within])
+        at = np.arange(len(outer), dtype=np.int64)
+        at[wrapped.to_numpy(zero_copy_only=False)] += len(outer)
+        outer = both.take(pa.array(at))
+    return outer
 
 
 def _part_of(records: pa.RecordBatch) -> tuple[str, int]:

@@ -78,6 +78,7 @@ _STARTS: Final[dict[type[T.DataType], str]] = {
     T.LongType: r"(?:[^-0-9n\s]|-?[0-9]+[.eE]|-?[0-9]{19})",
     T.FloatType: r"[^-0-9n\s]",
     T.DoubleType: r"[^-0-9n\s]",
+    T.DecimalType: r"[^-0-9n\s]",
     T.StructType: r"[^{n\s]",
     T.ArrayType: r"[^\[n\s]",
 }
@@ -101,6 +102,12 @@ def _is_supported(kind: T.DataType) -> bool:
     if isinstance(kind, T.StringType):
         return type(kind) is T.StringType and kind == T.StringType()
     return type(kind) in _PLAIN
+
+
+def _plain(kind: T.DataType) -> pa.DataType:
+    if isinstance(kind, T.DecimalType):
+        return pa.decimal128(kind.precision, kind.scale)
+    return _PLAIN[type(kind)]
 
 
 def _arrow(kind: T.DataType, plain: Callable[[T.DataType], pa.DataType]) -> pa.DataType:
@@ -128,20 +135,26 @@ def _oddities(kind: T.DataType) -> list[str]:
 
 
 class JsonColumns:
-    """Decodes JSON values of one schema; `is_supported` must have said yes to it."""
+    """Decodes JSON values of one schema; `is_supported` must have said yes to it.
 
-    def __init__(self, schema: T.StructType) -> None:
+    What a capture writes, `captured`, has a few rules of its own: a decimal is a whole number
+    without quotes, "NaN", "Infinity" and "-Infinity" are such floats, and the reason names the
+    field inside of a struct.
+    """
+
+    def __init__(self, schema: T.StructType, *, captured: bool = False) -> None:
         self._schema = schema
-        self.arrow: pa.StructType = _arrow(schema, lambda kind: _PLAIN[type(kind)])
-        asked = _arrow(schema, lambda kind: _ASKED.get(type(kind), _PLAIN[type(kind)]))
+        self._captured = captured
+        self.arrow: pa.StructType = _arrow(schema, _plain)
+        asked = _arrow(schema, lambda kind: _ASKED.get(type(kind)) or _plain(kind))
         self._options = pj.ParseOptions(
             explicit_schema=pa.schema(list(asked)), unexpected_field_behavior="ignore"
         )
-        self._records = Records(schema)
+        self._records = Records(schema, captured=captured)
         self._oddities = "|".join(sorted(set(_oddities(schema)))).encode()
 
-    def __reduce__(self) -> tuple[type[JsonColumns], tuple[T.StructType]]:
-        return JsonColumns, (self._schema,)
+    def __reduce__(self) -> tuple[Callable[..., JsonColumns], tuple[T.StructType, bool]]:
+        return _again, (self._schema, self._captured)
 
     def parse(self, values: pa.BinaryArray) -> tuple[pa.StructArray, pa.StringArray]:
         """The records, and why those that are null and have a value could not be read."""
@@ -288,6 +301,10 @@ class JsonColumns:
         return places[~suspect], rows.filter(pa.array(~suspect))
 
 
+def _again(schema: T.StructType, captured: bool) -> JsonColumns:
+    return JsonColumns(schema, captured=captured)
+
+
 def _one(column: pa.ChunkedArray) -> pa.Array:
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
@@ -311,7 +328,7 @@ def _finished(
             suspect[which if owner is None else owner[which]] = True
 
     if not len(found):
-        return pa.array([], _arrow(kind, lambda plain: _PLAIN[type(plain)]))
+        return pa.array([], _arrow(kind, _plain))
     if needed is not None and found.null_count:
         mark(np.asarray(found.is_null()) & needed)
     if isinstance(kind, T.StructType):
@@ -326,7 +343,7 @@ def _finished(
             )
             for number, field in enumerate(kind.fields)
         ]
-        target = _arrow(kind, lambda plain: _PLAIN[type(plain)])
+        target = _arrow(kind, _plain)
         return pa.Array.from_buffers(target, len(found), found.buffers()[:1], children=children)
     if isinstance(kind, T.ArrayType):
         parents = np.asarray(pc.list_parent_indices(found))
@@ -337,7 +354,7 @@ def _finished(
             suspect,
             needed=None if kind.containsNull else np.True_,
         )
-        target = _arrow(kind, lambda plain: _PLAIN[type(plain)])
+        target = _arrow(kind, _plain)
         return pa.Array.from_buffers(target, len(found), found.buffers()[:2], children=[inner])
     if isinstance(kind, T.FloatType | T.DoubleType):
         return _floats(found, kind, mark)

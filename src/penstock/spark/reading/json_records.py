@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from typing import Any, Final
+from decimal import Decimal
+from typing import Any, Final, NamedTuple
 
 import orjson
 from pyspark.sql import types as T  # noqa: N812
@@ -50,6 +51,9 @@ _ESCAPES: Final = {
     ord("\\"): "\\\\",
 }
 
+# Characters of a value that a reason shows.
+SHOWN_MAX: Final = 60
+
 Convert = Callable[[Any, "State"], Any]
 Test = Callable[[Any], bool]
 Answer = tuple[dict[str, Any] | None, str | None]
@@ -62,6 +66,14 @@ class State:
 
     def __init__(self) -> None:
         self.bad = False
+
+
+class Manner(NamedTuple):
+    """How values are read: with all that Spark's parser keeps of a text, and whether as a capture
+    writes them."""
+
+    exact: bool
+    captured: bool
 
 
 class _Unfit(Exception):  # noqa: N818 - control flow, nobody sees it
@@ -113,15 +125,18 @@ def _is_deep(value: bytes) -> bool:
 class Records:
     """Reads records of one schema."""
 
-    def __init__(self, schema: T.StructType) -> None:
+    def __init__(self, schema: T.StructType, *, captured: bool = False) -> None:
+        self._schema = schema
+        self._captured = captured
         self._fields = [(f.name, f"field {f.name} is not {f.dataType.simpleString()}")
                         for f in schema.fields]  # fmt: skip
-        self._quick = _struct(schema, exact=False)
-        self._exact = _struct(schema, exact=True)
+        self._quick = _struct(schema, Manner(exact=False, captured=captured))
+        self._exact = _struct(schema, Manner(exact=True, captured=captured))
         self._tests = [
             (test, message)
             for field in schema.fields
-            for test, message in _tests_of_field(field, field.name)
+            # Of what a capture writes a number that is infinite is refused before, and no word is.
+            for test, message in _tests_of_field(field, field.name, finite=not captured)
         ]
         self._decode = json.JSONDecoder(
             object_pairs_hook=_Object,
@@ -183,6 +198,11 @@ class Records:
 
     def _why_unfit(self, found: dict[str, Any], row: dict[str, Any]) -> str:
         """The first field that is there and could not be read as a whole."""
+        if self._captured and (path := _unread(self._schema, found, row)):
+            name, kind, value = path
+            shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+            shown = shown if len(shown) <= SHOWN_MAX else f"{shown[:SHOWN_MAX]}..."
+            return f"field {name} is not {kind.simpleString()}: {shown}"
         for name, message in self._fields:
             if "'" in name or "]" in name:
                 continue  # Spark has no path that leads there
@@ -200,6 +220,24 @@ class Records:
             else:
                 return "the value is not one JSON object"
         return "the value is not valid JSON"
+
+
+def _unread(
+    kind: T.StructType, found: dict[str, Any], row: dict[str, Any], above: str = ""
+) -> tuple[str, T.DataType, Any] | None:
+    """The field of a struct, at any depth, that is there and could not be read."""
+    for field in kind.fields:
+        value, made = found.get(field.name), row[field.name]
+        if value is None:
+            continue
+        name = f"{above}{field.name}"
+        if made is None:
+            return name, field.dataType, value
+        if isinstance(field.dataType, T.StructType):
+            inner = _unread(field.dataType, value, made, f"{name}.")
+            if inner is not None:
+                return inner
+    return None
 
 
 def _why_deep(value: bytes) -> str:
@@ -226,29 +264,31 @@ def _broken(digits: str) -> float:
     return float(digits)
 
 
-def _converter(kind: T.DataType, *, exact: bool) -> Convert:
+def _converter(kind: T.DataType, manner: Manner) -> Convert:
     """What makes a value, which is not null, one of its type."""
     if isinstance(kind, T.StructType):
-        return _struct(kind, exact=exact)
+        return _struct(kind, manner)
     if isinstance(kind, T.ArrayType):
-        return _array(kind, exact=exact)
+        return _array(kind, manner)
     if isinstance(kind, T.StringType):
-        return _exact_text if exact else _quick_text
+        return _exact_text if manner.exact else _quick_text
     if isinstance(kind, T.BooleanType):
         return _boolean
     if isinstance(kind, T.FloatType):
-        return _float
+        return _with_words(_float) if manner.captured else _float
     if isinstance(kind, T.DoubleType):
-        return _double
+        return _with_words(_double) if manner.captured else _double
     if isinstance(kind, T.TimestampType):
         return _timestamp
     if isinstance(kind, T.DateType):
         return _date
+    if isinstance(kind, T.DecimalType):
+        return _whole_decimal(kind.precision, exact=manner.exact)
     return _integer(_INTEGERS[type(kind)])
 
 
-def _struct(kind: T.StructType, *, exact: bool) -> Convert:
-    fields = [(f.name, _converter(f.dataType, exact=exact)) for f in kind.fields]
+def _struct(kind: T.StructType, manner: Manner) -> Convert:
+    fields = [(f.name, _converter(f.dataType, manner)) for f in kind.fields]
 
     def convert(value: Any, state: State) -> dict[str, Any]:
         if not isinstance(value, dict):
@@ -269,8 +309,8 @@ def _struct(kind: T.StructType, *, exact: bool) -> Convert:
     return convert
 
 
-def _array(kind: T.ArrayType, *, exact: bool) -> Convert:
-    inner = _converter(kind.elementType, exact=exact)
+def _array(kind: T.ArrayType, manner: Manner) -> Convert:
+    inner = _converter(kind.elementType, manner)
 
     def convert(value: Any, state: State) -> list[Any]:
         if type(value) is not list:
@@ -325,6 +365,39 @@ def _double(value: Any, _: State) -> float:
 def _float(value: Any, state: State) -> float:
     wide = _double(value, state)
     return wide if -_FLOAT_MAX < wide < _FLOAT_MAX else _INFINITE
+
+
+_WORDS: Final = {"NaN": float("nan"), "Infinity": _INFINITE, "-Infinity": -_INFINITE}
+
+
+def _with_words(number: Convert) -> Convert:
+    """Floats of a capture: what is no number is said in words."""
+
+    def convert(value: Any, state: State) -> float:
+        if type(value) is str:
+            if value not in _WORDS:
+                raise _Unfit
+            return _WORDS[value]
+        found: float = number(value, state)
+        if abs(found) == _INFINITE:
+            raise _Unfit
+        return found
+
+    return convert
+
+
+def _whole_decimal(digits: int, *, exact: bool) -> Convert:
+    limit = 10**digits
+
+    def convert(value: Any, _: State) -> Decimal:
+        # The quick parser makes floats of whole numbers of more than 64 bits.
+        if type(value) is float and not exact:
+            raise _Inexact
+        if type(value) is not int or not -limit < value < limit:
+            raise _Unfit
+        return Decimal(value)
+
+    return convert
 
 
 def _timestamp(value: Any, _: State) -> int:
@@ -423,29 +496,30 @@ def _java_double(value: float) -> str:
     return f"{sign}{digits[0]}.{digits[1:] or '0'}E{power - leading}"
 
 
-def _tests_of_field(field: T.StructField, path: str) -> list[tuple[Test, str]]:
+def _tests_of_field(field: T.StructField, path: str, *, finite: bool) -> list[tuple[Test, str]]:
     name = field.name
-    found = _tests(field.dataType, path, required=not field.nullable)
+    found = _tests(field.dataType, path, required=not field.nullable, finite=finite)
     return [(_of_field(name, test), message) for test, message in found]
 
 
-def _tests(kind: T.DataType, path: str, *, required: bool) -> list[tuple[Test, str]]:
+def _tests(kind: T.DataType, path: str, *, required: bool, finite: bool) -> list[tuple[Test, str]]:
     """What a parsed value must not be, each with the reason; `json_values.problems` in Python."""
     found: list[tuple[Test, str]] = []
     if required:
         found.append((_is_none, f"field {path} is missing or null"))
     if isinstance(kind, T.ByteType):
         found.append((_is_no_byte, f"field {path} is out of range"))
-    elif isinstance(kind, T.FloatType | T.DoubleType):
+    elif isinstance(kind, T.FloatType | T.DoubleType) and finite:
         found.append((_is_infinite, f"field {path} is out of range"))
     elif isinstance(kind, T.StructType):
         for field in kind.fields:
             found += [
                 (_if_there(test), message)
-                for test, message in _tests_of_field(field, f"{path}.{field.name}")
+                for test, message in _tests_of_field(field, f"{path}.{field.name}", finite=finite)
             ]
     elif isinstance(kind, T.ArrayType):
-        inner = _tests(kind.elementType, f"{path}[]", required=not kind.containsNull)
+        needed = not kind.containsNull
+        inner = _tests(kind.elementType, f"{path}[]", required=needed, finite=finite)
         found += [(_of_any(test), message) for test, message in inner]
     return found
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -19,6 +19,7 @@ import orjson
 import pyarrow.compute as pc
 
 from penstock.client.metadata import LATEST, Metadata, offsets
+from penstock.client.table_schemas import PublishedSchemas, TableSchema, UnknownSchemaError
 from penstock.sinks.contract import ORIGIN, Changes, Position, Refused, Sink
 from penstock.sinks.errors import OutOfStepError, StoreAwayError
 from penstock.sinks.spec import SinkSpec
@@ -26,11 +27,13 @@ from penstock.spark.flows.errors import UnknownTopicError
 from penstock.spark.flows.inputs import FORMAT, Place
 from penstock.spark.flows.progress import Progress
 from penstock.spark.flows.running import Gate, GateClosedError
+from penstock.spark.flows.schema_changes import compare
 from penstock.spark.flows.supervisor import Failure
 from penstock.spark.flows.trouble import explain
 from penstock.spark.flows.turns import is_idle
 from penstock.spark.flows.versions import Behind, is_version
-from penstock.spark.sinking.errors import FeedingError, NothingToLearnFromError
+from penstock.spark.sinking import captured
+from penstock.spark.sinking.errors import FeedingError, NothingToLearnFromError, TableAlteredError
 from penstock.spark.sinking.learning import parser_of
 from penstock.spark.sinking.letters import Letters
 from penstock.spark.sinking.parsing import Parser
@@ -255,10 +258,13 @@ class Feeding:
         end = replace(self._end_of(batch_id), ids={self.topic: self.topic_id})
         position = self._since.merged(end)
         found = self._findings(records)
-        while found.new:
-            log.info("sink %s: new columns %s", self.spec.name, ", ".join(found.new))
-            grown = [*self._parser.columns, *found.new.values()]
-            self._open(replace(self._parser, columns=tuple(grown)))
+        while found.new or found.unknown:
+            if found.unknown:
+                self._open(self._followed(self._parser, found.unknown))
+            if found.new:
+                log.info("sink %s: new columns %s", self.spec.name, ", ".join(found.new))
+                grown = [*self._parser.columns, *found.new.values()]
+                self._open(replace(self._parser, columns=tuple(grown)))
             found = self._findings(records)
         if found.by_row and not self._parser.by_row:
             log.info("sink %s: records are keyed otherwise than its rows", self.spec.name)
@@ -276,6 +282,53 @@ class Feeding:
         self.progress.dead_letters += letters.written - before
         self._note(changes, position)
         return done.rows
+
+    def _followed(self, parser: Parser, ids: Sequence[int]) -> Parser:
+        """The parser that knows schemas which were published since, with the columns that the
+        table has by them."""
+        columns = parser.columns
+        schemas = dict(parser.schemas)
+        published = PublishedSchemas(self._cluster)
+        for id_ in ids:
+            try:
+                schema = schemas[id_] = published.by_id(id_)
+            except UnknownSchemaError as error:
+                log.warning("sink %s: %s", self.spec.name, error)
+                schemas[id_] = None
+                continue
+            self._tell_altered(parser.schemas, schema)
+            if not parser.grows or self.spec.on_schema_change == "ignore":
+                continue
+            before = {column.name: column for column in columns}
+            stored = replace(parser, columns=columns).schema
+            store = f"sink {self.spec.name!r}"
+            grown = captured.merged(stored, schema, store)
+            # How values of columns stand that no schema tells stays as it was.
+            columns = tuple(replace(before.get(each.name, each), field=each.field)
+                            for each in grown)  # fmt: skip
+            changed = [each.name for each in columns
+                       if each.name not in before
+                       or before[each.name].field.type != each.field.type]  # fmt: skip
+            if changed:
+                log.info("sink %s: table %s was altered: %s", self.spec.name, schema.table,
+                         ", ".join(changed))  # fmt: skip
+        return replace(parser, columns=columns, schemas=schemas)
+
+    def _tell_altered(self, known: Mapping[int, TableSchema | None], schema: TableSchema) -> None:
+        """Say what has changed in the table; TableAlteredError if the sink is to stop then."""
+        before = [each for each in known.values() if each is not None]
+        before = [each for each in before if each.table == schema.table]
+        change = compare(before[-1], schema) if before else None
+        if change is None:
+            return
+        told = f"sink {self.spec.name!r}: {change}"
+        if self.spec.on_schema_change == "stop":
+            raise TableAlteredError(
+                told,
+                advice=f"`penstock sinks resume {self.spec.name}`, or the next start, goes on and "
+                f"follows it. {change.snapshot_advice}".strip(),
+            )
+        log.warning("%s", " ".join(filter(None, (f"{told}.", change.snapshot_advice))))
 
     def _findings(self, records: DataFrame) -> Findings:
         assert self._parser is not None

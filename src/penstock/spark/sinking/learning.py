@@ -12,6 +12,12 @@ import pyarrow as pa
 from penstock.client.connection import Cluster
 from penstock.client.metadata import EARLIEST, LATEST, Metadata, offsets
 from penstock.client.reading import read_batches
+from penstock.client.table_schemas import (
+    AmbiguousSchemaError,
+    PublishedSchema,
+    PublishedSchemas,
+    TableSchema,
+)
 from penstock.errors import ConfigError
 from penstock.sinks.fields import (
     JSON_TEXT,
@@ -24,6 +30,8 @@ from penstock.sinks.fields import (
 )
 from penstock.sinks.schema import Schema, is_json
 from penstock.sinks.spec import SinkSpec
+from penstock.spark.reading.wire_values import stored_field
+from penstock.spark.sinking import captured
 from penstock.spark.sinking.errors import NothingToLearnFromError
 from penstock.spark.sinking.parsing import Format, Parser, told_by
 
@@ -35,6 +43,9 @@ _AVRO: Final = b"\0"
 
 def parser_of(spec: SinkSpec, cluster: Cluster, topic: str, stored: Schema | None) -> Parser:
     """The parser for a sink; `stored` is the schema that its store has, if there is one."""
+    published = PublishedSchemas(cluster).history(topic) if spec.format != "json" else ()
+    if published:
+        return _published(spec, cluster, topic, stored, published)
     known = bool(spec.fields) and bool(spec.key) and bool(spec.format)
     samples = [] if known else list(_samples(cluster, topic))
     values = [value for _, value in samples if value is not None]
@@ -51,16 +62,80 @@ def parser_of(spec: SinkSpec, cluster: Cluster, topic: str, stored: Schema | Non
     key = spec.key or _key(samples, stored, spec)
     later = [] if spec.fields else _told_last(cluster, topic)
     columns = _columns(spec, format_, rows or [], wrapped, later, stored)
+    _check_key(spec, topic, key, columns)
+    return Parser(_normal(columns, key), key, format_, grows=not spec.fields)
+
+
+def _published(
+    spec: SinkSpec,
+    cluster: Cluster,
+    topic: str,
+    stored: Schema | None,
+    history: Sequence[PublishedSchema],
+) -> Parser:
+    """The parser for a topic of a captured table whose schemas are published."""
+    # Several tables may share a topic, if the user says which columns are wanted.
+    table = history[-1].schema if spec.fields else _latest(spec, cluster, topic)
+    key = spec.key or (stored.key if stored is not None else table.key)
+    if not key:
+        raise ConfigError(
+            f"sinks.{spec.name}.key is missing, and table {table.table} has none",
+            advice='Say which column tells its rows apart: key = "id".',
+        )
+    if spec.fields:
+        columns = columns_of(from_text(spec.fields), **_settings(spec, "debezium"))
+        captured.check(columns, table, spec.name)
+    elif stored is not None:
+        columns = captured.merged(stored, table, f"sink {spec.name!r}")
+    else:
+        columns = captured.columns_of(table)
+        names = {column.name for column in columns}
+        hidden = [each for each in table.key_only if each.name not in names]
+        columns += [Column(stored_field(each.name, each.type)) for each in hidden]
+    _check_key(spec, topic, key, columns)
+    return Parser(
+        _normal(columns, key),
+        key,
+        "debezium",
+        grows=not spec.fields,
+        schemas={each.id: each.schema for each in history},
+        is_published=not spec.fields,
+    )
+
+
+def _latest(spec: SinkSpec, cluster: Cluster, topic: str) -> TableSchema:
+    try:
+        latest = PublishedSchemas(cluster).latest(topic)
+    except AmbiguousSchemaError as error:
+        raise ConfigError(
+            f"sink {spec.name!r}: {error}",
+            advice='Say which columns are wanted, fields = "id bigint, ...", or give each table a '
+            "topic of its own.",
+        ) from error
+    assert latest is not None
+    return latest.schema
+
+
+def _check_key(spec: SinkSpec, topic: str, key: Sequence[str], columns: Sequence[Column]) -> None:
     missing = [name for name in key if name not in {each.name for each in columns}]
     if missing:
         raise ConfigError(
             f"sink {spec.name!r}: the key {missing[0]!r} is none of the columns of {topic}",
             advice=f"They are {[each.name for each in columns]}; say which with key = and fields =",
         )
-    # Types as stores know them.
+
+
+def _normal(columns: Sequence[Column], key: Sequence[str]) -> tuple[Column, ...]:
+    """The columns with types as stores know them."""
     normal = Schema.of([each.field for each in columns], key)
-    columns = [replace(each, field=f) for each, f in zip(columns, normal.fields, strict=True)]
-    return Parser(tuple(columns), key, format_, grows=not spec.fields)
+    return tuple(replace(each, field=f) for each, f in zip(columns, normal.fields, strict=True))
+
+
+def _settings(spec: SinkSpec, format_: Format) -> dict[str, Any]:
+    """How values stand in JSON where nothing else says it."""
+    unit = spec.time_unit or ("us" if format_ == "debezium" else "ms")
+    precise = (spec.decimals or ("precise" if format_ == "debezium" else "text")) == PRECISE
+    return {"unit": unit, "precise": precise, "json_text": format_ == "debezium"}
 
 
 def _columns(
@@ -71,14 +146,11 @@ def _columns(
     later: Sequence[Column],
     stored: Schema | None,
 ) -> list[Column]:
-    unit = spec.time_unit or ("us" if format_ == "debezium" else "ms")
-    precise = (spec.decimals or ("precise" if format_ == "debezium" else "text")) == PRECISE
-    settings: dict[str, Any] = {"unit": unit, "precise": precise,
-                                "json_text": format_ == "debezium"}  # fmt: skip
+    settings = _settings(spec, format_)
     if spec.fields:
         return columns_of(from_text(spec.fields), **settings)
     if wrapped is not None:
-        found = from_block(wrapped)
+        found = list(told_by(wrapped).values()) or from_block(wrapped)
     else:
         found = [Column(each) for each in from_samples(rows)]
     # Columns that came later: how their values stand is told by the records that have them.

@@ -18,15 +18,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Final, Literal
 
+import numpy as np
 import orjson
 import pyarrow as pa
 
+from penstock.client.table_schemas import SCHEMA_ID, SchemaError, TableSchema
 from penstock.sinks.contract import ORIGIN
 from penstock.sinks.fields import Column, from_block, guessed
 from penstock.sinks.schema import Schema
+from penstock.spark.reading import connect_blocks
+from penstock.spark.reading.captured import PAYLOAD, UNSAID, schema_of_block
 from penstock.spark.reading.decoding import HEARTBEAT
+from penstock.spark.sinking import captured
+from penstock.spark.sinking.captured import Told
 from penstock.spark.sinking.errors import TruncatedError
 from penstock.spark.sinking.values import UNAVAILABLE, column_of
 
@@ -68,20 +75,26 @@ class Parsed:
     records: int = 0
     # Whether records count by their rows, and not by their keys.
     by_row: bool = False
+    # Ids of schemas that records name and the parser does not know.
+    unknown: set[int] = field(default_factory=set)
 
 
 @dataclass(slots=True)
 class _Found:
-    """What was read so far: rows and keys, each with the number of its record."""
+    """What was read so far: rows and keys, each with the number of its record and what tells the
+    record's schema."""
 
     rows: list[Mapping[str, Any]] = field(default_factory=list)
     rows_at: list[int] = field(default_factory=list)
+    rows_by: list[Told] = field(default_factory=list)
     keys: list[Mapping[str, Any]] = field(default_factory=list)
     keys_at: list[int] = field(default_factory=list)
+    keys_by: list[Told] = field(default_factory=list)
     bad: dict[int, str] = field(default_factory=dict)
     # The columns that are known; of others the last schema block that tells them.
     known: frozenset[str] = frozenset()
     blocks: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    unknown: set[int] = field(default_factory=set)
 
 
 @dataclass(frozen=True)
@@ -95,6 +108,10 @@ class Parser:
     grows: bool = False
     # Whether records are keyed by something else than their rows.
     by_row: bool = False
+    # The published schemas by id, the newest last; None is one that nobody knows any more.
+    schemas: Mapping[int, TableSchema | None] = field(default_factory=dict)
+    # Whether the columns are those of the published schema: then an event must say its own.
+    is_published: bool = False
 
     @property
     def schema(self) -> Schema:
@@ -116,8 +133,8 @@ class Parser:
         found = _Found()
         new: dict[str, Column] = {}
         if self.by_row:
-            step = self._step(range(len(keys)), keys, values, found.bad, new)
-            return self._parsed(records, [step], found.bad, new)
+            step = self._step(range(len(keys)), keys, values, found, new)
+            return self._parsed(records, [step], found, new)
         last = dict(zip(keys, range(len(keys)), strict=True))
         if None in last:
             raise _OtherKey
@@ -125,7 +142,7 @@ class Parser:
         pending = sorted(last.values())
         before: dict[bytes, list[int]] | None = None
         while pending:
-            step = self._step(pending, keys, values, found.bad, new)
+            step = self._step(pending, keys, values, found, new)
             parts.append(step)
             failed = [at for at in pending if at in found.bad]
             if not failed:
@@ -133,18 +150,20 @@ class Parser:
             if before is None:
                 before = _places(keys, {keys[at] for at in failed})
             pending = _earlier(failed, keys, before)
-        return self._parsed(records, parts, found.bad, new)
+        return self._parsed(records, parts, found, new)
 
     def _step(
         self,
         pending: Sequence[int],
         keys: Sequence[bytes | None],
         values: pa.ChunkedArray,
-        bad: dict[int, str],
+        told: _Found,
         new: dict[str, Column],
     ) -> tuple[pa.Table, list[int], pa.Table, list[int]]:
         """Read the records with these numbers; those that cannot be are told in `bad`."""
-        found = _Found(bad=bad, known=frozenset(column.name for column in self.columns))
+        bad = told.bad
+        names = frozenset(column.name for column in self.columns)
+        found = _Found(bad=bad, known=names, unknown=told.unknown)
         for at, value in zip(pending, values.take(pa.array(pending, pa.int64())).to_pylist(),
                              strict=True):  # fmt: skip
             key = keys[at]
@@ -154,9 +173,11 @@ class Parser:
                 self._read(at, key, value, found)
             except _BadRecord as why:
                 bad[at] = str(why)
-        upserts, upserts_at = self._table(found.rows, found.rows_at, self.columns, bad)
+        rows = found.rows, found.rows_at, found.rows_by
+        upserts, upserts_at = self._table(*rows, self.columns, bad)
         wanted = [column for name in self.key for column in self.columns if column.name == name]
-        deletes, deletes_at = self._table(found.keys, found.keys_at, wanted, bad)
+        gone = found.keys, found.keys_at, found.keys_by
+        deletes, deletes_at = self._table(*gone, wanted, bad)
         if self.grows:
             self._look_for_new(found, new)
         return upserts, upserts_at, deletes, deletes_at
@@ -166,6 +187,7 @@ class Parser:
         row: Mapping[str, Any] | None = None
         old: Mapping[str, Any] = {}
         block: Any = None
+        by: Told = self._newest
         if value is not None:
             try:
                 document = orjson.loads(value)
@@ -177,6 +199,7 @@ class Parser:
             if "payload" in document and "schema" in document and len(document) == 2:
                 block, document = document["schema"], document["payload"]
             if self.format == "debezium":
+                by = self._schema_told(value, document, block, found)
                 if document is not None:
                     operation = _operation(document)
                     if operation in _NO_CHANGE:
@@ -189,13 +212,13 @@ class Parser:
                 row = document
             if row is not None and not isinstance(row, dict):
                 raise _BadRecord("the row is not a JSON object")
-            if row is not None and _UNAVAILABLE in value and UNAVAILABLE in row.values():
+            if row is not None and self._lacks(row, value):
                 raise _BadRecord(
                     "the row lacks a value that the database did not send; capture with "
                     'unavailable = "fill"'
                 )
         if row is None:
-            self._read_deletion(at, key, old, found, is_tombstone=value is None)
+            self._read_deletion(at, key, old, found, by, is_tombstone=value is None)
             return
         if any(row.get(name) is None for name in self.key):
             row = {**row, **self._key(key, row)}
@@ -205,13 +228,15 @@ class Parser:
             # It was another row before.
             found.keys.append(self._key(None, old))
             found.keys_at.append(at)
+            found.keys_by.append(by)
         found.rows.append(row)
         found.rows_at.append(at)
+        found.rows_by.append(by)
         if self.grows and isinstance(block, dict) and not found.known.issuperset(row):
             found.blocks.update(dict.fromkeys(row.keys() - found.known, block))
 
     def _read_deletion(
-        self, at: int, key: bytes | None, old: Mapping[str, Any], found: _Found, *,
+        self, at: int, key: bytes | None, old: Mapping[str, Any], found: _Found, by: Told, *,
         is_tombstone: bool,
     ) -> None:  # fmt: skip
         is_told = bool(old) and all(old.get(name) is not None for name in self.key)
@@ -227,6 +252,56 @@ class Parser:
                 return
             raise
         found.keys_at.append(at)
+        found.keys_by.append(by)
+
+    @cached_property
+    def _newest(self) -> Told:
+        """The schema of what names none: a tombstone has but its key."""
+        known = [id_ for id_, schema in self.schemas.items() if schema is not None]
+        return known[-1] if known else None
+
+    @cached_property
+    def _blocks(self) -> dict[bytes, TableSchema | None]:
+        """Schemas that stand around events."""
+        return {}
+
+    @cached_property
+    def _may_lack_bytes(self) -> bool:
+        """Whether a value that the database did not send may be something else than a string."""
+        kinds = {each.type.name for schema in self.schemas.values() if schema is not None
+                 for each in schema.columns}  # fmt: skip
+        return bool(kinds & {"bytes", "array"})
+
+    def _lacks(self, row: Mapping[str, Any], value: bytes) -> bool:
+        """Whether there are values that the database did not send."""
+        return (_UNAVAILABLE in value or self._may_lack_bytes) and captured.unavailable(row)
+
+    def _schema_told(self, value: bytes, document: Any, block: Any, found: _Found) -> Told:
+        """What tells the schema of an event; _BadRecord if nothing does that should."""
+        if block is not None:
+            end = value.find(PAYLOAD)
+            head = value[: end + len(PAYLOAD)] if end > 0 else b""
+            if head and head not in self._blocks:
+                try:
+                    self._blocks[head] = schema_of_block(head)
+                except SchemaError:
+                    self._blocks[head] = None
+            return head if self._blocks.get(head) is not None else None
+        id_ = document.get(SCHEMA_ID) if isinstance(document, dict) else None
+        if isinstance(id_, int) and (self.schemas or self.grows):
+            if id_ not in self.schemas:
+                found.unknown.add(id_)
+            elif self.schemas[id_] is None:
+                raise _BadRecord(f"the schema {id_} of the event is not in the log any more")
+            return id_
+        if self.is_published and document is not None:
+            raise _BadRecord(UNSAID)
+        return None
+
+    def _schema_of(self, told: Told) -> TableSchema | None:
+        if isinstance(told, bytes):
+            return self._blocks.get(told)
+        return None if told is None else self.schemas.get(told)
 
     def _is_of(self, key: bytes | None, row: Mapping[str, Any]) -> bool:
         """Whether a record's key is that of its row, as far as can be told."""
@@ -271,15 +346,17 @@ class Parser:
         self,
         rows: Sequence[Mapping[str, Any]],
         rows_at: list[int],
+        rows_by: list[Told],
         columns: Iterable[Column],
         bad: dict[int, str],
     ) -> tuple[pa.Table, list[int]]:
         """Rows as columns, without those that do not fit, and the records that they are from."""
         arrays, names = [], []
         wrong: dict[int, str] = {}
+        groups = _groups(rows_by)
         for column in columns:
             name = column.name
-            array, unfit = column_of([row.get(name) for row in rows], column)
+            array, unfit = self._column(rows, column, groups)
             if name in self.key and array.null_count:
                 for at, there in enumerate(array.is_valid().to_pylist()):
                     if not there:
@@ -295,8 +372,40 @@ class Parser:
         keep = [at for at in range(len(rows_at)) if at not in wrong]
         return table.take(pa.array(keep, pa.int64())), [rows_at[at] for at in keep]
 
+    def _column(
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        column: Column,
+        groups: Mapping[Told, list[int] | None],
+    ) -> tuple[pa.Array, dict[int, str]]:
+        """One column of rows: those of each schema together."""
+        parts: list[pa.Array] = []
+        order: list[int] = []
+        wrong: dict[int, str] = {}
+        for told, places in groups.items():
+            chosen = rows if places is None else [rows[at] for at in places]
+            schema = self._schema_of(told)
+            if schema is None:
+                array, unfit = column_of([row.get(column.name) for row in chosen], column)
+            else:
+                own = next((each for each in (*schema.columns, *schema.key_only)
+                            if each.name == column.name), None)  # fmt: skip
+                array, unfit = captured.column_of(chosen, column, own)
+            if places is None:
+                return array, unfit
+            parts.append(array)
+            order += places
+            wrong |= {places[at]: why for at, why in unfit.items()}
+        if not parts:
+            return pa.array([], column.field.type), {}
+        at = pa.array(np.argsort(np.array(order, np.int64)))
+        return pa.concat_arrays(parts).take(at), wrong
+
     def _look_for_new(self, found: _Found, new: dict[str, Column]) -> None:
-        names = {name for row in found.rows for name in row if name not in found.known}
+        # What is published tells its columns itself.
+        guessing = [row for row, by in zip(found.rows, found.rows_by, strict=True)
+                    if not isinstance(by, int)]  # fmt: skip
+        names = {name for row in guessing for name in row if name not in found.known}
         blocks = {id(block): block for block in found.blocks.values()}
         told = {
             name: column
@@ -307,16 +416,17 @@ class Parser:
         for name in sorted(names)[:_MAX_NEW]:
             if name in told:
                 new.setdefault(name, told[name])
-            elif (seen := guessed((row.get(name) for row in found.rows), name)) is not None:
+            elif (seen := guessed((row.get(name) for row in guessing), name)) is not None:
                 new.setdefault(name, Column(seen))
 
     def _parsed(
         self,
         records: pa.Table,
         parts: list[tuple[pa.Table, list[int], pa.Table, list[int]]],
-        bad: dict[int, str],
+        found: _Found,
         new: dict[str, Column],
     ) -> Parsed:
+        bad = found.bad
         origin = records.select(ORIGIN.names).cast(ORIGIN)
         upserts = [part[0] for part in parts] or [self.schema.arrow.empty_table()]
         deletes = [part[2] for part in parts] or [self.schema.key_arrow.empty_table()]
@@ -334,15 +444,34 @@ class Parser:
             new,
             records.num_rows,
             self.by_row,
+            found.unknown,
         )
 
 
 def told_by(block: Mapping[str, Any]) -> dict[str, Column]:
     """The columns that a record's schema block tells; none if it is not what Connect writes."""
     try:
-        return {column.name: column for column in from_block(block)}
+        plain = {column.name: column for column in from_block(block)}
     except (AttributeError, KeyError, TypeError, ValueError):
         return {}
+    try:
+        exact = captured.columns_of(connect_blocks.columns_of(block))
+    except SchemaError:
+        return plain
+    # How values stand in records that have no such block.
+    return {each.name: replace(each, how=plain[each.name].how) for each in exact}
+
+
+def _groups(rows_by: Sequence[Told]) -> dict[Told, list[int] | None]:
+    """The rows of each schema; None for all of them."""
+    if len(set(rows_by)) == 1:
+        return {rows_by[0]: None}
+    found: dict[Told, list[int] | None] = {}
+    for at, told in enumerate(rows_by):
+        places = found.setdefault(told, [])
+        assert places is not None
+        places.append(at)
+    return found
 
 
 def _told(key: bytes | None) -> Any:

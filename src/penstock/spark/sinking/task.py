@@ -25,6 +25,7 @@ _PREFIX: Final = "_penstock_"
 _PIECE_ROWS: Final = 20_000
 UPSERTS, DELETES, LETTERS, NEW, COUNT = "upserts", "deletes", "bad", "new", "count"
 BY_ROW: Final = "by row"
+UNKNOWN: Final = "unknown schemas"
 _HOW: Final = b"how"
 
 
@@ -52,6 +53,9 @@ def packed(parsed: Parsed) -> Iterator[pa.RecordBatch]:
             yield _row(kind, table.slice(at, _PIECE_ROWS))
     if parsed.new:
         yield _row(NEW, pa.schema([_marked(each) for each in parsed.new.values()]).empty_table())
+    if parsed.unknown:
+        ids = pa.array(sorted(parsed.unknown), pa.int64())
+        yield _row(UNKNOWN, pa.table({"ids": ids}))
     if parsed.by_row:
         yield _row(BY_ROW, pa.table({"by_row": [True]}))
     yield _row(COUNT, pa.table({"records": [parsed.records]}))
@@ -88,6 +92,9 @@ class Findings:
             for column in map(_unmarked, table.schema):
                 self.new[column.name] = _of_both(self.new.get(column.name), column)
         self.by_row = BY_ROW in tables
+        # Ids of schemas that the parser must know to read these records.
+        self.unknown = sorted({each for table in tables.get(UNKNOWN, ())
+                               for each in table["ids"].to_pylist()})  # fmt: skip
         self.records = sum(int(table["records"][0].as_py()) for table in tables.get(COUNT, ()))
 
     def changes(self, since: Position, position: Position) -> Changes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
@@ -11,8 +11,11 @@ from pyspark.sql.types import StructType
 from penstock.spark.source.errors import KEEP_LONGER, DataLossError, OptionError, SourceError, told
 from penstock.spark.source.options import Options
 from penstock.spark.source.planning import Range, tasks
-from penstock.spark.source.positions import Log
+from penstock.spark.source.positions import Log, connect
 from penstock.spark.source.task import Task
+
+if TYPE_CHECKING:
+    from penstock.spark.reading.decoding import Typing
 
 
 class TableReader(DataSourceReader):
@@ -81,12 +84,24 @@ def read_task(options: Options, partition: InputPartition, schema: StructType) -
     )
     if options.typed is None:
         return read(manner, partition, to_arrow_schema(schema, timezone="UTC"))
-    from penstock.spark.reading.decoding import Typing
-
-    typing = Typing.of_option(options.typed)
+    typing = typing_in_task(options.typed, options)
     records = read(manner, partition, record_schema(options.headers))
     if typing.watch is None:
         return map(typing.decode, records)
     from penstock.spark.state.watching import typed
 
     return typed(typing, partition.ranges, records)
+
+
+def typing_in_task(told: str, options: Options) -> Typing:
+    """How records are typed; a schema that is published while they are read is looked up."""
+    from penstock.client.table_schemas import PublishedSchemas, TableSchema
+    from penstock.spark.reading.decoding import Typing
+
+    def find(id_: int) -> TableSchema:
+        with connect(options.access) as cluster:
+            return PublishedSchemas(cluster).by_id(id_)
+
+    typing = Typing.of_option(told)
+    typing.find_schemas(find)
+    return typing
