@@ -158,9 +158,9 @@ def list_command(
 def _at_rest(spec: SinkSpec, folder: SinkFolder, place: Place) -> dict[str, Any]:
     """A sink that nobody feeds, as its store, the broker and the last who fed it tell."""
     from penstock.spark.flows.progress import Progress
-    from penstock.spark.sinking.feeding import anew_advice
     from penstock.spark.sinking.lag import ends_of, lag_of, unread_since
     from penstock.spark.sinking.manager import SinkStatus
+    from penstock.spark.sinking.opening import anew_advice
 
     record = folder.sink(spec.name)
     alive = {"starting", "running", "waiting", "stopping"}

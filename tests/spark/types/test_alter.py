@@ -36,7 +36,8 @@ def test_a_sink_follows_an_alter(
         sql.execute("INSERT INTO t VALUES (1, 1.25, 7, '2026-01-02'), (2, 2.5, 8, 'infinity')")
         with captured(broker.bootstrap, url, "public.t", 2) as topic:
             spec = SinkSpec("t", topic, f"parquet:///{tmp_path}/t")
-            stops = SinkSpec("s", topic, f"parquet:///{tmp_path}/s", on_schema_change="stop")
+            stops = SinkSpec("s", topic, f"parquet:///{tmp_path}/s", dead_letters="s.dead",
+                             on_schema_change="stop")  # fmt: skip
             policy = Policy(first_pause_s=0.1, longest_pause_s=0.2, max_tries=0)
             manager = SinkManager(
                 penstock_spark, [spec, stops], SinkFolder(tmp_path / "data"),

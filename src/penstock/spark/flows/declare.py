@@ -173,11 +173,9 @@ def stream(
     `idle`, such as "30 seconds", a partition without news for so long gets a heartbeat, a record
     that only says that time has passed: for streams whose event time is that of the clock.
 
-    When a captured table is altered, a line says what has changed. `on_schema_change` is what else
-    is done. "stop": the flow stops before its next micro-batch if it names a column that is gone or
-    has another type. "follow": the same, and a flow without a schema of its own is started again to
-    get columns that are new. "ignore": it goes on; a column that is gone is null from there.
-
+    `on_schema_change`: when a captured table is altered, "stop" stops the flow at the first event
+    in which a column that it reads is gone or has another type; "follow" also starts it again for
+    new columns if it has no schema of its own; "ignore" goes on, with null for what is gone.
     `start` is where a new flow begins: "earliest" or "latest". `options` go to the source, such as
     {"maxOffsetsPerTrigger": "100000"}; a flow with operators reads at most two million records of
     a stream at once, unless this says otherwise.

@@ -113,20 +113,6 @@ def uses_old_rows(results: Iterable[DataFrame]) -> bool:
     return False
 
 
-def named(results: Iterable[DataFrame], columns: Iterable[str]) -> set[str]:
-    """Which columns of captured tables are named in what is computed: `_after.total`, or `total` of
-    a table. To pass a row on whole names none."""
-    nodes = (node for rows in results for node in streaming_nodes(rows))
-    whole = _READING | {"MapInArrow"}
-    text = "\n".join(str(node.expressions()) for node in nodes if str(node.nodeName()) not in whole)
-    return {
-        each
-        for each in columns
-        if re.search(rf"_(?:after|before)#\d+\.`?{re.escape(each)}\b", text)
-        or re.search(rf"(?<![\w.]){re.escape(each)}#\d+", text)
-    }
-
-
 def unbounded(rows: DataFrame) -> list[str]:
     """The operators of Spark that keep something for ever, since no watermark says until when."""
     nodes = streaming_nodes(rows)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -27,6 +27,7 @@ from penstock.client.table_schemas import (
 from penstock.errors import PenstockError
 from penstock.spark.flows.declare import Input, Reading, Stream
 from penstock.spark.flows.errors import DeclarationError, FlowError, UserCodeError
+from penstock.spark.flows.inputs import row_of
 from penstock.spark.flows.schema_changes import TableChange, compare
 from penstock.spark.places import told
 from penstock.spark.reading import captured
@@ -71,17 +72,22 @@ def resolved(cluster: Cluster, topic: str, declared: Input) -> Input:
     if how.format == "published":
         assert latest is not None
         row = captured.row_of(latest.schema)
-        reading = Reading("debezium", row.toDDL(), _published(history, written=False))
+        reading = Reading("debezium", row.toDDL(), _published(declared, history, written=False))
         if isinstance(declared, Stream):
             return replace(declared, reading=reading, dead_letters=declared.letters_if_typed)
         return replace(declared, reading=reading)
     _check(declared, history, latest)
-    return replace(declared, reading=replace(how, published=_published(history, written=True)))
+    return replace(
+        declared, reading=replace(how, published=_published(declared, history, written=True))
+    )
 
 
-def _published(history: Sequence[PublishedSchema], *, written: bool) -> Mapping[str, Any]:
+def _published(
+    declared: Input, history: Sequence[PublishedSchema], *, written: bool
+) -> Mapping[str, Any]:
     schemas = {each.id: each.schema for each in history}
-    return {"written": written, "schemas": captured.as_json(schemas)}
+    ignores = declared.on_schema_change == "ignore"
+    return {"written": written, "ignores": ignores, "schemas": captured.as_json(schemas)}
 
 
 def _raw(declared: Input) -> Input:
@@ -132,40 +138,27 @@ def _check(
 # ---- while it runs -----------------------------------------------------------------------
 
 
-class SchemaChangedError(FlowError):
-    """A captured table was altered, and the flow names a column that is not what it was."""
-
-
 class SchemaWatch:
-    """Says once what has changed in captured tables while a flow reads them, and what follows."""
+    """Says once what has changed in captured tables while a flow reads them, and what follows.
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        flow: str,
-        inputs: Sequence[tuple[str, Input]],
-        names: Collection[str],
-    ) -> None:
-        """`inputs` with the topics that they read, and the columns that the flow names."""
+    Where a flow must not go on, it is stopped by who decodes the first event of the altered table.
+    """
+
+    def __init__(self, cluster: Cluster, flow: str, inputs: Sequence[tuple[str, Input]]) -> None:
+        """`inputs` with the topics that they read."""
         self._cluster = cluster
         self._schemas = PublishedSchemas(cluster)
         self._flow = flow
-        self._names = names
         self._watched: dict[str, tuple[Input, TableSchema]] = {}
         for topic, declared in inputs:
             latest = self._latest(topic) if declared.reading.published is not None else None
             if latest is not None:
                 self._watched[topic] = declared, latest
         self._next = time.monotonic() + WATCH_S
-        # Why the flow must not go on; whether it is to be started again.
-        self.error: SchemaChangedError | None = None
+        # Whether the flow is to be started again.
         self.wants_restart = False
         # What was found last: message and advice.
         self.found: tuple[str, str] | None = None
-
-    @property
-    def columns(self) -> set[str]:
-        return {each.name for _, schema in self._watched.values() for each in schema.columns}
 
     def look(self) -> None:
         """Look, if it is time to; trouble on the way to the log is for others to report."""
@@ -188,21 +181,21 @@ class SchemaWatch:
         return None if found is None else found.schema
 
     def _changed(self, declared: Input, change: TableChange) -> None:
-        lost = sorted(change.lost & set(self._names))
-        told, advice = f"flow {self._flow!r}: {change}", change.snapshot_advice
-        if lost and declared.on_schema_change != "ignore":
-            self.error = SchemaChangedError(
-                f"{told}. The flow names {', '.join(lost)}",
-                advice=f"Change the flow and start it again. `penstock flows restart {self._flow}` "
-                'goes on as it is; on_schema_change="ignore" of the input never stops it.',
-            )
+        read = {field.name for field in row_of(declared.reading)}
+        policy = declared.on_schema_change
+        advice = []
+        if change.lost & read and policy != "ignore":
+            advice.append("The flow reads that, and stops where the first such event stands.")
         elif change.added and (declared.reading.published or {}).get("written") is False:
-            if declared.on_schema_change == "follow":
-                self.wants_restart = True
-                advice = f"It is started again, to get what is new. {advice}"
-            else:
-                advice = f"It gets what is new when it is started again. {advice}"
-        self.found = told, advice if self.error is None else self.error.advice
+            self.wants_restart = policy == "follow"
+            advice.append(
+                "It is started again, to get what is new."
+                if self.wants_restart
+                else "It gets what is new when it is started again."
+            )
+        if change.snapshot_advice:
+            advice.append(change.snapshot_advice)
+        self.found = f"flow {self._flow!r}: {change}", " ".join(advice)
         log.warning("%s. %s", *self.found)
 
     def close(self) -> None:

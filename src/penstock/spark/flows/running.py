@@ -118,8 +118,6 @@ class Plan:
     reads_each_once: bool = False
     # The topics of change events whose old rows are used.
     old_rows: tuple[str, ...] = ()
-    # The columns of captured tables that the flow names.
-    names: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +230,6 @@ class Running:
             source=source_of(self.flow),
         )  # fmt: skip
         watch, reads_each_once = None, False
-        names = self._named(results.values())
         old_rows = tuple(
             each.topic for each in self.flow.streams if each.reading.format == "debezium"
         )
@@ -255,11 +252,9 @@ class Running:
             self.united(results, [])
             operated = planned if is_operated else None
             return Plan(
-                True, made_from, operated, united(records), watch, reads_each_once, old_rows, names
+                True, made_from, operated, united(records), watch, reads_each_once, old_rows
             )
-        return Plan(
-            False, made_from, None, self.united(results, letters), old_rows=old_rows, names=names
-        )
+        return Plan(False, made_from, None, self.united(results, letters), old_rows=old_rows)
 
     def _resolve(self) -> None:
         """Give inputs of captured tables what is published of their schemas."""
@@ -279,16 +274,6 @@ class Running:
         ]  # fmt: skip
         self.flow = replace(self.flow, inputs=tuple(found))
         self._snapshots = [Snapshot(self._spark, self.place, each) for each in self.flow.tables]
-
-    def _named(self, results: Iterable[DataFrame]) -> frozenset[str]:
-        """The columns of captured tables that the flow names."""
-        columns = {
-            field.name
-            for each in self.flow.inputs
-            if each.reading.published is not None
-            for field in inputs.row_of(each.reading)
-        }
-        return frozenset(planning.named(results, columns) if columns else ())
 
     def _reads(self) -> dict[str, Read]:
         """The streams by their topics; of one that is read twice what holds for both.
@@ -414,9 +399,7 @@ class Running:
         self._writer = TopicWriter(self.place, self.flow, self.generation)
         if not self._once and any(each.reading.published for each in self.flow.inputs):
             watched = [(self.place.resolve(each.topic), each) for each in self.flow.inputs]
-            self._watch_schemas = SchemaWatch(
-                self.place.cluster(), self.flow.name, watched, plan.names
-            )
+            self._watch_schemas = SchemaWatch(self.place.cluster(), self.flow.name, watched)
         self._readings = [
             1 if plan.rowwise or each.dead_letters is None else 2 for each in self.flow.streams
         ]
@@ -456,8 +439,6 @@ class Running:
             self._gate.enter()
             done = False
             try:
-                if self._watch_schemas is not None and self._watch_schemas.error is not None:
-                    raise self._watch_schemas.error
                 counts = on_batch(rows, batch_id)
                 self._count(batch_id, counts)
                 done = True

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -18,24 +18,24 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 import pyarrow.compute as pc
 
-from penstock.client.metadata import LATEST, Metadata, offsets
-from penstock.client.table_schemas import PublishedSchemas, TableSchema, UnknownSchemaError
-from penstock.sinks.contract import ORIGIN, Changes, Position, Refused, Sink
+from penstock.client.metadata import Metadata
+from penstock.client.table_schemas import PublishedSchemas, UnknownSchemaError
+from penstock.sinks.contract import Changes, Position, Refused, Sink
 from penstock.sinks.errors import OutOfStepError, StoreAwayError
 from penstock.sinks.spec import SinkSpec
 from penstock.spark.flows.errors import UnknownTopicError
 from penstock.spark.flows.inputs import FORMAT, Place
 from penstock.spark.flows.progress import Progress
 from penstock.spark.flows.running import Gate, GateClosedError
-from penstock.spark.flows.schema_changes import compare
 from penstock.spark.flows.supervisor import Failure
 from penstock.spark.flows.trouble import explain
 from penstock.spark.flows.turns import is_idle
-from penstock.spark.flows.versions import Behind, is_version
+from penstock.spark.flows.versions import Behind
 from penstock.spark.sinking import captured
-from penstock.spark.sinking.errors import FeedingError, NothingToLearnFromError, TableAlteredError
+from penstock.spark.sinking.errors import FeedingError, NothingToLearnFromError
 from penstock.spark.sinking.learning import parser_of
 from penstock.spark.sinking.letters import Letters
+from penstock.spark.sinking.opening import END, check_there, opening, skip, tell_altered
 from penstock.spark.sinking.parsing import Parser
 from penstock.spark.sinking.starting import Store, carried, end_of, last_fed_s, starting
 from penstock.spark.sinking.task import RESULT, Findings, Task
@@ -49,14 +49,6 @@ log = logging.getLogger(__name__)
 COMMIT_WAIT_S: Final = 10.0
 _STEP_S: Final = 0.02
 _KEPT_COUNTS: Final = 1000
-
-
-def anew_advice(sink: str, present: str) -> str:
-    """What to do about a sink that cannot be built anew beside itself."""
-    return (
-        f"`penstock sinks rebuild {sink} --from beginning` sends all of {present} to it, "
-        "`--from end` only what comes from then on."
-    )
 
 
 @dataclass(slots=True)
@@ -130,12 +122,14 @@ class Feeding:
                 advice="It is made by the flow or the capture that writes it, or by `penstock "
                 f"topics create {self.topic}`. Is the name right?",
             )
-        self._sink = self._store(metadata)
+        opened = opening(self.spec, self.topic, rebuild=self._rebuild, anew=self._anew)
+        self._sink, self.topic, self.behind = opened.sink, opened.topic, opened.behind
+        check_there(opened, self.spec.name, metadata)
         stored = self._sink.stored_schema()
         parser = parser_of(self.spec, self._cluster, self.topic, stored)
         self._since = self._open(parser)
-        if self._anew == "end":
-            self._since = self._skip(parser, metadata)
+        if self._anew == END:
+            self._since = skip(self._sink, parser.schema, self._cluster, metadata, self.topic)
         self._letters = Letters(self._cluster, self.spec.letters, self.spec.name)
         self.applied.position = self._since
         fed_s = last_fed_s(self._checkpoint, self._since)
@@ -171,59 +165,6 @@ class Feeding:
     def title(self) -> str:
         """The query's name in Spark."""
         return f"sink {self.spec.name}{' (rebuild)' if self._rebuild else ''}"
-
-    def _store(self, metadata: Metadata) -> Sink:
-        """The store to write to, and with it the version of the topic that it stands in."""
-        sink = self.spec.sink()
-        if self._anew:
-            sink.remove()
-        if self._rebuild:
-            with sink as live:
-                sink = live.beside()
-                if self._older(sink) is not None:
-                    # It was begun from a version that was itself rebuilt since.
-                    sink.close()
-                    sink = live.beside(fresh=True)
-            return sink
-        self.behind = self._older(sink)
-        if self.behind is not None:
-            self.topic = self.behind.reads
-            if self.topic not in metadata.topics([self.topic]):
-                raise UnknownTopicError(
-                    f"{sink.target} was filled from {self.behind}, and it is gone",
-                    advice="It goes on with the new one when it is rebuilt from there, which has "
-                    "begun by itself."
-                    if sink.rebuildable
-                    else anew_advice(self.spec.name, self.behind.present),
-                )
-        return sink
-
-    def _older(self, sink: Sink) -> Behind | None:
-        """Whether a store was filled from an older version of the topic."""
-        at = sink.position()
-        topics = {topic for topic, _ in at.offsets} if at is not None else set()
-        if len(topics) != 1:
-            return None
-        [read] = topics
-        if read == self.topic or not is_version(read, self.spec.topic):
-            return None
-        return Behind(self.spec.topic, read, self.topic)
-
-    def _skip(self, parser: Parser, metadata: Metadata) -> Position:
-        """Take all that is in the topic for done."""
-        assert self._sink is not None
-        assert self._cluster is not None
-        places = dict.fromkeys(((self.topic, n) for n in metadata.partitions(self.topic)), LATEST)
-        ends = offsets(self._cluster, places, isolation="read_committed", metadata=metadata)
-        position = Position(ends, {self.topic: str(metadata.topic_id(self.topic))})
-        schema = parser.schema
-        nothing = ORIGIN.empty_table()
-        changes = Changes(
-            schema.arrow.empty_table(), schema.key_arrow.empty_table(), position, Position(),
-            nothing, nothing,
-        )  # fmt: skip
-        self._sink.apply(changes, lambda refused: None)
-        return position
 
     def _open(self, parser: Parser) -> Position:
         """Open the store for these columns, and read all columns that it has."""
@@ -296,7 +237,7 @@ class Feeding:
                 log.warning("sink %s: %s", self.spec.name, error)
                 schemas[id_] = None
                 continue
-            self._tell_altered(parser.schemas, schema)
+            tell_altered(self.spec, parser.schemas, schema)
             if not parser.grows or self.spec.on_schema_change == "ignore":
                 continue
             before = {column.name: column for column in columns}
@@ -313,22 +254,6 @@ class Feeding:
                 log.info("sink %s: table %s was altered: %s", self.spec.name, schema.table,
                          ", ".join(changed))  # fmt: skip
         return replace(parser, columns=columns, schemas=schemas)
-
-    def _tell_altered(self, known: Mapping[int, TableSchema | None], schema: TableSchema) -> None:
-        """Say what has changed in the table; TableAlteredError if the sink is to stop then."""
-        before = [each for each in known.values() if each is not None]
-        before = [each for each in before if each.table == schema.table]
-        change = compare(before[-1], schema) if before else None
-        if change is None:
-            return
-        told = f"sink {self.spec.name!r}: {change}"
-        if self.spec.on_schema_change == "stop":
-            raise TableAlteredError(
-                told,
-                advice=f"`penstock sinks resume {self.spec.name}`, or the next start, goes on and "
-                f"follows it. {change.snapshot_advice}".strip(),
-            )
-        log.warning("%s", " ".join(filter(None, (f"{told}.", change.snapshot_advice))))
 
     def _findings(self, records: DataFrame) -> Findings:
         assert self._parser is not None

@@ -36,9 +36,10 @@ from penstock.spark.flows.progress import Progress
 from penstock.spark.flows.supervisor import Failure, Policy
 from penstock.spark.flows.versions import Behind
 from penstock.spark.sinking.errors import UnknownSinkError
-from penstock.spark.sinking.feeding import Applied, Feeding, anew_advice
+from penstock.spark.sinking.feeding import Applied, Feeding
 from penstock.spark.sinking.folder import SinkFolder, SinkRecord
 from penstock.spark.sinking.lag import ends_of, lag_of, unread_since
+from penstock.spark.sinking.opening import BEGINNING, END, anew_advice
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -90,7 +91,7 @@ def in_words(status: SinkStatus) -> str:
 
 def check_anew(sink: str, anew: str) -> None:
     """PenstockError if it is not said where a sink begins that cannot be built beside itself."""
-    if anew not in {"beginning", "end"}:
+    if anew not in {BEGINNING, END}:
         raise PenstockError(
             f"sink {sink} cannot be built beside itself: what was sent cannot be taken back",
             advice="Say where it begins anew: `--from beginning` sends everything again, "
