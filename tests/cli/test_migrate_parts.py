@@ -11,8 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cli.migrate import RATE_OVER_S, Pace, _ctrl_c
-from penstock.cli.migration.mapping import (
+from penstock.cli.migration.plan import HOLD, TopicPlan
+from penstock.cli.migration.state import (
+    EMPTY_DIGEST,
+    Copied,
+    Progress,
+    absorb,
+    parse_progress,
+)
+from penstock.client.migration_map import (
     RUNS_PER_RECORD,
+    Place,
     Run,
     Translator,
     decode,
@@ -20,15 +29,6 @@ from penstock.cli.migration.mapping import (
     encode,
     encode_group,
     runs_of,
-)
-from penstock.cli.migration.plan import HOLD, TopicPlan
-from penstock.cli.migration.state import (
-    EMPTY_DIGEST,
-    Copied,
-    Place,
-    Progress,
-    absorb,
-    parse_progress,
 )
 from penstock.errors import PenstockError
 

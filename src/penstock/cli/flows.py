@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 import typer
 
-from penstock.cli import output
+from penstock.cli import output, project
 from penstock.cli.dead_letters_view import (
     SHOWN_LETTERS,
     Execute,
@@ -205,10 +205,6 @@ def restart(flow: Name, data: Data = DEFAULT_DATA) -> None:
 @app.command("reset")
 def reset(
     flow: Name,
-    dependents: Annotated[
-        bool,
-        typer.Option("--dependents", help="Rebuild the flows that read its outputs as well."),
-    ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     data: Data = DEFAULT_DATA,
 ) -> None:
@@ -216,11 +212,10 @@ def reset(
 
     All inputs are read again from their start, by the flow as it is now, into topics of a new
     generation: NAME.v2 after NAME, then NAME.v3. Meanwhile the present generation goes on. When
-    the new one has caught up it takes over. The old topics stay as they are then, until they are
-    deleted. Flows that read them by name read the new ones; since those are other records at other
-    offsets, these flows have to be rebuilt too (--dependents), and stop with a note if they are
-    not. Programs of yours that read the old topic must be pointed at the new one:
-    `penstock flows describe` names it.
+    the new one has caught up it takes over. Flows, views and sinks that read the outputs are then
+    rebuilt from the new ones, in the same way, by themselves. Programs of yours that read the old
+    topic must be pointed at the new one: `penstock flows describe` names it. The old topics stay
+    as they are then; `penstock flows cleanup` deletes them.
 
     Only what is still in the log can be read again: inputs with a short retention give a shorter
     output.
@@ -228,25 +223,90 @@ def reset(
     \b
     Examples:
       penstock flows reset enriched
-      penstock flows reset enriched --dependents --yes
+      penstock flows reset enriched --yes
     """
     folder = _folder(data)
     from penstock.spark.flows.control import ask
     from penstock.spark.flows.errors import NotRunningError
 
     record = folder.record(flow)
+    followers = _followers(folder, flow)
+    if followers:
+        output.say(f"rebuilt after it, from its new outputs: {', '.join(followers)}")
     question = f"read all inputs of {flow} again, into generation {record.next_generation()}?"
     if not yes and not output.confirm(question):
         output.say("nothing was changed; --yes does it without asking")
         raise typer.Exit(output.EXIT_FAILURE)
     try:
-        told = ask(folder, {"do": "reset", "flow": flow, "dependents": dependents})
+        told = ask(folder, {"do": "reset", "flow": flow})
         output.say(f"{flow} is being rebuilt as generation {told['generation']}")
     except NotRunningError:
         generation = record.next_generation()
         folder.write(replace(record, rebuilding=generation))
         output.say(f"nothing runs now: the next `penstock run` rebuilds {flow}, as generation "
                    f"{generation}")  # fmt: skip
+
+
+def _followers(folder: Folder, flow: str) -> list[str]:
+    """Who reads what a flow writes, as people call it."""
+    from penstock.cli.sinks_file import declared
+    from penstock.spark.flows.cleanup import readers_of
+
+    flows = readers_of(folder, flow)
+    names = {topic for name in (flow, *flows) for topic in folder.record(name).topics}
+    sinks = [each for each in declared(project.load()) if each.topic in names]
+    return [*(f"flow {name}" for name in flows), *(f"sink {each.name}" for each in sinks)]
+
+
+@app.command("cleanup")
+def cleanup(
+    flow: Annotated[
+        str, typer.Argument(metavar="[FLOW]", help="Only what this flow has left.")
+    ] = "",
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Delete it; without this it is only listed.")
+    ] = False,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Also topics that consumer groups of yours have read."),
+    ] = False,
+    data: Data = DEFAULT_DATA,
+    bootstrap: Bootstrap = DEFAULT_BOOTSTRAP,
+    json: AsJson = False,
+    client: ClientSettings = [],  # noqa: B006 - typer copies it
+) -> None:
+    """List what rebuilt flows have left behind: topics of old versions, checkpoints. Delete it.
+
+    After `penstock flows reset` the old output topics stay, with those for late records and dead
+    letters beside them. What a flow or a sink still reads or writes is kept, and so is what a
+    consumer group has read, unless --force is given.
+
+    \b
+    Examples:
+      penstock flows cleanup
+      penstock flows cleanup enriched --yes
+      penstock flows cleanup --json | jq -r '.[] | select(.kept == "") | .name'
+    """
+    from penstock.cli import flows_cleanup
+
+    folder = _folder(data)
+    brokers = connect(bootstrap, client)
+    found = flows_cleanup.found(folder, brokers, flow, force=force)
+    gone = [each for each in found if not each.kept]
+    if yes:
+        flows_cleanup.delete(folder, brokers, gone)
+    if json:
+        output.write_json([asdict(each) for each in found])
+        return
+    if not found:
+        output.say("there is nothing to clean up")
+        return
+    rows = ((each.flow, f"v{each.generation}", each.kind, each.name,
+             f"kept: {each.kept}" if each.kept else "deleted" if yes else "")
+            for each in found)  # fmt: skip
+    output.print_table(("flow", "version", "what", "name", ""), rows)
+    if not yes and gone:
+        output.say(f"nothing was deleted; --yes deletes {output.count(len(gone), 'item')}")
 
 
 @app.command("state")
@@ -455,7 +515,7 @@ def _when(record: Record) -> str:
 
 def _rebuilt(record: Record) -> list[str]:
     """The topics that are being built, which take the place of the present ones."""
-    from penstock.spark.flows.declare import physical
+    from penstock.spark.flows.versions import physical
 
     present = f".v{record.generation}" if record.generation > 1 else ""
     return [

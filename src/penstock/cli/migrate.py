@@ -1,4 +1,4 @@
-"""`penstock migrate`: move topics, records and group offsets to another cluster.
+"""`penstock migrate`: move topics, records, group offsets and captures to another cluster.
 
 The work is done by `penstock.cli.migration`; here is what a person sees of it: the plan, the
 progress, the summary, and what Ctrl-C means.
@@ -177,7 +177,7 @@ def migrate(
             with _ctrl_c(migration, follow=follow):
                 summary = migration.run()
     if dry_run:
-        _show_plan(plans, groups, migration.summary.queues, json=json)
+        _show_plan(plans, groups, migration.summary, json=json)
         return
     _show(summary, json=json)
     raise typer.Exit(0 if summary.ok else output.EXIT_FAILURE)
@@ -333,7 +333,7 @@ class Lines:
 
 
 def _show_plan(
-    plans: Sequence[TopicPlan], groups: Sequence[Group], queues: Sequence[str], *, json: bool
+    plans: Sequence[TopicPlan], groups: Sequence[Group], summary: Summary, *, json: bool
 ) -> None:
     if json:
         output.write_json(
@@ -355,7 +355,8 @@ def _show_plan(
                     {"group": group.name, "offsets": len(group.offsets), "busy": group.busy}
                     for group in groups
                 ],
-                "share_groups_not_moved": list(queues),
+                "captures": summary.captures,
+                "share_groups_not_moved": list(summary.queues),
             }
         )
         return
@@ -368,7 +369,9 @@ def _show_plan(
     for group in groups[:ROWS_SHOWN]:
         offsets = output.count(len(group.offsets), "offset")
         print(f"group {group.name}: {offsets}{' (has members now)' if group.busy else ''}")
-    _say_queues(queues)
+    for name in summary.captures:
+        print(f"capture {name}: where it stands in its database")
+    _say_queues(summary.queues)
     output.say("nothing was done; without --dry-run it will be")
 
 
@@ -405,6 +408,8 @@ def _show(summary: Summary, *, json: bool) -> None:
         output.write_json(as_json(summary))
     else:
         _print_summary(summary)
+        for name in summary.captures:
+            print(f"capture {name} goes on in the target, when it is started there")
     _say_left_out(summary.topics)
     _say_queues(summary.queues)
     if summary.clamped:

@@ -26,6 +26,7 @@ from penstock.cli.kafka import (
     project_of,
 )
 from penstock.cli.needs import need_sinks
+from penstock.cli.old_rows import without_old_rows
 from penstock.cli.sinks_file import declared
 from penstock.cli.sinks_reach import must_reach_some
 from penstock.cli.up import LOOPBACK, LogLevel, LogLevelOption
@@ -224,6 +225,7 @@ def run(
                 known = _known(file, views=views)
                 flows = chosen(known, only)
             manager = Manager(spark, flows, folder, settings, known=known)
+            manager.ask_old_rows = without_old_rows
             sinks = _sinks(spark, specs, sinks_data, settings, manager) if specs else None
             ok = _run(spark, manager, sinks, folder, address, plain=plain, every_s=every_s,
                       once=once)  # fmt: skip
@@ -371,9 +373,16 @@ def _sinks(
         settings = replace(settings, turns=flows.turns)
         made = SinkManager(spark, specs, folder, settings, flows.resolve, flows.make)
     else:
-        made = SinkManager(spark, specs, folder, settings)
+        made = SinkManager(spark, specs, folder, settings, flows_folder().resolve)
     made.on_alarm = SinkAlerts({each.name: each.alert_webhook for each in specs})
     return made, folder
+
+
+def flows_folder() -> Folder:
+    """What flows of this folder keep, for who reads their outputs: which version of them counts."""
+    from penstock.spark.flows.folder import Folder
+
+    return Folder(Path(os.environ.get("PENSTOCK_FLOWS") or DEFAULT_DATA))
 
 
 def need_spark(what: str = "flows") -> None:

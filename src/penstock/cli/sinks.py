@@ -48,6 +48,7 @@ from penstock.cli.run import (
     StopTimeout,
     Tries,
     chosen_data,
+    flows_folder,
     run_sinks,
     seconds,
 )
@@ -136,7 +137,7 @@ def _place(bootstrap: str, client: list[str]) -> Place:
     from penstock.spark.flows.inputs import Place
 
     options = {f"kafka.{name}": value for name, value in parse_pairs(client).items()}
-    return Place(bootstrap, options, lambda topic: topic)
+    return Place(bootstrap, options, flows_folder().resolve)
 
 
 def _place_if_there(
@@ -223,6 +224,7 @@ def _at_rest(spec: SinkSpec, folder: SinkFolder, place: Place | None) -> dict[st
     from penstock.spark.flows.progress import Progress
     from penstock.spark.sinking.lag import ends_of, lag_of, unread_since
     from penstock.spark.sinking.manager import SinkStatus
+    from penstock.spark.sinking.opening import anew_advice
 
     record = folder.sink(spec.name)
     alive = {"starting", "running", "waiting", "stopping"}
@@ -233,13 +235,23 @@ def _at_rest(spec: SinkSpec, folder: SinkFolder, place: Place | None) -> dict[st
     error, advice, position = record.error, record.advice, None
     lag: int | None = None
     lag_s: float | None = None
+    old: list[str] = []
     try:
-        position = answer_of(spec, lambda sink: sink.position())
+        position, rebuildable = answer_of(spec, lambda sink: (sink.position(), sink.rebuildable))
         if position is not None and place is not None:
+            present = place.resolve(spec.topic)
             ends = ends_of(place, {spec.topic})
-            lag, lag_s = lag_of(position, ends, spec.topic, 0.0)
-            since = unread_since(place, spec.topic, position, ends) if lag else None
+            lag, lag_s = lag_of(position, ends, present, 0.0)
+            since = unread_since(place, present, position, ends) if lag else None
             lag_s = lag_s if since is None else max(0.0, time.time() - since)
+            old = sorted({topic for topic, _ in position.offsets} - {present})
+            if old and not error:
+                error = f"it was filled from {', '.join(old)}, whose place {present} has taken"
+                advice = (
+                    "The next `penstock run` or `penstock sinks run` rebuilds it from there."
+                    if rebuildable
+                    else anew_advice(spec.name, present)
+                )
     except PenstockError as trouble:
         error, advice = error or str(trouble), advice or trouble.advice
     counts = folder.counts(spec.name)
@@ -247,7 +259,7 @@ def _at_rest(spec: SinkSpec, folder: SinkFolder, place: Place | None) -> dict[st
         name=spec.name, state=state, rebuilding=False, restarts=0, error=error, advice=advice,
         retry_in_s=None, progress=Progress.restored(counts), topic=spec.topic, store=spec.shown,
         position={} if position is None else position.as_json(), lag=lag, lag_s=lag_s,
-        alarming=state == "failed" or (lag_s or 0.0) > spec.max_lag_s,
+        alarming=state == "failed" or (lag_s or 0.0) > spec.max_lag_s or old != [],
         put=counts.get("put", 0), deleted=counts.get("deleted", 0),
     )  # fmt: skip
     # Only who feeds it counts them.
@@ -384,7 +396,9 @@ def resume(sink: Name, data: Data = SINKS_DATA, file: ProjectFile = None) -> Non
     output.say(f"{sink} goes on")
 
 
-def _tell(sink: str, do: str, data: Path, file: Path | None, **changed: Any) -> bool:
+def _tell(
+    sink: str, do: str, data: Path, file: Path | None, begin: str = "", **changed: Any
+) -> bool:
     """Command the process that feeds it, or note it for the next; whether one does."""
     found = project.load(file)
     folder = _folder(data, found)
@@ -393,7 +407,7 @@ def _tell(sink: str, do: str, data: Path, file: Path | None, **changed: Any) -> 
 
     spec = named(found, sink)
     try:
-        ask(folder, {"do": do, "sink": sink})
+        ask(folder, {"do": do, "sink": sink, "from": begin})
     except NotRunningError:
         known = replace(folder.sink(sink), topic=spec.topic, store=spec.shown, **changed)
         folder.write_sink(known)
@@ -403,22 +417,46 @@ def _tell(sink: str, do: str, data: Path, file: Path | None, **changed: Any) -> 
 
 @app.command("rebuild")
 def rebuild(
-    sink: Name, yes: Yes = False, data: Data = SINKS_DATA, file: ProjectFile = None
+    sink: Name,
+    begin: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="beginning|end",
+            help="Of a webhook, which cannot be built beside itself: send everything again, or "
+            "only what comes from now on.",
+        ),
+    ] = "",
+    yes: Yes = False,
+    data: Data = SINKS_DATA,
+    file: ProjectFile = None,
 ) -> None:
     """Build a store anew from the start of its topic, beside the old one, then switch to the new.
 
     Meanwhile the old one is kept in step and can be read. Only what is still in the topic can be
-    read again: it should be compacted, or keep everything.
+    read again: it should be compacted, or keep everything. A sink whose topic a flow has rebuilt
+    is rebuilt by itself; a webhook waits for this command, with --from.
 
     \b
     Examples:
       penstock sinks rebuild orders
       penstock sinks rebuild orders --yes
+      penstock sinks rebuild hook --from end
     """
     found = project.load(file)
     folder = _folder(data, found)
     spec = named(found, sink)
-    if not yes and not output.confirm(f"read {spec.topic} again, into a new {spec.shown}?"):
+    present = flows_folder().resolve(spec.topic)
+    with spec.sink() as store:
+        rebuildable = store.rebuildable
+    if not rebuildable:
+        _begin_anew(spec, begin, present, yes=yes, data=data, file=file)
+        return
+    if begin:
+        raise ConfigError(
+            f"sink {sink} is rebuilt from the beginning, always", advice="Leave out --from."
+        )
+    if not yes and not output.confirm(f"read {present} again, into a new {spec.shown}?"):
         output.say("nothing was changed; --yes does it without asking")
         raise typer.Exit(output.EXIT_FAILURE)
     if _running(folder) is None:
@@ -430,6 +468,24 @@ def rebuild(
         output.say(f"{sink} is being rebuilt beside the old one")
         return
     output.say(f"nothing runs now: the next `penstock run` or `penstock sinks run` rebuilds {sink}")
+
+
+def _begin_anew(
+    spec: SinkSpec, begin: str, present: str, *, yes: bool, data: Path, file: Path | None
+) -> None:
+    """Let a sink that cannot be rebuilt begin at another place."""
+    from penstock.spark.sinking.manager import check_anew
+
+    check_anew(spec.name, begin)
+    what = f"all of {present}" if begin == "beginning" else f"only what comes to {present} from now"
+    if not yes and not output.confirm(f"send {what} to {spec.shown}?"):
+        output.say("nothing was changed")
+        return
+    if _tell(spec.name, "rebuild", data, file, begin=begin, anew=begin, paused=False):
+        output.say(f"{spec.name} gets {what}")
+        return
+    output.say(f"nothing runs now: from the next `penstock run` or `penstock sinks run` on "
+               f"{spec.name} gets {what}")  # fmt: skip
 
 
 @app.command("remove")
@@ -581,12 +637,12 @@ def wait(
 def _wanted(spec: SinkSpec, record: list[str], bootstrap: str, client: list[str]) -> Position:
     from penstock.sinks import Position
 
+    place = _place(bootstrap, client)
     if record:
-        return Position(dict(_places(spec.topic, record)))
+        return Position(dict(_places(place.resolve(spec.topic), record)))
     connect(bootstrap, client)
     from penstock.spark.sinking.lag import ends_of
 
-    place = _place(bootstrap, client)
     ends = ends_of(place, {spec.topic})
     if not ends:
         raise PenstockError(

@@ -65,6 +65,7 @@ class Metadata:
         self._max_age_s = max_age_s
         self._brokers: dict[int, Address] = {}
         self._topics: dict[str, Topic] = {}
+        self._cluster_id = ""
 
     # ---- questions -----------------------------------------------------------------------
 
@@ -112,6 +113,12 @@ class Metadata:
     def topic_id(self, topic: str) -> UUID:
         """What tells a topic from one of the same name before or after it."""
         return self.topic(topic).id
+
+    def cluster_id(self) -> str:
+        """What tells the cluster from others; empty if it does not say."""
+        if not self._cluster_id:
+            self._ask([])
+        return self._cluster_id
 
     def leader(self, topic: str, partition: int) -> Address:
         """Where the leader of a partition is; waits for one where there is none."""
@@ -165,6 +172,7 @@ class Metadata:
         told = self._cluster.any().call(request, at_least=4)
         check(told.error_code, doing)
         self._brokers = {item.node_id: (item.host, item.port) for item in told.brokers}
+        self._cluster_id = told.cluster_id or ""
         self._cluster.heard_of(self._brokers.values())
         now = time.monotonic()
         found: dict[str, Topic] = {}

@@ -182,6 +182,8 @@ class Sink(ABC):
 
     # Whether `scan` can read back what was written.
     readable: ClassVar[bool] = True
+    # Whether it can be built anew `beside` itself.
+    rebuildable: ClassVar[bool] = True
     # Rows are gone so long after the time of their last record; 0: they stay.
     lifetime_s: int = 0
     # What is written to, for people: the URL without the password.
@@ -224,6 +226,11 @@ class Sink(ABC):
     @abstractmethod
     def remove(self) -> None:
         """Take everything out of the store that this sink has put there; nothing if it is gone."""
+
+    def relocate(self, position: Position) -> bool:
+        """Take another position for the one that the store is at: the same records, which have
+        other offsets by now. `open` was called before. False if the store cannot, and has not."""
+        return False
 
     @abstractmethod
     def close(self) -> None:

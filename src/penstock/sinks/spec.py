@@ -47,6 +47,7 @@ _SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
 _SETTINGS: Final = (
     "topic", "url", "key", "fields", "format", "options", "dead_letters", "max_records", "every",
     "max_lag", "time_unit", "decimals", "alert_webhook", "max_dead_letters", "max_dead_share",
+    "on_schema_change",
 )  # fmt: skip
 # Options of stores that lead elsewhere than the rest of the URL.
 _WHERE: Final = ("host", "hostaddr", "port", "dbname", "service", "options", "endpoint", "region")
@@ -75,6 +76,8 @@ class SinkSpec:
     # More dead letters than this in one micro-batch, or than this share of the recent records.
     max_dead_letters: int = MAX_REFUSED
     max_dead_share: float = MAX_DEAD_SHARE
+    # What is done when the captured table is altered: "follow", "stop" or "ignore".
+    on_schema_change: str = ""
 
     @property
     def shown(self) -> str:
@@ -141,6 +144,7 @@ def from_config(name: str, found: Any) -> SinkSpec:
         alert_webhook=settings.text("alert_webhook", pattern=_WEB),
         max_dead_letters=settings.number("max_dead_letters", MAX_REFUSED),
         max_dead_share=settings.share("max_dead_share", MAX_DEAD_SHARE),
+        on_schema_change=settings.choice("on_schema_change", ("follow", "stop", "ignore")),
     )
     _check(spec, path)
     return spec

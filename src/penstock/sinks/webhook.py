@@ -96,7 +96,10 @@ DROP TABLE IF EXISTS delivered;
 class NotForWebhooksError(SinkError):
     """What was sent cannot be taken back or put in another place."""
 
-    advice = "To send everything again, remove the sink's state: the log is read from the start."
+    advice = (
+        "`penstock sinks rebuild NAME --from beginning` sends everything again, `--from end` only "
+        "what comes from then on."
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +139,7 @@ class WebhookSink(Sink):
     """Requests for the changes of a table; see the module."""
 
     readable: ClassVar[bool] = False
+    rebuildable: ClassVar[bool] = False
 
     def __init__(self, address: Address, *, clock: Callable[[], float] = time.time) -> None:
         self._server = Server(
@@ -344,6 +348,14 @@ class WebhookSink(Sink):
 
     def switch(self) -> NoReturn:
         raise NotForWebhooksError(f"{self.target}: a webhook cannot be built beside another")
+
+    def relocate(self, position: Position) -> bool:
+        with self._database() as database:
+            self._held(database)
+            database.execute("UPDATE about SET position = ?", (position.text(),))
+            # Where they stood is another offset now: what may have been sent is sent again.
+            database.execute("DELETE FROM sent")
+        return True
 
     def remove(self) -> None:
         for suffix in ("", "-wal", "-shm"):

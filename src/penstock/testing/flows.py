@@ -33,13 +33,15 @@ from pyspark.sql.types import StructType
 
 from penstock.client.table_schemas import SCHEMA_ID
 from penstock.errors import PenstockError
-from penstock.spark.flows.declare import Collected, Flow, Input, Stream, physical
+from penstock.spark.flows.declare import Collected, Flow, Input, Stream
 from penstock.spark.flows.folder import Folder
 from penstock.spark.flows.load import load
 from penstock.spark.flows.manager import Manager, Status
 from penstock.spark.flows.overseeing import Settings
 from penstock.spark.flows.supervisor import Policy
+from penstock.spark.flows.versions import physical
 from penstock.testing import captured_rows
+from penstock.testing.change_events import ChangeEvents
 from penstock.testing.reading import TopicRecord, read_topic
 
 if TYPE_CHECKING:
@@ -74,6 +76,8 @@ class FlowTester:
     partitions: int = 1
     # Whether a flow fails of which most records are dead letters, as it does in production.
     stops_at_dead_letters: bool = False
+    # Captured tables that were fed, by topic.
+    _tables: dict[str, ChangeEvents] = field(default_factory=dict)
 
     # ---- flows ---------------------------------------------------------------------------
 
@@ -220,32 +224,47 @@ class FlowTester:
         key: str | Sequence[str],
         deleted: bool = False,
         schema: str | None = None,
+        snapshot: bool = False,
+        full_identity: bool = True,
     ) -> None:
         """Write rows of a table as capture does: change events, with the columns `key` as the key.
 
-        With `deleted` they are deletions. `schema`, such as "id bigint, price decimal(10,2), day
-        date", is published as capture does it, so that a flow may leave it out: the values are
-        then those of Python, Decimal("1.10") or a date. Without it a flow says how it reads them,
-        as in `table(..., debezium=...)`.
+        The table is remembered: the first event of a row is an insert (`op` "c"), later ones are
+        updates ("u") with the old row in `before`. With `deleted` they are deletions, each followed
+        by a tombstone; with `snapshot` they were read by one ("r"). Without `full_identity` they
+        come as from a table of PostgreSQL without REPLICA IDENTITY FULL: an update has no old row.
+
+        `schema`, such as "id bigint, price decimal(10,2), day date", is published as capture does
+        it, so that a flow may leave it out: the values are then those of Python, Decimal("1.10") or
+        a date. Another one than before is what an ALTER TABLE makes of the table. Without it a flow
+        says how it reads them, as in `table(..., debezium=...)`.
         """
         columns = [key] if isinstance(key, str) else list(key)
+        table = self._tables.setdefault(topic, ChangeEvents(topic, columns))
+        table.key, table.full_identity = columns, full_identity
         keys, events = list[str](), list[Value]()
+        stamp = int(self.now.timestamp() * 1000)
         told: dict[str, Any] = {}
         if schema is not None:
             row_type = StructType.fromDDL(schema)
             assert isinstance(row_type, StructType)
-            table = captured_rows.table_schema(topic, row_type, columns)
-            told = {SCHEMA_ID: captured_rows.publish(self.broker.bootstrap, topic, table)}
-            rows = [captured_rows.written(row, table) for row in rows]
+            published = captured_rows.table_schema(topic, row_type, columns)
+            told = {SCHEMA_ID: captured_rows.publish(self.broker.bootstrap, topic, published)}
+            rows = [captured_rows.written(row, published) for row in rows]
+            table.altered([column.name for column in published.columns])
         for row in rows:
-            wanted = {name: _field(topic, row, name) for name in columns}
-            keys.append(json.dumps(wanted, default=_plain, separators=(",", ":")))
-            before, after = (row, None) if deleted else (None, row)
-            stamp = int(self.now.timestamp() * 1000)
-            op = "d" if deleted else "c"
-            event = {**told, "before": before, "after": after, "op": op, "ts_ms": stamp}
+            for name in columns:
+                _field(topic, row, name)
+            keys.append(table.key_of(row))
+            if deleted:
+                event = table.delete(row, stamp)
+            else:
+                event = table.upsert(row, stamp, snapshot=snapshot)
             # Readers look for the schema where a capture writes it, without any blank.
-            events.append(orjson.dumps(event) if told else event)
+            events.append(orjson.dumps({**told, **event}) if told else event)
+            if deleted:
+                keys.append(keys[-1])
+                events.append(None)
         self.feed(topic, events, key=keys)
 
     def records(self, topic: str) -> list[TopicRecord]:

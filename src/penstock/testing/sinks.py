@@ -160,6 +160,25 @@ class SinkKit(HazardKit):
             if sink.readable:
                 assert read(sink) == [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}]
 
+    def test_another_position_is_taken_whole_or_not_at_all(self, store: Store) -> None:
+        """The same records in another cluster: less is no step back."""
+        here, there = Position({PLACE: 10}), Position({PLACE: 3}, {TOPIC: "other"})
+        with store.sink() as sink:
+            sink.open(SIMPLE)
+            sink.apply(changes(SIMPLE, [{"id": 1, "name": "a"}], [], since=0, until=10), never)
+            if not sink.relocate(there):
+                assert sink.position() == here
+                return
+            found = sink.position()
+            assert found == there
+            assert found is not None
+            assert found.ids == there.ids
+            sink.apply(changes(SIMPLE, [{"id": 2, "name": "b"}], [], since=3, until=4), never)
+        with store.sink() as sink:
+            assert sink.position() == Position({PLACE: 4})
+            if sink.readable:
+                assert read(sink) == [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}]
+
     def test_changes_may_be_in_pieces(self, store: Store, seed: int) -> None:
         """Tables of Arrow have chunks, some of them empty, where they were put together."""
         load = Load(seed, store.cannot)

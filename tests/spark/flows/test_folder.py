@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import PenstockError
+from penstock.spark.flows.cleanup import cleaned, leftovers, readers_of
 from penstock.spark.flows.control import ControlServer, ask
 from penstock.spark.flows.errors import (
     AlreadyRunningError,
@@ -23,6 +24,7 @@ from penstock.spark.flows.errors import (
 )
 from penstock.spark.flows.folder import FLOW_FILE, Fingerprint, Folder, Record
 from penstock.spark.flows.progress import Progress
+from penstock.spark.flows.versions import behind, is_version
 
 names = st.text("abc", min_size=1, max_size=3)
 fingerprints = st.builds(
@@ -39,7 +41,13 @@ def test_what_is_written_is_read_again(
     tmp_path_factory: pytest.TempPathFactory, fingerprint: Fingerprint, generation: int
 ) -> None:
     folder = Folder(tmp_path_factory.mktemp("flows"))
-    record = Record("f", inputs=("stream a",), outputs=("topic b", "topic c"), generation=2)
+    record = Record(
+        "f",
+        inputs=("stream a",),
+        outputs=("topic b", "topic c"),
+        topics=("b", "c"),
+        generation=2,
+    )
     record = record.remembering(generation, fingerprint)
     folder.write(record)
     assert folder.record("f") == record
@@ -172,3 +180,92 @@ def test_who_was_killed_is_not_running(tmp_path: Path) -> None:
     folder.write_run({"pid": 1, "socket": str(tmp_path / "gone")})
     with pytest.raises(NotRunningError, match="no `penstock run`"):
         ask(folder, {"do": "list"})
+
+
+def written(folder: Folder, name: str, generation: int, *topics: str, **more: Any) -> Record:
+    """A flow that has written topics, in all generations up to one."""
+    prints = {
+        str(number): Fingerprint(streams=more.get("streams", ())).as_dict()
+        for number in range(1, generation + 1)
+    }
+    record = Record(
+        name,
+        topics=topics,
+        asides=more.get("asides", ()),
+        generation=generation,
+        fingerprints=prints,
+        updated_ms=more.get("updated_ms", 1),
+    )
+    folder.write(record)
+    return record
+
+
+def test_which_version_of_a_topic_counts(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    assert folder.resolve("visits") == "visits"
+    written(folder, "visiting", 3, "visits", asides=("clicks.dead",))
+    assert folder.resolve("visits") == "visits.v3"
+    assert folder.resolve("clicks.dead") == "clicks.dead.v3"
+    assert folder.resolve("other") == "other"
+    # Two write their dead letters there: nobody knows whose are meant.
+    written(folder, "counting", 2, "counts", asides=("clicks.dead",))
+    assert folder.resolve("clicks.dead") == "clicks.dead"
+    # A flow was renamed: the one that ran last writes the topic.
+    written(folder, "renamed", 1, "visits", updated_ms=2)
+    assert folder.resolve("visits") == "visits"
+
+
+def test_a_record_of_before_tells_its_topics(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    folder.write(Record("visiting", outputs=("topic visits.v2", "sink x"), generation=2))
+    assert folder.record("visiting").topics == ("visits",)
+
+
+@pytest.mark.parametrize(
+    ("topic", "is_one"),
+    [("a", True), ("a.v2", True), ("a.v10", True), ("a.v1", False), ("a.v", False),
+     ("a.v2x", False), ("ab", False), ("a.v2.dead", False), ("a.v02", False)],
+)  # fmt: skip
+def test_versions_are_told_from_other_names(topic: str, is_one: bool) -> None:
+    assert is_version(topic, "a") is is_one
+
+
+def test_only_an_older_version_is_behind() -> None:
+    present = {"a": "a.v3", "b": "b"}
+    assert [str(each) for each in behind(["a", "b"], ["a.v2", "b"], present)] == [
+        "a.v2, whose place a.v3 has taken"
+    ]
+    assert behind(["a", "b"], ["a.v3", "b"], present) == []
+    # Another topic, or another number of them: that is a change of the flow.
+    assert behind(["a", "b"], ["c", "b"], present) == []
+    assert behind(["a"], ["a", "b"], present) == []
+
+
+def test_what_is_left_and_what_is_kept(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    written(folder, "visiting", 3, "visits", asides=("clicks.dead",))
+    written(folder, "counting", 1, "counts", asides=("clicks.dead",), streams=("visits.v2",))
+    folder.forget_checkpoint("visiting", 3)
+    (tmp_path / "visiting" / "g1").mkdir()
+    there = {"visits", "visits.v2", "visits.v3", "clicks.dead", "clicks.dead.v2"}
+    found = leftovers(folder, there, {"visits": ["group x has read it"]})
+    assert {each.name: each.kept for each in found} == {
+        "visits": "group x has read it",
+        "visits.v2": "flow counting reads it",
+        "clicks.dead": "flow counting writes it",
+        "clicks.dead.v2": "",
+        str(tmp_path / "visiting" / "g1"): "",
+    }
+    # A name may be somebody else's, once it has been cleaned up.
+    folder.write(cleaned(folder.record("visiting"), [1]))
+    assert {each.generation for each in leftovers(folder, there, {})} == {2}
+    assert folder.record("visiting").next_generation() == 4
+
+
+def test_readers_of_readers_are_rebuilt_too(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    written(folder, "a", 2, "a-out")
+    written(folder, "b", 1, "b-out", streams=("x", "a-out.v2"))
+    written(folder, "c", 1, "c-out", streams=("b-out",))
+    written(folder, "d", 1, "d-out", streams=("x",))
+    assert readers_of(folder, "a") == ["b", "c"]

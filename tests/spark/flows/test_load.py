@@ -11,9 +11,10 @@ import pytest
 
 import penstock
 from penstock.errors import PenstockError
-from penstock.spark.flows.declare import Stream, Table, flow, physical, stream, table, topic
+from penstock.spark.flows.declare import Stream, Table, flow, stream, table, topic
 from penstock.spark.flows.errors import DeclarationError, FlowFileError
 from penstock.spark.flows.load import _is_users, load
+from penstock.spark.flows.versions import physical
 
 HEAD = "from penstock.spark.flows.declare import flow, stream, table, topic\n"
 

@@ -134,9 +134,7 @@ def test_state_goes_on_over_several_streams_and_outputs(tester: FlowTester) -> N
     assert found.shards == 3
     # Another state is refused.
     tester.use(spending(operator="spent by day"))
-    with pytest.raises(
-        FlowFailedError, match="the state it keeps was that of spending-1: spent by"
-    ):
+    with pytest.raises(FlowFailedError, match="spending-1: was id, now day"):
         tester.run()
 
 

@@ -23,8 +23,8 @@ from pyspark.sql import SparkSession
 from penstock.client.connection import Cluster
 from penstock.client.topics import create
 from penstock.client.writer import LogWriter
-from penstock.spark.flows.declare import physical
 from penstock.spark.flows.folder import Folder
+from penstock.spark.flows.versions import physical
 from penstock.spark.state import watching
 from penstock.testing.broker import Broker
 from penstock.testing.flows import FlowTester

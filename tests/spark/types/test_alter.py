@@ -11,6 +11,8 @@ import psycopg
 import pytest
 from pyspark.sql import SparkSession
 
+from penstock.capture.delivery.control import send, snapshot_signal, statuses
+from penstock.client.connection import Cluster
 from penstock.sinks.spec import SinkSpec
 from penstock.spark.flows.overseeing import Settings
 from penstock.spark.flows.supervisor import Policy
@@ -34,9 +36,11 @@ def test_a_sink_follows_an_alter(
         sql.execute("INSERT INTO t VALUES (1, 1.25, 7, '2026-01-02'), (2, 2.5, 8, 'infinity')")
         with captured(broker.bootstrap, url, "public.t", 2) as topic:
             spec = SinkSpec("t", topic, f"parquet:///{tmp_path}/t")
+            stops = SinkSpec("s", topic, f"parquet:///{tmp_path}/s", dead_letters="s.dead",
+                             on_schema_change="stop")  # fmt: skip
             policy = Policy(first_pause_s=0.1, longest_pause_s=0.2, max_tries=0)
             manager = SinkManager(
-                penstock_spark, [spec], SinkFolder(tmp_path / "data"),
+                penstock_spark, [spec, stops], SinkFolder(tmp_path / "data"),
                 Settings(broker.bootstrap, policy=policy),
             )  # fmt: skip
 
@@ -60,23 +64,39 @@ def test_a_sink_follows_an_alter(
                 eventually(lambda: len(reasons()) == 1, timeout_s=60)
                 assert reasons() == [b"field x does not fit date32[day]: infinity"]
                 sql.execute("ALTER TABLE t ALTER price TYPE numeric(14,4), ALTER n TYPE bigint, "
-                            "ADD at timestamptz, DROP x")  # fmt: skip
+                            "ADD at timestamptz, DROP x, ADD k int DEFAULT 9")  # fmt: skip
                 sql.execute("INSERT INTO t VALUES (3, 1234567890.1239, 5000000000, "
                             "'2026-11-17 00:00:00.5+01')")  # fmt: skip
                 at = dt.datetime(2026, 11, 16, 23, 0, 0, 500_000, dt.UTC)
                 third = {"id": 3, "price": Decimal("1234567890.1239"), "n": 5_000_000_000,
-                         "x": None, "at": at}  # fmt: skip
-                wanted = {1: {**first, "at": None}, 3: third}
+                         "x": None, "at": at, "k": 9}  # fmt: skip
+                wanted = {1: {**first, "at": None, "k": None}, 3: third}
+                eventually(lambda: rows() == wanted, timeout_s=240)
+                eventually(lambda: manager.step() or manager.failed == ["s"], timeout_s=240)
+                stopped = next(each for each in manager.status() if each.name == "s")
+                assert "table public.t was altered: column at (timestamp" in stopped.error
+                assert "column x is gone" in stopped.error
+                assert "penstock sinks resume s" in stopped.advice
+                # What the default gave to rows that were there is read by what is advised.
+                where = "at IS NOT NULL OR k IS NOT NULL"
+                assert f'penstock capture snapshot public.t --where "{where}"' in stopped.advice
+                with Cluster(broker.bootstrap) as cluster:
+                    [capture] = statuses(cluster)
+                    send(cluster, capture.name, snapshot_signal("public.t", where=where))
+                # All of them are as the table has them now, also what could not be read before.
+                wanted[1] |= {"x": None, "k": 9}
+                second = {"id": 2, "price": Decimal("2.5"), "n": 8, "x": None, "at": None, "k": 9}
+                wanted[2] = second
                 eventually(lambda: rows() == wanted, timeout_s=240)
                 sql.execute("ALTER TABLE t ALTER price TYPE text")
                 sql.execute("INSERT INTO t VALUES (4, 'much')")
 
                 def failed() -> bool:
                     manager.step()
-                    return bool(manager.failed)
+                    return "t" in manager.failed
 
                 eventually(failed, timeout_s=240)
-                [status] = manager.status()
+                status = next(each for each in manager.status() if each.name == "t")
                 assert status.error == (
                     "sink 't': column 'price' of table public.t is text; the store has it as "
                     "decimal128(14, 4), which cannot become string"

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from penstock.cli.kafka import REQUEST_TIMEOUT_S, BrokerError, broker_error, translated
 from penstock.cli.migration.ends import WAIT_S, End, check_stall, taken
-from penstock.cli.migration.mapping import GROUP_KEY, encode, runs_of
-from penstock.cli.migration.state import Copied, Place, Progress, parse_progress
+from penstock.cli.migration.state import Copied, Progress, parse_progress
+from penstock.client.migration_map import GROUP_KEY, TOPIC_KEY, Place, encode, runs_of
 
 if TYPE_CHECKING:
     from confluent_kafka import (
@@ -380,12 +380,19 @@ class Copier:
 
     def note_groups(self, values: Iterable[bytes]) -> None:
         """Keep in the map which offsets are about to be committed for groups."""
+        self._note(GROUP_KEY, values)
+
+    def note_topics(self, values: Iterable[bytes]) -> None:
+        """Keep in the map which topics were moved, and how far."""
+        self._note(TOPIC_KEY, values)
+
+    def _note(self, key: bytes, values: Iterable[bytes]) -> None:
         from confluent_kafka import KafkaException
 
         try:
             self._begin()
             for value in values:
-                self._produce(Place(self._mapping_topic, 0), Copied(GROUP_KEY, value, 0, ()))
+                self._produce(Place(self._mapping_topic, 0), Copied(key, value, 0, ()))
             self._commit({})
         except KafkaException as error:
             self._abort(error)

@@ -19,7 +19,8 @@ from penstock.cli.kafka import (
     result_of,
     translated,
 )
-from penstock.cli.migration.state import Copied, Place
+from penstock.cli.migration.state import Copied
+from penstock.client.migration_map import Place
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, Message
@@ -74,6 +75,10 @@ class Tail(NamedTuple):
         return self.end if self.record is None else self.record
 
 
+# Which micro-batches flows have written.
+CARRIED: Final = frozenset({"__penstock_flows"})
+
+
 class End:
     """One cluster."""
 
@@ -92,13 +97,16 @@ class End:
         return str(result_of(future, doing).cluster_id)
 
     def topics(self) -> dict[str, int]:
-        """The topics that are not a broker's own, with their numbers of partitions."""
+        """The topics that are not a broker's own, with their numbers of partitions.
+
+        Of those whose names begin with underscores only what flows need elsewhere.
+        """
         with translated(f"listing the topics of the {self.what}"):
             found = self.admin.list_topics(timeout=REQUEST_TIMEOUT_S).topics
         return {
             name: len(topic.partitions)
             for name, topic in sorted(found.items())
-            if not name.startswith("__") and topic.error is None
+            if (not name.startswith("__") or name in CARRIED) and topic.error is None
         }
 
     def await_partitions(self, counts: Mapping[str, int]) -> None:

@@ -9,12 +9,13 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from penstock.cli.kafka import BrokerError
+from penstock.cli.migration import captures as capture_moves
 from penstock.cli.migration import groups as group_moves
 from penstock.cli.migration.copier import BATCH_RECORDS, Copier, TransactionAbortedError
-from penstock.cli.migration.ends import End
+from penstock.cli.migration.ends import CARRIED, End
 from penstock.cli.migration.plan import (
     MAPPING_SETTINGS,
     TopicPlan,
@@ -25,8 +26,13 @@ from penstock.cli.migration.plan import (
     prepare,
 )
 from penstock.cli.migration.schemas import copy_schemas
-from penstock.cli.migration.state import Place
 from penstock.cli.migration.verify import OK, Comparison, Seen, compare
+from penstock.cli.protocol import cluster
+from penstock.client.metadata import Metadata
+from penstock.client.migration_map import Move, Place
+
+if TYPE_CHECKING:
+    from penstock.capture.delivery.state import State
 
 # How often a run that follows looks for new topics and partitions, and for the source's ends.
 REFRESH_S: Final = 5.0
@@ -76,6 +82,7 @@ class Summary:
     comparisons: list[Comparison] = field(default_factory=list)
     groups: list[group_moves.Moved] = field(default_factory=list)
     queues: list[str] = field(default_factory=list)
+    captures: list[str] = field(default_factory=list)
     # Records that retention had taken from the source before they were copied.
     missed: dict[Place, int] = field(default_factory=dict)
     clamped: int = 0
@@ -104,6 +111,9 @@ class Migration:
         self.name = f"{group_moves.OWN_PREFIX}{source_id}"
         self.mapping_topic = f"__{self.name}"
         self.summary = Summary(source.connection.bootstrap, target.connection.bootstrap)
+        # Topics of Penstock's own that the target already has and uses.
+        self._used: set[str] = set()
+        self._captures: dict[str, State] = {}
         # Set from outside, from another thread or a signal: stop following and finish.
         self.cut_over: Callable[[], bool] = lambda: False
         # The same: end at once. For an interruption that was lost on its way.
@@ -113,11 +123,14 @@ class Migration:
         """What would be done."""
         plans = self._plan()
         found, self.summary.queues = self._find_groups(plans)
+        if not self._options.topics:
+            self.summary.captures = sorted(capture_moves.states(self._source))
         return plans, found
 
     def _plan(self) -> list[TopicPlan]:
         options = self._options
-        return make_plan(self._source, self._target, options.topics, options.excluded)
+        excluded = (*options.excluded, *self._used)
+        return make_plan(self._source, self._target, options.topics, excluded)
 
     def _find_groups(self, plans: Sequence[TopicPlan]) -> tuple[list[group_moves.Group], list[str]]:
         places = [place for plan in plans for place in plan.places()]
@@ -145,6 +158,7 @@ class Migration:
         return self.summary
 
     def _migrate(self, copier: Copier, plans: list[TopicPlan]) -> None:
+        plans = self._without_used(copier, plans)
         self.summary.topics = plans
         self.summary.comparisons = self._find_foreign(copier, plans)
         if not self.summary.ok:
@@ -158,6 +172,8 @@ class Migration:
             self._verify(copier, plans)
         if self.summary.ok:
             self._move_groups(copier, plans)
+            self._note_topics(copier, plans)
+            self._move_captures()
             for plan in plans:
                 change_settings(self._target, plan.name, plan.released())
 
@@ -236,6 +252,9 @@ class Migration:
         return sum(max(0, end - copier.progress[place].position) for place, end in ends.items())
 
     def _copy(self, copier: Copier, plans: Sequence[TopicPlan]) -> None:
+        # Before the ends are asked for: what captures have written by then is copied.
+        if not self._options.topics:
+            self._captures = capture_moves.states(self._source)
         ends = self._ends(plans)
         # Events up to the ends name no others.
         count = copy_schemas(self._source, self._target, self._options.replication)
@@ -282,7 +301,7 @@ class Migration:
     def _refresh(self, copier: Copier, plans: list[TopicPlan]) -> list[TopicPlan]:
         """With topics and partitions that were made meanwhile."""
         options, there = self._options, self._source.topics()
-        names = chosen(there, options.topics, options.excluded)
+        names = chosen(there, options.topics, (*options.excluded, *self._used))
         if {name: there[name] for name in names} == {plan.name: plan.partitions for plan in plans}:
             return plans
         plans = self._plan()
@@ -327,6 +346,50 @@ class Migration:
         known |= {item.place: item for item in found}
         self.summary.comparisons = list(known.values())
         copier.mark_verified([item.place for item in found if item.verdict in OK])
+
+    def _note_topics(self, copier: Copier, plans: Sequence[TopicPlan]) -> None:
+        """For flows and sinks, which translate their offsets when they are started there."""
+        cluster_id = self._source.cluster_id()
+        with cluster(self._source.connection.bootstrap, self._source.connection.settings) as here:
+            # The admin client writes ids in another way than flows and sinks do.
+            metadata = Metadata(here)
+            ids = {plan.name: str(metadata.topic_id(plan.name)) for plan in plans}
+        copier.note_topics(
+            Move(
+                plan.name,
+                ids[plan.name],
+                cluster_id,
+                {place.partition: copier.progress[place].position for place in plan.places()},
+                {place.partition: copier.progress[place].last_target for place in plan.places()},
+            ).encode()
+            for plan in plans
+        )
+
+    def _move_captures(self) -> None:
+        if self._captures:
+            self._report.phase("moving captures", None)
+        self.summary.captures = capture_moves.move(
+            self._source, self._target, self._captures, self._report.note
+        )
+
+    def _without_used(self, copier: Copier, plans: Sequence[TopicPlan]) -> list[TopicPlan]:
+        """Leave out what of Penstock's own the target uses already: it cannot be united."""
+        left = []
+        for plan in plans:
+            if plan.name in CARRIED and plan.target_partitions and self._is_used(copier, plan):
+                self._used.add(plan.name)
+                self._report.note(
+                    f"{plan.name} is in use in the target, and was left there as it is"
+                )
+            else:
+                left.append(plan)
+        return left
+
+    def _is_used(self, copier: Copier, plan: TopicPlan) -> bool:
+        try:
+            return bool(self._find_foreign(copier, [plan]))
+        except BrokerError:
+            return True
 
     def _move_groups(self, copier: Copier, plans: Sequence[TopicPlan]) -> None:
         self._report.phase("moving group offsets", None)
@@ -381,6 +444,7 @@ def as_json(summary: Summary) -> dict[str, Any]:
             for moved in summary.groups
         ],
         "share_groups_not_moved": summary.queues,
+        "captures": summary.captures,
     }
 
 

@@ -19,14 +19,15 @@ from typing import Any, Final, Literal
 from penstock.cli.group_view import list_share_groups
 from penstock.cli.kafka import REQUEST_TIMEOUT_S, BrokerError, result_of, translated
 from penstock.cli.migration.ends import End
-from penstock.cli.migration.mapping import (
+from penstock.client.migration_map import (
     GROUP_KEY,
+    TOPIC_KEY,
+    Place,
     Translator,
     decode,
     decode_group,
     encode_group,
 )
-from penstock.cli.migration.state import Place
 
 OWN_PREFIX: Final = "penstock-migrate-"
 GROUPS_AT_ONCE: Final = 50
@@ -154,7 +155,7 @@ def translate(
             for place, offset in offsets.items():
                 if (name, place) in before:
                     before[name, place].add(offset)
-        else:
+        elif record.key != TOPIC_KEY:
             translator.saw(*decode(record.value or b""))
     tails = target.tails({place: last_copied[place] + 1 for place, _ in questions})
     answers = {

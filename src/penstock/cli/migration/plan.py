@@ -15,7 +15,7 @@ from uuid import uuid4
 
 from penstock.cli.kafka import REQUEST_TIMEOUT_S, BrokerError, result_of, translated
 from penstock.cli.migration.ends import End
-from penstock.cli.migration.state import Place
+from penstock.client.migration_map import Place
 
 _MAX_LONG: Final = str(0x7FFFFFFFFFFFFFFF)
 # While a topic is being filled it keeps everything and takes every timestamp, so that what was

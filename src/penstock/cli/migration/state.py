@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
+from penstock.client.migration_map import Place
 from penstock.errors import PenstockError
 
 Header = tuple[str, bytes | None]
@@ -26,16 +27,6 @@ EMPTY_DIGEST: Final = bytes(DIGEST_BYTES)
 _VERSION: Final = 2
 _HEAD: Final = struct.Struct(">qii")
 _LENGTH: Final = struct.Struct(">i")
-
-
-class Place(NamedTuple):
-    """A partition, on either side."""
-
-    topic: str
-    partition: int
-
-    def __str__(self) -> str:
-        return f"{self.topic}-{self.partition}"
 
 
 class Copied(NamedTuple):

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from penstock.cli.migration.ends import End
-from penstock.cli.migration.state import EMPTY_DIGEST, Place, Progress, absorb
+from penstock.cli.migration.state import EMPTY_DIGEST, Progress, absorb
+from penstock.client.migration_map import Place
 
 Verdict = Literal["same", "source changed since", "different", "not compared"]
 

@@ -23,8 +23,8 @@ from penstock.client.connection import Cluster
 from penstock.client.metadata import EARLIEST, Metadata, offsets
 from penstock.client.reading import read_batches
 from penstock.sinks.contract import Position
-from penstock.spark.flows.declare import physical
 from penstock.spark.flows.folder import Folder, Record
+from penstock.spark.flows.versions import physical
 from penstock.spark.state.files import Files
 
 _STREAM: Final = re.compile(r"stream (?P<topic>[A-Za-z0-9._-]+) \(")

@@ -460,6 +460,17 @@ class SqlSink(Sink):
             )
         self._epoch = None
 
+    def relocate(self, position: Position) -> bool:
+        if self._epoch is None:
+            raise StoreError(f"{self.target} was not opened for writing", advice="Call open().")
+        with self._transaction():
+            self._fenced(self._epoch)
+            self._run(
+                f"UPDATE {POSITIONS} SET offsets = {self.mark} WHERE name = {self.mark}",
+                (position.text(), self._row_name()),
+            )
+        return True
+
     def remove(self) -> None:
         if self._seen() is not None:
             with self._transaction():

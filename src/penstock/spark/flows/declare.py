@@ -25,12 +25,23 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, Self, cast, runtime_checkable
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Final,
+    Literal,
+    Protocol,
+    Self,
+    cast,
+    get_args,
+    runtime_checkable,
+)
 
 from penstock.spark.flows.checks import check_texts, check_topic, is_whole, source_options
 from penstock.spark.flows.dead_letters import DEFAULT_SHARE, DeadLetterLimit
 from penstock.spark.flows.durations import microseconds
 from penstock.spark.flows.errors import DeclarationError
+from penstock.spark.flows.versions import physical
 from penstock.spark.places import caller, place
 from penstock.spark.reading.decoding import SHAPES, TimeRules
 from penstock.spark.reading.json_records import UNITS
@@ -40,6 +51,8 @@ if TYPE_CHECKING:
 
 # "published" is "debezium" with the schema that a capture has published, or "raw" where none has.
 Format = Literal["raw", "text", "json", "avro", "debezium", "changelog", "published"]
+# What a flow does when a captured table that it reads is altered: see `stream`.
+OnSchemaChange = Literal["stop", "follow", "ignore"]
 Mode = Literal["append", "update", "complete"]
 Body = Callable[..., Any]
 
@@ -100,6 +113,7 @@ class Stream:
     where: str | None = None
     # The topic for dead letters, if the columns turn out to be published.
     letters_if_typed: str | None = None
+    on_schema_change: OnSchemaChange = "stop"
     # The file and line that declare it.
     callsite: str = field(default="", compare=False)
 
@@ -121,6 +135,7 @@ class Table:
     key: str | None = None
     max_rows: int = DEFAULT_MAX_ROWS
     options: Mapping[str, str] = field(default_factory=dict)
+    on_schema_change: OnSchemaChange = "stop"
     callsite: str = field(default="", compare=False)
 
 
@@ -145,6 +160,7 @@ def stream(
     time_unit: str | None = None,
     max_future: str | None = "",
     where: str | None = None,
+    on_schema_change: OnSchemaChange = "stop",
     options: Mapping[str, str] | None = None,
 ) -> Stream:
     """A topic, read record by record.
@@ -185,6 +201,9 @@ def stream(
     `where` is a condition in SQL over the columns, such as "kind = 'order'". Records for which it
     is not true are left out before their time is looked at, and need not have one.
 
+    `on_schema_change`: when a captured table is altered, "stop" stops the flow at the first event
+    in which a column that it reads is gone or has another type; "follow" also starts it again for
+    new columns if it has no schema of its own; "ignore" goes on, with null for what is gone.
     `start` is where a new flow begins: "earliest" or "latest". `options` go to the source, such as
     {"maxOffsetsPerTrigger": "100000"}; a flow with operators reads at most two million records of
     a stream at once, unless this says otherwise.
@@ -214,6 +233,7 @@ def stream(
         time_unit=time_unit,
         where=where,
         letters_if_typed=letters if is_open else None,
+        on_schema_change=_policy(topic, on_schema_change),
         callsite=caller(),
     )
     if time is None:
@@ -224,6 +244,15 @@ def stream(
             )
         return declared
     return _timed(declared, time, lateness, late, idle, max_future)
+
+
+def _policy(topic: str, given: OnSchemaChange) -> OnSchemaChange:
+    if given not in get_args(OnSchemaChange):
+        raise DeclarationError(
+            f"{topic!r}: on_schema_change={given!r} is not known",
+            advice=f"Use {', '.join(get_args(OnSchemaChange))}.",
+        )
+    return given
 
 
 def _timed(
@@ -307,6 +336,7 @@ def table(
     debezium: str | None = None,
     key: str | None = None,
     max_rows: int = DEFAULT_MAX_ROWS,
+    on_schema_change: OnSchemaChange = "stop",
     options: Mapping[str, str] | None = None,
 ) -> Table:
     """A changelog topic, as the last record of each key.
@@ -316,7 +346,7 @@ def table(
     counts as a tombstone. With `key` the
     record's key, as text, is a column of this name; with `debezium` a key of one column is the
     value of that column, one of several is JSON. See the module for what a table means in a flow
-    that goes on for ever.
+    that goes on for ever. `on_schema_change` is that of `stream`.
     """
     check_topic(topic)
     check_texts(f"table {topic!r}", json=json, avro=avro, debezium=debezium, key=key)
@@ -329,8 +359,9 @@ def table(
     else:
         reading = _reading(topic, json=json, avro=avro)
     return Table(
-        topic, reading, key, max_rows, source_options(topic, options, streaming=False), caller()
-    )
+        topic, reading, key, max_rows, source_options(topic, options, streaming=False),
+        _policy(topic, on_schema_change), caller(),
+    )  # fmt: skip
 
 
 def _reading(
@@ -380,7 +411,7 @@ class Output(Protocol):
 class Topic:
     """A topic that a flow writes.
 
-    `generation` is the number of times that it was built anew, plus one: see `physical`.
+    `generation` is the number of times that it was built anew, plus one: see `versions`.
     """
 
     name: str
@@ -393,11 +424,6 @@ class Topic:
     @property
     def target(self) -> str:
         return f"topic {self.name}"
-
-
-def physical(name: str, generation: int) -> str:
-    """The topic that holds a generation of what a flow writes: NAME, then NAME.v2, NAME.v3, ..."""
-    return name if generation <= 1 else f"{name}.v{generation}"
 
 
 def topic(
@@ -456,6 +482,8 @@ class Flow:
     where: str
     # From when on it is not the records that are wrong.
     dead_letter_limit: DeadLetterLimit
+    # What it was made from, if not from Python: the SQL of a view.
+    source: str = ""
 
     def __call__(self, *args: Any, **named: Any) -> Any:
         return self.function(*args, **named)
@@ -475,7 +503,11 @@ class Flow:
     @property
     def asides(self) -> frozenset[str]:
         """The topics for what is late, or cannot be read."""
-        found = {each for own in self.streams for each in (own.late, own.dead_letters)}
+        found = {
+            each
+            for own in self.streams
+            for each in (own.late, own.dead_letters, own.letters_if_typed)
+        }
         return frozenset(each for each in found if each is not None)
 
     @property
@@ -492,11 +524,11 @@ class Flow:
         def own(each: Input) -> Input:
             if not isinstance(each, Stream):
                 return each
-            late, letters = (
+            late, letters, if_typed = (
                 None if name is None else physical(name, generation)
-                for name in (each.late, each.dead_letters)
+                for name in (each.late, each.dead_letters, each.letters_if_typed)
             )
-            return replace(each, late=late, dead_letters=letters)
+            return replace(each, late=late, dead_letters=letters, letters_if_typed=if_typed)
 
         return replace(self, inputs=tuple(map(own, self.inputs)))
 

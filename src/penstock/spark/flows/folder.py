@@ -28,7 +28,7 @@ from typing import Any, Final
 
 import orjson
 
-from penstock.spark.flows import shapes
+from penstock.spark.flows import changed, shapes
 from penstock.spark.flows.errors import (
     AlreadyRunningError,
     CheckpointError,
@@ -36,6 +36,7 @@ from penstock.spark.flows.errors import (
     UnknownFlowError,
 )
 from penstock.spark.flows.shapes import Part
+from penstock.spark.flows.versions import physical
 
 DEFAULT_DATA: Final = Path(".penstock") / "flows"
 FLOW_FILE: Final = "flow.json"
@@ -63,6 +64,10 @@ class Fingerprint:
     ids: tuple[str, ...] = ()
     # What views are made of.
     parts: tuple[Part, ...] = ()
+    # The cluster that they are in.
+    cluster: str = field(default="", compare=False)
+    # The flow's code when it last ran, to tell what was changed in it; it may change.
+    source: str = field(default="", compare=False)
 
     @classmethod
     def of(cls, found: dict[str, Any]) -> Fingerprint:
@@ -73,6 +78,8 @@ class Fingerprint:
             operators=tuple(found.get("operators", ())),
             parts=tuple(Part(*map(str, each)) for each in found.get("parts", ())),
             ids=tuple(found.get("ids", ())),
+            cluster=str(found.get("cluster", "")),
+            source=str(found.get("source", "")),
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -84,6 +91,8 @@ class Fingerprint:
             "operators": list(self.operators),
             "parts": [list(each) for each in self.parts],
             "ids": list(self.ids),
+            "cluster": self.cluster,
+            "source": self.source,
         }
 
     def differences(self, new: Fingerprint) -> list[str]:
@@ -92,11 +101,17 @@ class Fingerprint:
         if self.streams != new.streams:
             found.append(f"it read {_list(self.streams)} and now reads {_list(new.streams)}")
         else:
-            found += [
-                f"topic {topic} was deleted and made again, so its offsets mean other records"
-                for topic, old, now in zip(self.streams, self.ids, new.ids, strict=False)
-                if old and now and old != now
-            ]
+            replaced = self.replaced(new)
+            if replaced and self.cluster and new.cluster and self.cluster != new.cluster:
+                found.append(
+                    f"this is another cluster than the one it has run with ({self.cluster}), and "
+                    f"offsets of {_list(tuple(replaced))} mean other records here"
+                )
+            else:
+                found += [
+                    f"topic {topic} was deleted and made again, so its offsets mean other records"
+                    for topic in replaced
+                ]
         if self.outputs != new.outputs:
             found.append(f"it wrote {_list(self.outputs)} and now writes {_list(new.outputs)}")
         # Whoever was started by an older Penstock has not written down its parts.
@@ -105,22 +120,33 @@ class Fingerprint:
         if self.operators != new.operators and self.parts and new.parts and not parts:
             found.append("this Penstock keeps the state of its view in another way")
         elif self.operators != new.operators and not parts:
-            found.append(_operators_changed(self.operators, new.operators))
+            found += changed.operators(self.operators, new.operators)
         if self.mode != new.mode and (self.operators or new.operators):
             found.append(f"its mode was {self.mode} and now is {new.mode}")
         return found
 
+    def replaced(self, new: Fingerprint) -> dict[str, str]:
+        """The topics that are others under the same name, with the ids that they had."""
+        return {
+            topic: old
+            for topic, old, now in zip(self.streams, self.ids, new.ids, strict=False)
+            if old and now and old != now
+        }
+
+
+def _topics(found: dict[str, Any]) -> list[str]:
+    """The topics of a record that was written before they stood in it by themselves."""
+    suffix = f".v{found['generation']}" if int(found.get("generation", 1)) > 1 else ""
+    outputs = (str(each) for each in found.get("outputs", ()))
+    return [
+        each.removeprefix("topic ").removesuffix(suffix)
+        for each in outputs
+        if each.startswith("topic ")
+    ]
+
 
 def _list(items: tuple[str, ...]) -> str:
     return ", ".join(items) or "nothing"
-
-
-def _operators_changed(old: tuple[str, ...], new: tuple[str, ...]) -> str:
-    if not old:
-        return f"it kept no state and now does, by {_list(new)}"
-    if not new:
-        return f"it kept state, by {_list(old)}, and now keeps none"
-    return f"the state it keeps was that of {_list(old)} and now would be that of {_list(new)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +161,9 @@ class Record:
     outputs: tuple[str, ...] = ()
     # The topics that its dead letters go to.
     dead_letters: tuple[str, ...] = ()
+    # The topics of its outputs, and those for late records and dead letters, without a version.
+    topics: tuple[str, ...] = ()
+    asides: tuple[str, ...] = ()
     generation: int = 1
     # The generation that is being built beside, or is to be at the next start; 0 if none.
     rebuilding: int = 0
@@ -142,6 +171,10 @@ class Record:
     columns: dict[str, dict[str, str]] = field(default_factory=dict)
     # By generation, as text.
     fingerprints: dict[str, dict[str, Any]] = field(default_factory=dict)
+    # Of generations whose offsets are being translated: what stood in Spark's files.
+    moving: dict[str, dict[str, str]] = field(default_factory=dict)
+    # Generations whose topics were deleted by `penstock flows cleanup`.
+    cleaned: tuple[int, ...] = ()
     state: str = "new"
     error: str = ""
     advice: str = ""
@@ -154,6 +187,15 @@ class Record:
     def next_generation(self) -> int:
         """A number that no topic and no checkpoint of the flow has had yet."""
         return 1 + max(self.generation, self.rebuilding, *map(int, self.fingerprints or {"1": {}}))
+
+    def old_generations(self) -> list[int]:
+        """Those that were replaced or given up, and not cleaned up yet."""
+        in_use = {self.generation, self.rebuilding, *self.cleaned}
+        return [number for number in range(1, self.next_generation()) if number not in in_use]
+
+    def present(self, topic: str) -> str:
+        """The version of a topic of this flow that counts."""
+        return physical(topic, self.generation)
 
     def remembering(self, generation: int, made_from: Fingerprint) -> Record:
         known = {**self.fingerprints, str(generation): made_from.as_dict()}
@@ -214,6 +256,9 @@ class Folder:
                 inputs=tuple(found.get("inputs", ())),
                 outputs=tuple(found.get("outputs", ())),
                 dead_letters=tuple(found.get("dead_letters", ())),
+                topics=tuple(found.get("topics") or _topics(found)),
+                asides=tuple(found.get("asides", ())),
+                cleaned=tuple(found.get("cleaned", ())),
             )
         except FileNotFoundError:
             raise UnknownFlowError(
@@ -230,6 +275,23 @@ class Folder:
     def find(self, name: str) -> Record | None:
         """The same, or None."""
         return self.record(name) if (self.path / name / FLOW_FILE).is_file() else None
+
+    def writer(self, topic: str) -> Record | None:
+        """The flow that writes a topic: the last that ran, if several have.
+
+        Of a topic for what goes aside only if no other flow writes it.
+        """
+        records = self.records()
+        found = [each for each in records if topic in each.topics]
+        if found:
+            return max(found, key=lambda each: each.updated_ms)
+        found = [each for each in records if topic in each.asides]
+        return found[0] if len(found) == 1 else None
+
+    def resolve(self, topic: str) -> str:
+        """The version of a topic that counts."""
+        writer = self.writer(topic)
+        return topic if writer is None else writer.present(topic)
 
     def write(self, record: Record) -> None:
         """Replace what is known of a flow, in one step."""

@@ -146,6 +146,13 @@ def check_schema(declared: Stream | Table) -> None:
     )
 
 
+def row_of(how: Reading) -> T.StructType:
+    """The columns of a row of a captured table."""
+    row = T.StructType.fromDDL(how.schema)
+    assert isinstance(row, T.StructType)
+    return row
+
+
 def _check_time(declared: Stream | Table) -> None:
     """DeclarationError if the event time of a stream is none of its columns."""
     how, time = declared.reading, getattr(declared, "time", None)
@@ -206,12 +213,13 @@ def partitions_of(place: Place, topic: str) -> int:
         return len(Metadata(cluster).partitions(topic))
 
 
-def topic_ids(place: Place, declared: Sequence[Stream]) -> tuple[str, ...]:
-    """The ids of the topics of streams: a topic that is made again has another one."""
+def topic_ids(place: Place, declared: Sequence[Stream]) -> tuple[tuple[str, ...], str]:
+    """The ids of the topics of streams: a topic that is made again has another one. And that of
+    their cluster."""
     with place.cluster() as cluster:
         metadata = Metadata(cluster)
         found = [metadata.topic_id(place.resolve(each.topic)) for each in declared]
-    return tuple(str(each) if each.int else "" for each in found)
+        return tuple(str(each) if each.int else "" for each in found), metadata.cluster_id()
 
 
 # ---- streams -----------------------------------------------------------------------------

@@ -5,8 +5,12 @@ They are looked after as all queries are (`overseeing`); what went wrong is expl
 **Rebuilding.** `reset` begins the next generation of a flow: a checkpoint and output topics of its
 own, filled by replay from the start of the log, while the present generation goes on. Once the new
 one has caught up, the old query is stopped, `flow.json` is pointed at the new generation, and it
-goes on from there. The old topics stay, for whoever still reads them, until somebody deletes them.
-Flows that read them are stopped and say so: their input will not grow any more.
+goes on from there. The old topics stay, for whoever still reads them, until
+`penstock flows cleanup` deletes them.
+
+**Readers follow.** A flow that reads what was rebuilt stands in a version that does not grow any
+more. It is rebuilt from the new one in its turn, and so are those that read it. Nothing has to be
+remembered for that: whoever is started and finds itself in an older version does the same.
 """
 
 from __future__ import annotations
@@ -17,17 +21,27 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from penstock.client import migration_map
 from penstock.errors import PenstockError
-from penstock.spark.flows.declare import Collected, Flow, Topic, physical
-from penstock.spark.flows.errors import CheckpointFullError, IncompatibleError, UnknownFlowError
-from penstock.spark.flows.folder import Folder, Record
+from penstock.spark.flows import changed, moved, versions
+from penstock.spark.flows.cleanup import cleaned
+from penstock.spark.flows.declare import Collected, Flow, Topic
+from penstock.spark.flows.errors import (
+    CheckpointFullError,
+    IncompatibleError,
+    UnknownFlowError,
+    UnknownTopicError,
+)
+from penstock.spark.flows.folder import Fingerprint, Folder, Record
 from penstock.spark.flows.inputs import Place
+from penstock.spark.flows.old_rows import Ask
 from penstock.spark.flows.outputs import make_topics
-from penstock.spark.flows.overseeing import Overseer, Settings, Unit
+from penstock.spark.flows.overseeing import Overseer, Query, Settings, Unit
 from penstock.spark.flows.progress import Progress
-from penstock.spark.flows.running import Running
-from penstock.spark.flows.supervisor import Policy
+from penstock.spark.flows.running import Plan, Running
+from penstock.spark.flows.supervisor import Failure, Policy
 from penstock.spark.flows.trouble import RESET_ADVICE
+from penstock.spark.flows.versions import physical
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -65,6 +79,8 @@ class _Unit(Unit[Running]):
         self.generation = generation
         # What was last said about its waiting, so that it is said once.
         self.told = ""
+        # Inputs that it reads in an older version than the one that counts.
+        self.behind: list[versions.Behind] = []
 
 
 class Manager(Overseer[_Unit]):
@@ -86,8 +102,9 @@ class Manager(Overseer[_Unit]):
         self._flows = flows
         self._known = known or flows
         self._folder = folder
-        self._cascade: set[str] = set()
         self.on_change: Callable[[Status], None] = lambda status: None
+        # Who knows of tables whose updates come without the old row.
+        self.ask_old_rows: Ask | None = None
 
     # ---- what is run ---------------------------------------------------------------------
 
@@ -99,8 +116,11 @@ class Manager(Overseer[_Unit]):
                 unit = self._unit(flow, record.generation)
                 self._live[flow.name] = unit
                 self._begin(unit)
-                if record.rebuilding:
-                    self._begin_rebuild(flow, record.rebuilding)
+                generation = record.rebuilding
+                if generation and not self._behind(flow, generation):
+                    self._begin_rebuild(flow, generation)
+                elif generation or unit.behind:
+                    self._reset(unit)
 
     def _unit(self, flow: Flow, generation: int, *, rebuild: bool = False) -> _Unit:
         unit = _Unit(flow, generation, self._settings.policy, rebuild=rebuild)
@@ -112,17 +132,31 @@ class Manager(Overseer[_Unit]):
         self._folder.write_counts(unit.flow.name, unit.progress.totals(), unit.generation)
 
     def _new_query(self, unit: _Unit) -> Running:
+        resolve = self.resolve
+        if not unit.rebuild:
+            unit.behind = self._behind(unit.flow, unit.generation)
+            pinned = {each.name: each.reads for each in unit.behind}
+            if pinned:
+                # Its offsets are those of the older version.
+                resolve = lambda topic: pinned.get(topic) or self.resolve(topic)  # noqa: E731
         running = Running(
             self._spark,
             unit.flow,
-            Place(self._settings.bootstrap, self._settings.options, self.resolve),
+            Place(self._settings.bootstrap, self._settings.options, resolve),
             self._folder.checkpoint(unit.flow.name, unit.generation),
             generation=unit.generation,
             once=self._settings.once or unit.rebuild,
             stops_at_dead_letters=self._settings.stops_at_dead_letters,
         )
-        running.progress = unit.progress
+        running.progress, running.ask = unit.progress, self.ask_old_rows
         return running
+
+    def _watch(self, unit: _Unit, query: Query) -> None:
+        super()._watch(unit, query)
+        wants = isinstance(query, Running) and query.wants_restart
+        if wants and unit.life.state == "running" and not unit.rebuild:
+            self._do(unit, unit.life.restart())
+            self._note(unit)
 
     def _launch(self, unit: _Unit, query: Running) -> None:
         """Plan and start a query."""
@@ -130,22 +164,69 @@ class Manager(Overseer[_Unit]):
         # Spark prefers the first in the alphabet.
         self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", "flows")
         self._make_inputs(unit.flow, query.place)
-        plan = query.plan()
+        plan = self._planned(unit, query)
         with self._lock:
             record = self._record(unit.flow)
             known = record.fingerprint(unit.generation)
-            changed = known.differences(plan.fingerprint) if known is not None else []
-            if changed:
+            if known is not None and self._carry(unit, query, known, plan.fingerprint):
+                record = self._record(unit.flow)
+                known = record.fingerprint(unit.generation)
+            differences = known.differences(plan.fingerprint) if known is not None else []
+            if known is not None and differences:
+                code = changed.lines(known.source, plan.fingerprint.source, unit.flow.where)
                 raise IncompatibleError(
                     f"flow {unit.flow.name!r} has changed so that it cannot go on from where it "
-                    f"was: {'; '.join(changed)}",
-                    advice=RESET_ADVICE.format(name=unit.flow.name),
+                    f"was: {'; '.join([*differences, *code])}",
+                    advice=_advice(unit.flow, known, plan.fingerprint),
                 )
             columns = record.columns | {name: dict(own) for name, own in plan.columns.items()}
-            if known != plan.fingerprint or record.columns != columns:
+            # Where it stands does not tell fingerprints apart.
+            is_known = known is not None and known.source == plan.fingerprint.source
+            if not is_known or known != plan.fingerprint or record.columns != columns:
                 record = replace(record, columns=columns)
                 self._folder.write(record.remembering(unit.generation, plan.fingerprint))
         query.start(plan)
+
+    def _carry(self, unit: _Unit, query: Running, known: Fingerprint, now: Fingerprint) -> bool:
+        """Take a flow along to another cluster, if its topics were moved there; whether it was."""
+        replaced = known.replaced(now)
+        if not replaced or known.streams != now.streams:
+            return False
+        with query.place.cluster() as cluster:
+            moves = migration_map.find(cluster, replaced)
+            if moves.keys() != replaced.keys():
+                return False
+            moved.check(unit.flow.name, known)
+            record = self._record(unit.flow)
+            done = moved.carry(
+                self._folder, record, unit.generation, query.checkpoint, cluster, moves
+            )
+        here = replace(known, ids=now.ids, cluster=now.cluster)
+        self._folder.write(done.remembering(unit.generation, here))
+        log.info("flow %s goes on in another cluster", unit.flow.name)
+        return True
+
+    def _planned(self, unit: _Unit, query: Running) -> Plan:
+        try:
+            return query.plan()
+        except UnknownTopicError as error:
+            if not unit.behind:
+                raise
+            told = ", ".join(map(str, unit.behind))
+            raise UnknownTopicError(
+                f"flow {unit.flow.name!r} has read {told}, and it is gone",
+                advice="It goes on with the new one when it is rebuilt from there, which has begun "
+                "by itself.",
+            ) from error
+
+    def _behind(self, flow: Flow, generation: int) -> list[versions.Behind]:
+        """Which inputs a generation of a flow reads in an older version."""
+        record = self._folder.find(flow.name)
+        known = None if record is None else record.fingerprint(generation)
+        if known is None:
+            return []
+        names = [each.topic for each in flow.streams]
+        return versions.behind(names, known.streams, {each: self.resolve(each) for each in names})
 
     def _make_inputs(self, flow: Flow, place: Place) -> None:
         """What another flow here writes may be read before that one has begun."""
@@ -166,7 +247,10 @@ class Manager(Overseer[_Unit]):
         """The topic that stands for a name: of what was rebuilt, the latest one."""
         with self._lock:
             writer = self._known.writer(topic)
-            return topic if writer is None else physical(topic, self._generation(writer))
+            if writer is None:
+                # A flow of another file may write it, with the same data folder.
+                return self._folder.resolve(topic)
+            return physical(topic, self._generation(writer))
 
     def _generation(self, flow: Flow) -> int:
         record = self._folder.find(flow.name)
@@ -189,6 +273,8 @@ class Manager(Overseer[_Unit]):
                 else each.target
                 for each in flow.outputs.values()
             ),
+            topics=tuple(each.name for each in flow.topics),
+            asides=tuple(sorted(flow.asides)),
         )
 
     def _remember(self, unit: _Unit) -> None:
@@ -223,7 +309,8 @@ class Manager(Overseer[_Unit]):
             return found
 
     def _status(self, unit: _Unit) -> Status:
-        failure = unit.life.failure
+        note = unit.query.note if unit.query is not None else None
+        failure = unit.life.failure or self._old_input(unit) or note
         return Status(
             name=unit.flow.name,
             state=unit.life.shown,
@@ -234,6 +321,19 @@ class Manager(Overseer[_Unit]):
             advice=failure.advice if failure is not None else "",
             retry_in_s=unit.retry_in_s,
             progress=replace(unit.progress),
+        )
+
+    def _old_input(self, unit: _Unit) -> Failure | None:
+        """That a flow reads what does not grow any more: it runs, and yet it is not in step."""
+        if not unit.behind:
+            return None
+        rebuild = self._rebuilds.get(unit.flow.name)
+        is_built = rebuild is not None and rebuild.life.state != "failed"
+        return Failure(
+            f"it still reads {', '.join(map(str, unit.behind))}",
+            "It is being rebuilt from there, and then goes on with it."
+            if is_built
+            else f"`penstock flows reset {unit.flow.name}` rebuilds it from there.",
         )
 
     def answer(self, question: Mapping[str, Any]) -> Any:
@@ -251,10 +351,12 @@ class Manager(Overseer[_Unit]):
                 self._do(unit, unit.life.stop())
             elif do == "restart":
                 self._do(unit, unit.life.restart())
+                self._follow(unit)
             elif do == "reset":
-                if question.get("dependents"):
-                    self._cascade.add(name)
                 return self._reset(unit)
+            elif do == "cleaned":
+                done = cleaned(self._record(unit.flow), question.get("generations", ()))
+                self._folder.write(done)
             else:
                 raise PenstockError(f"{do!r} is not known")
             self._note(unit)
@@ -267,6 +369,10 @@ class Manager(Overseer[_Unit]):
 
     def _reset(self, unit: _Unit) -> dict[str, Any]:
         flow = unit.flow
+        if self._stopping:
+            raise PenstockError(
+                "the flows are being stopped", advice="Ask again when they are, or run again."
+            )
         under_way = self._rebuilds.get(flow.name)
         if under_way is not None and not under_way.life.is_ended:
             raise PenstockError(
@@ -295,6 +401,11 @@ class Manager(Overseer[_Unit]):
             return
         if live.work is not None:
             return
+        if self._behind(rebuilt.flow, rebuilt.generation):
+            # What it was rebuilt from was itself rebuilt meanwhile.
+            if not self._stopping:
+                self._reset(live)
+            return
         name, old = rebuilt.flow.name, live.generation
         record = replace(self._record(rebuilt.flow), generation=rebuilt.generation, rebuilding=0)
         try:
@@ -317,26 +428,41 @@ class Manager(Overseer[_Unit]):
         else:
             self._begin(unit)
         self._note(unit)
-        self._tell_readers(rebuilt.flow, with_them=name in self._cascade)
-        self._cascade.discard(name)
+        self._lead_readers(rebuilt.flow)
 
-    def _tell_readers(self, rebuilt: Flow, *, with_them: bool) -> None:
-        """Flows that read what was rebuilt read the old one, which does not grow any more."""
+    def _lead_readers(self, rebuilt: Flow) -> None:
+        """Flows that read what was rebuilt stand in the old version, which does not grow."""
+        if self._stopping:
+            # The next start finds them behind.
+            return
         written = {each.name for each in rebuilt.topics}
         written |= {each for each in rebuilt.asides if self._known.writer(each) is rebuilt}
         for unit in list(self._live.values()):
             if unit.flow is rebuilt or not written & {each.topic for each in unit.flow.inputs}:
                 continue
-            if written & {each.topic for each in unit.flow.streams}:
-                if with_them:
-                    self._cascade.add(unit.flow.name)
-                    self._reset(unit)
-                else:
-                    # Its fingerprint does not fit any more: it is refused, and says why.
-                    self._do(unit, unit.life.restart())
-            else:
+            unit.behind = self._behind(unit.flow, unit.generation)
+            if not unit.behind:
+                # It has read nothing yet, or reads it as a table.
                 self._do(unit, unit.life.restart())
+            elif unit.life.state not in {"stopping", "stopped"}:
+                self._follow(unit)
             self._note(unit)
+
+    def _follow(self, unit: _Unit) -> None:
+        """Rebuild a flow that is behind, unless that is under way."""
+        under_way = self._rebuilds.get(unit.flow.name)
+        if unit.behind and (under_way is None or under_way.life.is_ended):
+            self._reset(unit)
+
+
+def _advice(flow: Flow, known: Fingerprint, now: Fingerprint) -> str:
+    advice = RESET_ADVICE.format(name=flow.name)
+    if known.cluster and now.cluster and known.cluster != now.cluster:
+        return (
+            "Were its topics moved here? Then run `penstock migrate` once more: it writes down how "
+            f"offsets are translated, and the flow goes on. Else: {advice}"
+        )
+    return advice
 
 
 def _describe(declared: Any) -> str:

@@ -13,9 +13,10 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from penstock.client import topics
-from penstock.spark.flows.declare import Flow, Topic, physical
+from penstock.spark.flows.declare import Flow, Topic
 from penstock.spark.flows.errors import UserCodeError
 from penstock.spark.flows.inputs import Place
+from penstock.spark.flows.versions import physical
 from penstock.spark.reading.frame import HEADERS_TYPE
 from penstock.spark.sql import JSON
 

@@ -32,6 +32,10 @@ _KEEPING: Final = frozenset({"Aggregate", "Deduplicate", "Distinct", "Join"})
 _IDS: Final = re.compile(r"#\d+L?(-T\d+ms)?")
 _NAMES: Final = re.compile(r" AS [\w`.()]+")
 MAX_DESCRIBED: Final = 2_000
+# The old row in an expression; where it comes from is no use of it, nor is passing it on.
+_OLD_ROW: Final = re.compile(r"(?<![\w.])_before#\d+")
+_MADE: Final = re.compile(r" AS _before#\d+")
+_EITHER: Final = re.compile(r"coalesce\([^()]*_after#[^()]*\)")
 
 
 def _nodes(plan: Any) -> Iterator[Any]:
@@ -90,6 +94,23 @@ def topics_of(rows: DataFrame) -> set[str]:
             topic = node.extraOptions().get("subscribe")
             found |= {str(topic)} if topic is not None else set()
     return found
+
+
+def uses_old_rows(results: Iterable[DataFrame]) -> bool:
+    """Whether something is computed from `_before`.
+
+    To pass it on whole is none, and neither is to take from it what `_after` does not have, as
+    views do with keys: both are right without it.
+    """
+    for node in (node for rows in results for node in streaming_nodes(rows)):
+        expressions = node.expressions()
+        if str(node.nodeName()) == "MapInArrow" or "_before#" not in str(expressions):
+            continue
+        for at in range(expressions.size()):
+            text = _EITHER.sub("", _MADE.sub("", str(expressions.apply(at).toString())))
+            if _OLD_ROW.search(text) and not _OLD_ROW.fullmatch(text):
+                return True
+    return False
 
 
 def unbounded(rows: DataFrame) -> list[str]:

@@ -27,14 +27,16 @@ from penstock.client.table_schemas import (
 from penstock.errors import PenstockError
 from penstock.spark.flows.declare import Input, Reading, Stream
 from penstock.spark.flows.errors import DeclarationError, FlowError, UserCodeError
+from penstock.spark.flows.inputs import row_of
+from penstock.spark.flows.schema_changes import TableChange, compare
 from penstock.spark.places import told
 from penstock.spark.reading import captured
 from penstock.spark.reading.wire_values import flow_type
 
 log = logging.getLogger(__name__)
 
-# How often it is looked whether a table has new columns.
-WATCH_S: Final = 30.0
+# How often it is looked whether a table was altered.
+WATCH_S: Final = 10.0
 
 
 class NotPublishedError(FlowError):
@@ -70,17 +72,22 @@ def resolved(cluster: Cluster, topic: str, declared: Input) -> Input:
     if how.format == "published":
         assert latest is not None
         row = captured.row_of(latest.schema)
-        reading = Reading("debezium", row.toDDL(), _published(history, written=False))
+        reading = Reading("debezium", row.toDDL(), _published(declared, history, written=False))
         if isinstance(declared, Stream):
             return replace(declared, reading=reading, dead_letters=declared.letters_if_typed)
         return replace(declared, reading=reading)
     _check(declared, history, latest)
-    return replace(declared, reading=replace(how, published=_published(history, written=True)))
+    return replace(
+        declared, reading=replace(how, published=_published(declared, history, written=True))
+    )
 
 
-def _published(history: Sequence[PublishedSchema], *, written: bool) -> Mapping[str, Any]:
+def _published(
+    declared: Input, history: Sequence[PublishedSchema], *, written: bool
+) -> Mapping[str, Any]:
     schemas = {each.id: each.schema for each in history}
-    return {"written": written, "schemas": captured.as_json(schemas)}
+    ignores = declared.on_schema_change == "ignore"
+    return {"written": written, "ignores": ignores, "schemas": captured.as_json(schemas)}
 
 
 def _raw(declared: Input) -> Input:
@@ -132,48 +139,64 @@ def _check(
 
 
 class SchemaWatch:
-    """Tells once of columns that tables got while a flow reads them, without these columns."""
+    """Says once what has changed in captured tables while a flow reads them, and what follows.
+
+    Where a flow must not go on, it is stopped by who decodes the first event of the altered table.
+    """
 
     def __init__(self, cluster: Cluster, flow: str, inputs: Sequence[tuple[str, Input]]) -> None:
         """`inputs` with the topics that they read."""
         self._cluster = cluster
         self._schemas = PublishedSchemas(cluster)
         self._flow = flow
-        self._watched = [
-            (topic, {each.name for each in _columns(declared)})
-            for topic, declared in inputs
-            if (declared.reading.published or {}).get("written") is False
-        ]
+        self._watched: dict[str, tuple[Input, TableSchema]] = {}
+        for topic, declared in inputs:
+            latest = self._latest(topic) if declared.reading.published is not None else None
+            if latest is not None:
+                self._watched[topic] = declared, latest
         self._next = time.monotonic() + WATCH_S
+        # Whether the flow is to be started again.
+        self.wants_restart = False
+        # What was found last: message and advice.
+        self.found: tuple[str, str] | None = None
 
     def look(self) -> None:
         """Look, if it is time to; trouble on the way to the log is for others to report."""
         if not self._watched or time.monotonic() < self._next:
             return
         self._next = time.monotonic() + WATCH_S
-        for topic, known in self._watched:
-            try:
-                latest = self._schemas.latest(topic)
-            except PenstockError as error:
-                log.debug("the schema of %s cannot be looked up: %s", topic, error)
-                continue
-            new = [] if latest is None else _new(latest.schema, known)
-            if new:
-                known.update(new)
-                log.warning(
-                    "flow %s: the table of %s has new columns: %s. The flow reads them when it is "
-                    "started again.", self._flow, topic, ", ".join(new),
-                )  # fmt: skip
+        for topic, (declared, known) in list(self._watched.items()):
+            latest = self._latest(topic)
+            change = None if latest is None else compare(known, latest)
+            if latest is not None and change is not None:
+                self._watched[topic] = declared, latest
+                self._changed(declared, change)
+
+    def _latest(self, topic: str) -> TableSchema | None:
+        try:
+            found = self._schemas.latest(topic)
+        except PenstockError as error:
+            log.debug("the schema of %s cannot be looked up: %s", topic, error)
+            return None
+        return None if found is None else found.schema
+
+    def _changed(self, declared: Input, change: TableChange) -> None:
+        read = {field.name for field in row_of(declared.reading)}
+        policy = declared.on_schema_change
+        advice = []
+        if change.lost & read and policy != "ignore":
+            advice.append("The flow reads that, and stops where the first such event stands.")
+        elif change.added and (declared.reading.published or {}).get("written") is False:
+            self.wants_restart = policy == "follow"
+            advice.append(
+                "It is started again, to get what is new."
+                if self.wants_restart
+                else "It gets what is new when it is started again."
+            )
+        if change.snapshot_advice:
+            advice.append(change.snapshot_advice)
+        self.found = f"flow {self._flow!r}: {change}", " ".join(advice)
+        log.warning("%s. %s", *self.found)
 
     def close(self) -> None:
         self._cluster.close()
-
-
-def _columns(declared: Input) -> T.StructType:
-    row = T.StructType.fromDDL(declared.reading.schema)
-    assert isinstance(row, T.StructType)
-    return row
-
-
-def _new(schema: TableSchema, known: set[str]) -> list[str]:
-    return [each.name for each in schema.columns if each.name not in known]

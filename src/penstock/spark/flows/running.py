@@ -32,12 +32,14 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from penstock.spark import reading, sql
 from penstock.spark.flows import inputs, offsets, planning, published
+from penstock.spark.flows.changed import source_of
 from penstock.spark.flows.dead_letters import NO_LIMIT, DeadLetterGuard, Remedy, Verdict
-from penstock.spark.flows.declare import Flow, Output, Stream, Table, Topic, physical
+from penstock.spark.flows.declare import Flow, Output, Stream, Table, Topic
 from penstock.spark.flows.errors import UnknownTopicError, UserCodeError
 from penstock.spark.flows.folder import Fingerprint
 from penstock.spark.flows.heartbeats import Heartbeats
 from penstock.spark.flows.inputs import Place, Snapshot
+from penstock.spark.flows.old_rows import Ask, OldRowsWatch
 from penstock.spark.flows.operated import Operated, united
 from penstock.spark.flows.outputs import COLUMNS, DELETED, make_topics, topic_rows
 from penstock.spark.flows.progress import Progress
@@ -45,6 +47,7 @@ from penstock.spark.flows.published import NotPublishedError, SchemaWatch
 from penstock.spark.flows.supervisor import Failure
 from penstock.spark.flows.trouble import explain
 from penstock.spark.flows.turns import is_idle
+from penstock.spark.flows.versions import physical
 from penstock.spark.flows.writing import (
     BAD,
     Counts,
@@ -133,6 +136,8 @@ class Plan:
     reads_each_once: bool = False
     # The columns of what goes to topics, with their types.
     columns: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    # The topics of change events whose old rows are used.
+    old_rows: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +189,9 @@ class Running:
         self._watch_schemas: SchemaWatch | None = None
         self._writer: TopicWriter | None = None
         self._heartbeats: Heartbeats | None = None
+        self._old_rows: OldRowsWatch | None = None
+        # Who knows of tables whose updates come without the old row.
+        self.ask: Ask | None = None
         self.progress = Progress()
         letters = ", ".join(sorted(self.flow.dead_letter_topics))
         self.guard = DeadLetterGuard(
@@ -246,14 +254,17 @@ class Running:
         with entered(planned):
             self._warn_of_spark(results.values())
             warn_of_rest(planned, self.flow.name, self.flow.where, self._partitions)
+        ids, cluster = inputs.topic_ids(self.place, self.flow.streams)
         made_from = Fingerprint(
             streams=tuple(self.place.resolve(each.topic) for each in self.flow.streams),
             outputs=tuple(f"{name}: {self._target(output)}" if name else self._target(output)
                           for name, output in self.flow.outputs.items()),
             mode=self.flow.mode,
-            ids=inputs.topic_ids(self.place, self.flow.streams),
+            ids=ids,
+            cluster=cluster,
             operators=(*timed, *planned.operators, *spark_operators),
             parts=tuple(planned.parts),
+            source=source_of(self.flow),
         )  # fmt: skip
         columns = {
             physical(output.name, self.generation): {
@@ -265,6 +276,11 @@ class Running:
             if isinstance(output, Topic) and output.format != "raw"
         }
         watch, reads_each_once = None, False
+        old_rows = tuple(
+            each.topic for each in self.flow.streams if each.reading.format == "debezium"
+        )
+        if old_rows and not planning.uses_old_rows(results.values()):
+            old_rows = ()
         if is_operated:
             # Several outputs, each for itself, would compute what they share once for each.
             reads_each_once = not self.shares and planning.reads_each_once(
@@ -281,8 +297,20 @@ class Running:
             # Only to see that they can be written.
             self.united(results, [])
             operated = planned if is_operated else None
-            return Plan(True, made_from, operated, united(records), watch, reads_each_once, columns)
-        return Plan(False, made_from, None, self.united(results, letters), columns=columns)
+            return Plan(
+                True,
+                made_from,
+                operated,
+                united(records),
+                watch,
+                reads_each_once,
+                columns,
+                old_rows,
+            )
+        return Plan(
+            False, made_from, None, self.united(results, letters), columns=columns,
+            old_rows=old_rows,
+        )  # fmt: skip
 
     def _resolve(self) -> None:
         """Give inputs of captured tables what is published of their schemas."""
@@ -451,6 +479,9 @@ class Running:
             )
         else:
             on_batch = self._on_records if plan.rowwise else self._on_rows
+        if plan.old_rows:
+            self._old_rows = OldRowsWatch(self.place, self.flow.name, plan.old_rows, self.ask)
+            self._old_rows.start()
         self._query = writer.foreachBatch(self._guarded(on_batch)).start()
         idle = {self.place.resolve(each.topic): each.idle_us for each in self.flow.streams
                 if each.idle_us is not None}  # fmt: skip
@@ -673,6 +704,18 @@ class Running:
         waits = isinstance(error, UnknownTopicError | NotPublishedError) and not self._once
         return replace(found, waits=waits)
 
+    @property
+    def note(self) -> Failure | None:
+        """What is wrong with the input of a flow that runs all the same."""
+        watches = (self._watch_schemas, self._old_rows)
+        found = [each.found for each in watches if each is not None and each.found is not None]
+        return Failure(*found[0]) if found else None
+
+    @property
+    def wants_restart(self) -> bool:
+        """Whether it is to be planned anew, for what it reads has more columns now."""
+        return self._watch_schemas is not None and self._watch_schemas.wants_restart
+
     def poll(self) -> bool:
         """Take in what Spark reports; whether a micro-batch was completed since the last time."""
         if self._query is None:
@@ -731,6 +774,8 @@ class Running:
         """Let go of what was kept for the micro-batches."""
         if self._heartbeats is not None:
             self._heartbeats.close()
+        if self._old_rows is not None:
+            self._old_rows.close()
         if self._watch_schemas is not None:
             self._watch_schemas.close()
         for each in self._snapshots:

@@ -12,7 +12,8 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from penstock.spark import reading
 from penstock.spark.flows.dead_letters import described
-from penstock.spark.flows.declare import Flow, physical
+from penstock.spark.flows.declare import Flow
+from penstock.spark.flows.versions import physical
 from penstock.spark.sink import AtLeastOnce, ExactlyOnce, Written
 
 if TYPE_CHECKING:

@@ -48,6 +48,13 @@ UNSAID: Final = (
 class SchemaChangedError(PenstockError):
     """A table was altered while it was read, so that a column is not what it was."""
 
+    # Of the class: it comes back from a task as text.
+    advice = (
+        "Look whether what reads it still does what is meant, and start it again: it goes on with "
+        'the columns that the table has now. on_schema_change="ignore" of the input never stops it '
+        "for a column that is gone."
+    )
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -57,6 +64,8 @@ class Target:
     # Whether somebody wrote them, so that they stay as they are while the table changes.
     written: bool
     topic: str = ""
+    # Whether it goes on without columns that the table has no more.
+    ignores: bool = False
 
 
 class _Field(NamedTuple):
@@ -130,9 +139,7 @@ class CapturedEvents:
         changed = changes(self._target, schema)
         if changed:
             raise SchemaChangedError(
-                f"table {schema.table} was altered while it was read: {'; '.join(changed)}",
-                advice="Look whether what reads it still does what is meant, and start it again: "
-                "it goes on with the columns that the table has now.",
+                f"table {schema.table} was altered while it was read: {'; '.join(changed)}"
             )
 
     def _refused(self, values: pa.BinaryArray, why: str) -> tuple[pa.StructArray, pa.StringArray]:
@@ -174,14 +181,19 @@ def changes(target: Target, schema: TableSchema) -> list[str]:
     """What a table has no more of a reader's columns, or not as it was."""
     known = {column.name: column for column in schema.columns}
     kinds = {field.name: field.type for field in arrow_row(target.row)}
-    found = [f"column {each.name} is gone" for each in target.row if each.name not in known]
+    found = [
+        f"column {each.name} is gone"
+        for each in target.row
+        if each.name not in known and not target.ignores
+    ]
     for field in target.row:
         column = known.get(field.name)
         if column is None:
             continue
         kind = kinds[field.name]
         fits = conversion(column.type, kind) is not None
-        if not fits or (not target.written and flow_type(column.type) != kind):
+        keeps = target.written or target.ignores
+        if not fits or (not keeps and flow_type(column.type) != kind):
             found.append(
                 f"column {field.name} is {column.native or column.type.name} now, read as "
                 f"{field.dataType.simpleString()}"

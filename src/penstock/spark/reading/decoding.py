@@ -151,7 +151,8 @@ class Typing:
     # Whether rows may come packed; if so, in which micro-batches is told in the folder.
     packs: bool = False
     # Of change events whose schemas are published: those that were when the query began, by id, as
-    # JSON ("schemas"), and whether the user wrote the row's ("written").
+    # JSON ("schemas"), whether the user wrote the row's ("written"), and whether columns may go
+    # ("ignores").
     published: Mapping[str, Any] | None = None
     # What numbers count that are times; None if they should be texts.
     unit: str | None = None
@@ -245,7 +246,11 @@ class Typing:
         # By hand a row may have types that only published schemas lead to.
         plain = self.published["written"] and is_supported(self._row)
         events = CapturedEvents(
-            Target(self._row, bool(self.published["written"])),
+            Target(
+                self._row,
+                bool(self.published["written"]),
+                ignores=bool(self.published.get("ignores")),
+            ),
             of_json(self.published["schemas"]),
             self.__dict__.get("_find"),
             self._parse_plain if plain else None,

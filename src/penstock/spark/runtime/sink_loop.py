@@ -42,8 +42,9 @@ from penstock.spark.sinking.errors import FeedingError, NothingToLearnFromError
 from penstock.spark.sinking.findings import Findings
 from penstock.spark.sinking.learning import parser_of
 from penstock.spark.sinking.letters import Letters
+from penstock.spark.sinking.opening import END, check_there, opening, skip, tell_altered
 from penstock.spark.sinking.parsing import Parser
-from penstock.spark.sinking.starting import Store, starting
+from penstock.spark.sinking.starting import Store, carried, starting
 
 log = logging.getLogger(__name__)
 
@@ -76,16 +77,19 @@ class LogAddress:
 class Start:
     """How a loop is to begin."""
 
-    # The topic as it is called in the log.
+    # The topic as it is called in the log: of what a flow writes, the version that counts.
     topic: str
     # End when all that is there at the start has been read.
     once: bool = False
     # Fill a store beside the one that is there.
     rebuild: bool = False
-    # The topic that the store was filled from, for stores that do not know; and when the store was
-    # at which position last, as far as that was written down.
+    # The topic and the cluster that the store was filled from, for stores that do not know; and
+    # when the store was at which position last, as far as that was written down.
     known_id: str = ""
+    known_cluster: str = ""
     fed: tuple[tuple[Position, float], ...] = ()
+    # Where a sink that cannot be rebuilt begins, "beginning" or "end": it forgets what it has sent.
+    anew: str = ""
 
 
 @dataclass(slots=True)
@@ -95,7 +99,10 @@ class Report:
     state: State = "starting"
     progress: Progress = field(default_factory=Progress)
     position: Position | None = None
+    # The topic that is read: an older version as long as the store is filled from that.
+    topic: str = ""
     topic_id: str = ""
+    cluster_id: str = ""
     # The newest record that is in the store, in seconds since 1970.
     newest_s: float = 0.0
     put: int = 0
@@ -175,7 +182,7 @@ class SinkLoop:
     # ---- the start -----------------------------------------------------------------------
 
     def _open(self) -> None:
-        topic = self._start.topic
+        topic = self.report.topic = self._start.topic
         cluster = self._cluster = self._address.cluster()
         self._metadata = Metadata(cluster)
         if topic not in self._metadata.topics([topic]):
@@ -185,12 +192,15 @@ class SinkLoop:
                 advice="It is made by the flow or the capture that writes it, or by `penstock "
                 f"topics create {topic}`. Is the name right?",
             )
-        live = self.spec.sink()
-        self._sink = live.beside() if self._start.rebuild else live
-        if self._start.rebuild:
-            live.close()
-        stored = self._sink.stored_schema()
-        self._since = self._open_store(parser_of(self.spec, cluster, topic, stored))
+        start = self._start
+        opened = opening(self.spec, topic, rebuild=start.rebuild, anew=start.anew)
+        self._sink, self.report.topic = opened.sink, opened.topic
+        check_there(opened, self.spec.name, self._metadata)
+        topic = opened.topic
+        parser = parser_of(self.spec, cluster, topic, self._sink.stored_schema())
+        self._since = self._open_store(parser)
+        if start.anew == END:
+            self._since = skip(self._sink, parser.schema, cluster, self._metadata, topic)
         self._letters = Letters(cluster, self.spec.letters, self.spec.name)
         self.report.position = self._since
         positions = self._begin()
@@ -203,11 +213,19 @@ class SinkLoop:
         """Where to go on in each partition; an error if the log lacks what the store does."""
         assert self._cluster is not None
         assert self._sink is not None
-        topic, at = self._start.topic, self._since
-        fed_s = max((s for position, s in self._start.fed if at.reaches(position)), default=0.0)
-        store = Store(self.spec.name, self._sink.target, at, self._start.known_id, fed_s)
+        topic, at, start = self.report.topic, self._since, self._start
+        fed_s = max((s for position, s in start.fed if at.reaches(position)), default=0.0)
+        store = Store(
+            self.spec.name, self._sink.target, at, start.known_id, start.known_cluster, fed_s
+        )
+        there = carried(self._cluster, self._metadata, topic, store)
+        if there is not None and self._sink.relocate(there):
+            log.info("sink %s goes on in another cluster, at %s", self.spec.name, there)
+            self._since = self.report.position = there
+            store = replace(store, position=there, topic_id="")
         begin = starting(self._cluster, self._metadata, topic, store)[topic]
         self.report.topic_id = str(self._metadata.topic_id(topic))
+        self.report.cluster_id = self._metadata.cluster_id()
         known = {(topic, int(number)): offset for number, offset in begin.items()}
         first = {place: at for place, at in known.items() if at == EARLIEST}
         return known | (self._offsets(first, EARLIEST) if first else {})
@@ -271,7 +289,7 @@ class SinkLoop:
         first, self._looked_s = not self._looked_s, now
         if first:
             return
-        topic = self._start.topic
+        topic = self.report.topic
         self._metadata.forget({topic})
         there = {(topic, number) for number in self._metadata.partitions(topic)}
         if str(self._metadata.topic_id(topic)) != self.report.topic_id:
@@ -295,7 +313,7 @@ class SinkLoop:
 
     def _apply(self, pieces: Sequence[Piece], began_s: float) -> None:
         assert self._sink is not None
-        topic = self._start.topic
+        topic = self.report.topic
         end = Position(dict(self._tail.positions), {topic: self.report.topic_id})
         position = self._since.merged(end)
         found = self._parsed(pieces)
@@ -364,7 +382,8 @@ class SinkLoop:
                 log.warning("sink %s: %s", self.spec.name, error)
                 schemas[id_] = None
                 continue
-            if not parser.grows:
+            tell_altered(self.spec, parser.schemas, schema)
+            if not parser.grows or self.spec.on_schema_change == "ignore":
                 continue
             before = {column.name: column for column in columns}
             stored = replace(parser, columns=columns).schema

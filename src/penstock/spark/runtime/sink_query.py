@@ -55,7 +55,8 @@ class SinkQuery:
         self.spec = spec
         self.progress = progress if progress is not None else Progress()
         self.applied = applied if applied is not None else Applied()
-        self.topic_id = ""
+        # What is read, and where it is: known once it has begun.
+        self.topic = self.topic_id = self.cluster_id = ""
         self._tasks = tasks
         self._make_start = start
         self._once = False
@@ -83,7 +84,9 @@ class SinkQuery:
     def _take(self, report: Report) -> None:
         with self._changed:
             self._report = report
+            self.topic = report.topic or self.topic
             self.topic_id = report.topic_id or self.topic_id
+            self.cluster_id = report.cluster_id or self.cluster_id
             self._changed.notify_all()
 
     def _lose(self, why: str) -> None:

@@ -35,5 +35,9 @@ class TruncatedError(FeedingError):
     )
 
 
+class TableAlteredError(FeedingError):
+    """The captured table was altered, and the sink is to stop then."""
+
+
 class UnknownSinkError(FeedingError):
     """There is no sink of this name."""

@@ -43,9 +43,13 @@ class SinkRecord:
     bootstrap: str = ""
     # What tells the topic from one of the same name before or after it.
     topic_id: str = ""
+    # The same of clusters.
+    cluster_id: str = ""
     paused: bool = False
     # It is being built anew beside, or is to be at the next start.
     rebuilding: bool = False
+    # Where one that cannot be rebuilt is to begin anew, "beginning" or "end"; empty if nowhere.
+    anew: str = ""
     state: str = "new"
     error: str = ""
     advice: str = ""

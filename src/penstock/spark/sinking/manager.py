@@ -15,6 +15,10 @@ the last minute.
 is there when it begins, and then what has come since. Then the first is stopped, the second reads
 the rest, the new store takes the place of the old, which so does not go back in time, and the sink
 goes on from there.
+
+**Following.** If a flow that writes the topic is rebuilt, the topic has a new version, and the
+store is rebuilt from it in the same way, by itself; until then it is fed from the old version. What
+cannot be rebuilt, a webhook, stays in the old version, and says so, until somebody decides.
 """
 
 from __future__ import annotations
@@ -33,12 +37,14 @@ from penstock.spark.flows.inputs import Place
 from penstock.spark.flows.overseeing import Overseer, Settings, Unit
 from penstock.spark.flows.progress import Progress
 from penstock.spark.flows.supervisor import Failure, Policy
+from penstock.spark.flows.versions import Behind
 from penstock.spark.runtime.resident import ResidentTasks
 from penstock.spark.runtime.sink_loop import LogAddress, Start
 from penstock.spark.runtime.sink_query import Applied, SinkQuery
 from penstock.spark.sinking.errors import UnknownSinkError
 from penstock.spark.sinking.folder import SinkFolder, SinkRecord
 from penstock.spark.sinking.lag import ends_of, lag_of, unread_since
+from penstock.spark.sinking.opening import BEGINNING, END, anew_advice
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -91,6 +97,16 @@ def in_words(status: SinkStatus) -> str:
     return f"{told}{status.topic}" + (f": {status.error}" if status.error else "")
 
 
+def check_anew(sink: str, anew: str) -> None:
+    """PenstockError if it is not said where a sink begins that cannot be built beside itself."""
+    if anew not in {BEGINNING, END}:
+        raise PenstockError(
+            f"sink {sink} cannot be built beside itself: what was sent cannot be taken back",
+            advice="Say where it begins anew: `--from beginning` sends everything again, "
+            "`--from end` only what comes from then on.",
+        )
+
+
 class _Unit(Unit[SinkQuery]):
     """A sink under supervision, or what is built beside it."""
 
@@ -106,6 +122,8 @@ class _Unit(Unit[SinkQuery]):
         self.lag: int | None = None
         self.lag_s: float | None = None
         self.alarming = False
+        # The version of the topic that it reads, if a newer one counts.
+        self.behind: Behind | None = None
 
 
 class SinkManager(Overseer[_Unit]):
@@ -130,6 +148,7 @@ class SinkManager(Overseer[_Unit]):
         self._place = Place(settings.bootstrap, settings.options, resolve)
         self._tasks = ResidentTasks(spark, specs, LogAddress(settings.bootstrap, settings.options))
         self._measured = float("-inf")
+        self._looked = float("-inf")
         self._measuring: Future[None] | None = None
         self.on_change: Callable[[SinkStatus], None] = lambda status: None
         self.on_alarm: Callable[[SinkStatus], None] = lambda status: None
@@ -165,6 +184,7 @@ class SinkManager(Overseer[_Unit]):
 
     def step(self) -> bool:
         """One look at everything, and now and then at the lag; whether all is over."""
+        self._follow_versions()
         over = super().step()
         self._measure()
         return over
@@ -177,11 +197,14 @@ class SinkManager(Overseer[_Unit]):
     def _new_query(self, unit: _Unit) -> SinkQuery:
         def start() -> Start:
             self._make(unit.spec.topic)
+            record = self._folder.sink(unit.spec.name)
             return Start(
                 self._place.resolve(unit.spec.topic),
                 once=self._settings.once,
                 rebuild=unit.rebuild,
                 known_id=self._known_id(unit),
+                known_cluster=record.cluster_id,
+                anew="" if unit.rebuild else record.anew,
                 fed=() if unit.rebuild else self._folder.fed(unit.spec.name),
             )
 
@@ -199,7 +222,9 @@ class SinkManager(Overseer[_Unit]):
 
     def _started(self, unit: _Unit) -> None:
         if unit.query is not None and not unit.rebuild:
-            self._remember(unit, topic_id=unit.query.topic_id)
+            query = unit.query
+            self._remember(unit, topic_id=query.topic_id, cluster_id=query.cluster_id, anew="")
+            self._follow_version(unit)
 
     def _ended(self, unit: _Unit, query: SinkQuery) -> None:
         # What was built beside is still to be put in the place of the old.
@@ -209,6 +234,8 @@ class SinkManager(Overseer[_Unit]):
     def _not_done(self, unit: _Unit, failure: Failure) -> None:
         if not unit.switching:
             super()._not_done(unit, failure)
+            if not unit.rebuild:
+                self._follow_version(unit)
             return
         # What was built stays beside; the old store is kept in step as before.
         unit.switching = False
@@ -231,6 +258,13 @@ class SinkManager(Overseer[_Unit]):
         """What was built beside has caught up: it takes the place of the old store."""
         name = rebuilt.spec.name
         live = self._live[name]
+        assert rebuilt.query is not None
+        if self._behind(rebuilt) is not None:
+            # What it was built from was itself rebuilt meanwhile.
+            if not self._stopping and rebuilt.work is None:
+                rebuilt.query.close()
+                self._begin_rebuild(rebuilt.spec)
+            return
         if live.life.state == "running" and self._follow(rebuilt, live, MOST_ROUNDS):
             return
         if not live.life.is_ended:
@@ -256,13 +290,63 @@ class SinkManager(Overseer[_Unit]):
     def _follow(self, rebuilt: _Unit, live: _Unit, most: int) -> bool:
         """Read once more what has come to the old store since; whether that is to be done."""
         old, new = live.applied.position, rebuilt.applied.position
+        assert rebuilt.query is not None
+        if live.query is not None and live.query.topic != rebuilt.query.topic:
+            # The old store is filled from a version that ends.
+            return False
         if old is None or new is None or new.reaches(old) or rebuilt.rounds >= most:
             return False
         rebuilt.rounds = most if most > MOST_ROUNDS else rebuilt.rounds + 1
-        assert rebuilt.query is not None
         rebuilt.query.close()
         self._do(rebuilt, rebuilt.life.restart())
         return True
+
+    # ---- following the versions of topics --------------------------------------------------
+
+    def _behind(self, unit: _Unit) -> Behind | None:
+        """Whether the topic has a newer version than the one that is read."""
+        query = unit.query
+        if query is None or not query.topic:
+            return None
+        present = self._place.resolve(unit.spec.topic)
+        return None if query.topic == present else Behind(unit.spec.topic, query.topic, present)
+
+    def _follow_versions(self) -> None:
+        """Look now and then whether flows have rebuilt what sinks read."""
+        now = time.monotonic()
+        if now - self._looked < MEASURE_S or self._stopping:
+            return
+        self._looked = now
+        with self._lock:
+            for unit in self._live.values():
+                if unit.work is None and unit.life.state in {"running", "waiting"}:
+                    self._follow_version(unit)
+
+    def _follow_version(self, unit: _Unit) -> None:
+        unit.behind = self._behind(unit)
+        name = unit.spec.name
+        if unit.behind is None or self._stopping or name in self._rebuilds:
+            return
+        with unit.spec.sink() as sink:
+            if not sink.rebuildable:
+                return
+        log.info("sink %s reads %s: it is rebuilt from there", name, unit.behind)
+        self._folder.write_sink(replace(self._record(unit), rebuilding=True))
+        self._begin_rebuild(unit.spec)
+
+    def _old_topic(self, unit: _Unit) -> Failure | None:
+        """That a store is filled from what does not grow any more: it is fed, yet not in step."""
+        if unit.behind is None:
+            return None
+        rebuild = self._rebuilds.get(unit.spec.name)
+        with unit.spec.sink() as sink:
+            if not sink.rebuildable:
+                advice = anew_advice(unit.spec.name, unit.behind.present)
+            elif rebuild is not None and rebuild.life.state != "failed":
+                advice = "It is being rebuilt from there, and then goes on with it."
+            else:
+                advice = f"`penstock sinks rebuild {unit.spec.name}` rebuilds it from there."
+        return Failure(f"it is still fed from {unit.behind}", advice)
 
     # ---- lag -----------------------------------------------------------------------------
 
@@ -308,6 +392,8 @@ class SinkManager(Overseer[_Unit]):
         lost = unit.applied.position is None and time.monotonic() - unit.begun_s > most_s
         rests = unit.life.state in {"stopped", "finished"}
         alarming = unit.life.state == "failed" or behind or (lost and not rests)
+        if unit.behind is not None and unit.spec.name not in self._rebuilds:
+            alarming = True
         if alarming == unit.alarming:
             return
         unit.alarming = alarming
@@ -354,7 +440,7 @@ class SinkManager(Overseer[_Unit]):
             return found
 
     def _status(self, unit: _Unit) -> SinkStatus:
-        failure = unit.life.failure
+        failure = unit.life.failure or self._old_topic(unit)
         at = unit.applied.position
         fresh_p50_s, fresh_p99_s = unit.applied.freshness or (None, None)
         paused = unit.life.state == "stopped" and self._folder.sink(unit.spec.name).paused
@@ -390,12 +476,12 @@ class SinkManager(Overseer[_Unit]):
                 raise UnknownSinkError(
                     f"no sink {name!r} runs here", advice="`penstock sinks list` shows which do."
                 )
-            self._command(do, unit)
+            self._command(do, unit, str(question.get("from", "")))
             self._note(unit)
             self._wake.set()
             return self._status(unit).as_dict()
 
-    def _command(self, do: str, unit: _Unit) -> None:
+    def _command(self, do: str, unit: _Unit, anew: str = "") -> None:
         name = unit.spec.name
         if do in {"pause", "remove"}:
             self._folder.write_sink(replace(self._record(unit), paused=True))
@@ -411,11 +497,19 @@ class SinkManager(Overseer[_Unit]):
             if under_way is not None and not under_way.life.is_ended:
                 raise PenstockError(f"sink {name!r} is being rebuilt already")
             with unit.spec.sink() as live:
+                if not live.rebuildable:
+                    self._begin_anew(unit, anew)
+                    return
                 live.beside(fresh=True).close()
             self._folder.write_sink(replace(self._record(unit), rebuilding=True))
             self._begin_rebuild(unit.spec)
         else:
             raise PenstockError(f"{do!r} is not known")
+
+    def _begin_anew(self, unit: _Unit, anew: str) -> None:
+        check_anew(unit.spec.name, anew)
+        self._folder.write_sink(replace(self._record(unit), anew=anew, paused=False))
+        self._do(unit, unit.life.restart())
 
     def _record(self, unit: _Unit) -> SinkRecord:
         return self._folder.sink(unit.spec.name)

@@ -20,6 +20,7 @@ from typing import NoReturn
 
 from penstock.client.connection import Cluster
 from penstock.client.metadata import EARLIEST, LATEST, NO_OFFSET, Metadata, offsets
+from penstock.client.migration_map import find
 from penstock.client.topics import configs
 from penstock.sinks.contract import Position
 from penstock.spark.sinking.errors import RecordsGoneError, TopicReplacedError
@@ -34,6 +35,8 @@ class Store:
     position: Position
     # The id of the topic that it was filled from, if it does not know that itself.
     topic_id: str = ""
+    # The cluster that it was fed from last, if that is known.
+    cluster: str = ""
     # When it was brought to this position, in seconds since 1970, or later; 0 if nobody knows.
     fed_s: float = 0.0
 
@@ -54,13 +57,13 @@ def starting(
     if others:
         told = f"{store.target} was filled from {', '.join(sorted(others))}"
         _replaced(store, f"{told}, and is now to be fed from {topic}")
-    known_id = store.position.ids.get(topic) or store.topic_id
-    if at and known_id and known_id != str(metadata.topic_id(topic)):
-        _replaced(
-            store,
-            f"{topic} is not the topic that {store.target} was filled from: it was deleted and "
-            "made again, or this is another cluster",
-        )
+    if at and is_other(metadata, topic, store):
+        told = f"{topic} is not the topic that {store.target} was filled from: "
+        if store.cluster and store.cluster != metadata.cluster_id():
+            told += f"this is another cluster than the one it was fed from ({store.cluster})"
+        else:
+            told += "it was deleted and made again, or this is another cluster"
+        _replaced(store, told)
     for place, offset in at.items():
         if offset > ends.get(place, 0):
             _replaced(
@@ -77,6 +80,37 @@ def starting(
             )
     _check_tombstones(cluster, metadata, topic, store, ends)
     return {topic: {str(number): at.get((name, number), EARLIEST) for name, number in places}}
+
+
+def is_other(metadata: Metadata, topic: str, store: Store) -> bool:
+    """Whether a topic is another one than a store was filled from, as far as ids tell."""
+    known_id = store.position.ids.get(topic) or store.topic_id
+    return bool(known_id) and known_id != str(metadata.topic_id(topic))
+
+
+def carried(cluster: Cluster, metadata: Metadata, topic: str, store: Store) -> Position | None:
+    """The position of a store in the cluster to which its topic was moved; None if it was not.
+
+    A position that the move has not reached is an error: records are still to come.
+    """
+    if not store.position.offsets or not is_other(metadata, topic, store):
+        return None
+    move = find(cluster, {topic: store.position.ids.get(topic) or store.topic_id}).get(topic)
+    if move is None:
+        return None
+    offsets = {number: at for (name, number), at in store.position.offsets.items() if name == topic}
+    missing = move.missing(offsets)
+    if missing:
+        part, at = next(iter(missing.items()))
+        raise TopicReplacedError(
+            f"{store.target} has {topic}-{part} up to offset {at} of the cluster before, of which "
+            f"{move.positions.get(part, 0)} were moved here",
+            advice="Run `penstock migrate` once more, and start again.",
+        )
+    there = move.translated(cluster, offsets)
+    return Position(
+        {(topic, part): at for part, at in there.items()}, {topic: str(metadata.topic_id(topic))}
+    )
 
 
 def _replaced(store: Store, told: str) -> NoReturn:

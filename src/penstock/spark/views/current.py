@@ -30,8 +30,8 @@ from penstock.client.reading import walk
 from penstock.client.security import Security
 from penstock.errors import PenstockError
 from penstock.records.columns.decode import decode
-from penstock.spark.flows.declare import physical
 from penstock.spark.flows.folder import DEFAULT_DATA, Folder
+from penstock.spark.flows.versions import physical
 from penstock.spark.views import definitions
 from penstock.spark.views.comparison import Comparison, Types, comparison, loads, text_of
 from penstock.spark.views.definitions import Definition

@@ -147,7 +147,7 @@ class Definition:
 
         output = topic(self.topic, key="_key", compacted=True)
         made = flow(inputs=inputs, output=output, name=self.name)(changes)
-        return replace(made, where=self.where or made.where)
+        return replace(made, where=self.where or made.where, source=self.written())
 
     def check_types(self, spark: SparkSession) -> None:
         """ViewError, with the place, if Spark does not take an expression of the view."""

@@ -9,22 +9,42 @@ as many runs as transactions, and at worst one per record. To translate offsets 
 once from its beginning; memory is needed for the questions only.
 
 The topic also holds which offsets were about to be committed for which group, so that the next run
-knows its own from those that the group has committed in the target itself.
+knows its own from those that the group has committed in the target itself. And, from the end of
+each run, which topics it has moved: their ids in the source, and how far each partition has come.
+So whoever keeps offsets of the source itself, a flow or a sink, can translate them when it is
+started in the target: `find` and `Move.translated`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import orjson
 
-from penstock.cli.migration.state import Place
+from penstock.client.connection import Cluster
+from penstock.client.metadata import Metadata
+from penstock.client.reading import read_batches
 
 # Runs in one record of the topic: a record stays well below what a broker takes.
 RUNS_PER_RECORD: Final = 5_000
 # The key of the records that hold the offsets of a group; those with runs have none.
 GROUP_KEY: Final = b"group"
+# The same for which topics were moved.
+TOPIC_KEY: Final = b"topic"
+# What the topics of maps are called, before the id of the source's cluster.
+PREFIX: Final = "__penstock-migrate-"
+
+
+class Place(NamedTuple):
+    """A partition, on either side."""
+
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
 
 
 class Run(NamedTuple):
@@ -105,3 +125,74 @@ class Translator:
             waiting -= found
             if not waiting:
                 return
+
+
+# ---- for who keeps offsets himself -------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A topic that was moved here from another cluster."""
+
+    topic: str
+    # Its id in the source, and the source's own.
+    source_id: str
+    cluster: str
+    # By partition: the next source offset that was not copied, and the last record's in the target.
+    positions: Mapping[int, int]
+    last: Mapping[int, int]
+
+    def encode(self) -> bytes:
+        """The value of the record that holds this."""
+        parts = [[part, at, self.last.get(part, -1)] for part, at in sorted(self.positions.items())]
+        return orjson.dumps([self.topic, self.source_id, self.cluster, parts])
+
+    @classmethod
+    def decode(cls, value: bytes) -> Move:
+        topic, source_id, cluster, parts = orjson.loads(value)
+        return cls(
+            topic,
+            source_id,
+            cluster,
+            {part: position for part, position, _ in parts},
+            {part: last for part, _, last in parts},
+        )
+
+    def missing(self, offsets: Mapping[int, int]) -> dict[int, int]:
+        """Partitions that were read further in the source than they were copied."""
+        return {part: at for part, at in offsets.items() if at > self.positions.get(part, 0)}
+
+    def translated(self, cluster: Cluster, offsets: Mapping[int, int]) -> dict[int, int]:
+        """Source offsets as those of the target: whoever goes on there misses nothing and reads
+        nothing twice."""
+        places = {Place(self.topic, part): at for part, at in offsets.items()}
+        translator = Translator(places.items())
+        for key, value in _records(cluster, f"{PREFIX}{self.cluster}"):
+            if key not in (GROUP_KEY, TOPIC_KEY):
+                translator.saw(*decode(value))
+        return {
+            place.partition: translator.answers.get(
+                (place, at), self.last.get(place.partition, -1) + 1
+            )
+            for place, at in places.items()
+        }
+
+
+def find(cluster: Cluster, ids: Mapping[str, str]) -> dict[str, Move]:
+    """Which topics were moved here, by their ids in the cluster that they come from."""
+    found: dict[str, Move] = {}
+    for name in Metadata(cluster).topics(pattern=f"{PREFIX}.*"):
+        for key, value in _records(cluster, name):
+            if key == TOPIC_KEY:
+                move = Move.decode(value)
+                if ids.get(move.topic) == move.source_id:
+                    found[move.topic] = move
+    return found
+
+
+def _records(cluster: Cluster, topic: str) -> Iterator[tuple[bytes | None, bytes]]:
+    for _, batch in read_batches(cluster, topic):
+        keys, values = batch.column("key").to_pylist(), batch.column("value").to_pylist()
+        for key, value in zip(keys, values, strict=True):
+            if value is not None:
+                yield key, value
