@@ -10,11 +10,13 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from time import time_ns
 from typing import Any
 from uuid import uuid4
 
 import pytest
 
+from penstock.capture.delivery.metering import CaptureStatus, TableStatus
 from penstock.cli import capture_view
 from penstock.cli.capture_file import add_section, drop_section
 from penstock.cli.project import load
@@ -88,6 +90,31 @@ def add(name: str) -> None:
 def state(name: str = "shop") -> str:
     (told,) = run("capture", "status", name, "--json").ok().json
     return str(told["state"])
+
+
+def test_status_shows_which_schemas_the_tables_have(capsys: pytest.CaptureFixture[str]) -> None:
+    """All tables of a capture that is named; of others those that were altered."""
+    orders = TableStatus("public.orders", "shop.public.orders", 2, 7, "added age integer")
+    people = TableStatus("public.people", "shop.public.people", 1, 8)
+    status = CaptureStatus(
+        "shop", "streaming", ts_ms=time_ns() // 1_000_000, tables=(people, orders), table_count=60
+    )
+
+    def shown(*, named: bool) -> str:
+        rows = capture_view.status_rows([status], lambda name: {})
+        capture_view.show(lambda: rows, watch=False, json=False, schemas=named)
+        told = capsys.readouterr()
+        return " ".join((told.out + told.err).split())
+
+    assert (
+        "shop: public.orders has changed, its events in shop.public.orders have schema version 2: "
+        "added age integer"
+    ) in shown(named=False)
+    assert "public.people" not in shown(named=False)
+    named = shown(named=True)
+    assert "public.orders shop.public.orders 2 7 added age integer" in named
+    assert "public.people shop.public.people 1 8" in named
+    assert "and 58 tables more" in named
 
 
 # ---- before ----------------------------------------------------------------------------------

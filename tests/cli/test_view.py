@@ -14,6 +14,15 @@ from confluent_kafka import Producer
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
+from penstock.capture.events.registry import SchemaRegistry
+from penstock.client.table_schemas import (
+    JSON_SCHEMA,
+    SCHEMAS_TOPIC,
+    TableColumn,
+    TableSchema,
+    ValueType,
+    subject_of,
+)
 from penstock.spark.flows.declare import Stream
 from penstock.spark.views import definitions
 from tests.cli.runner import Ran, run
@@ -130,3 +139,15 @@ def test_columns_are_read_from_the_topic(project: Path, at: str) -> None:
     told = run("view", *args).ok()
     assert f"t = {topic}(id bigint, a string, f double) key id" in told.err
     assert "_t_id" in told.out
+    # What a capture has published counts for more than what the records look like.
+    published = SchemaRegistry()
+    columns = (TableColumn("id", ValueType("int64"), optional=False),
+               TableColumn("day", ValueType("int32", "io.debezium.time.Date")))  # fmt: skip
+    schema = TableSchema("public.t", "postgresql", columns, ("id",))
+    published.id_of(subject_of(topic), schema.as_json_schema(), JSON_SCHEMA)
+    for record in published.take_pending():
+        key, value = record.encode()
+        producer.produce(SCHEMAS_TOPIC, value, key)
+    producer.flush(60)
+    told = run("view", "check", "v AS SELECT day FROM t", *args[2:]).ok()
+    assert f"t = {topic}(id bigint, day date) key id" in told.err

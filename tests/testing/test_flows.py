@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812
 
 from penstock.errors import PenstockError
+from penstock.spark import flow, stream, topic
 from penstock.testing import FlowTester
 from penstock.testing.flows import START
 
@@ -80,6 +84,31 @@ def test_the_example_of_the_docs(
     countries = [row["country"] for row in penstock_flows.rows("clicks.enriched")]
     assert countries == ["DE", "FR", None]
     assert penstock_flows.records("shop.customers")[0].key == b'{"id":"ann"}'
+
+
+@pytest.mark.timeout(600)
+def test_a_table_with_types_is_fed_as_a_capture_does(penstock_flows: FlowTester) -> None:
+    schema = "id bigint, price decimal(10,2), day date, at timestamp, tags array<string>"
+    row = {"id": 1, "price": Decimal("1.10"), "day": "2026-11-17", "at": penstock_flows.now,
+           "tags": ["a", None]}  # fmt: skip
+
+    @flow(inputs=stream("shop.prices"), output=topic("prices.seen", key="id"))
+    def prices(rows: DataFrame) -> DataFrame:
+        return rows.select("_after.*").withColumn("kind", F.expr("typeof(price)"))
+
+    penstock_flows.use(prices)
+    penstock_flows.feed_table("shop.prices", [row], key="id", schema=schema)
+    penstock_flows.run()
+    [seen] = penstock_flows.rows("prices.seen")
+    assert seen == {
+        **row,
+        "price": 1.1,
+        "at": "2026-01-01T00:00:00.000000Z",
+        "kind": "decimal(10,2)",
+    }
+    with pytest.raises(PenstockError, match=r"column 'price' is decimal\(10,2\), not '1.239'"):
+        penstock_flows.feed_table("shop.prices", [{"id": 2, "price": "1.239"}], key="id",
+                                  schema=schema)  # fmt: skip
 
 
 def test_rows_without_their_key_are_refused(penstock_flows: FlowTester) -> None:

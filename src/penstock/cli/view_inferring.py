@@ -1,4 +1,5 @@
-"""What a table is, as the last records of its topic show it: columns, their types, and the key."""
+"""What a table is: columns, their types, and the key, as a capture has published them, or as the
+last records of its topic show them."""
 
 from __future__ import annotations
 
@@ -10,7 +11,9 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 
 from penstock.cli.kafka import REQUEST_TIMEOUT_S, Connection, broker_error, translated
+from penstock.client.table_schemas import PublishedSchemas, TableSchema
 from penstock.errors import PenstockError
+from penstock.spark.reading.captured import row_of
 from penstock.spark.views.definitions import TableSpec
 
 if TYPE_CHECKING:
@@ -28,6 +31,9 @@ class NotInferredError(PenstockError):
 
 def inferred(connection: Connection, spec: TableSpec) -> TableSpec:
     """The table with what its records show in the place of what was not said."""
+    table = None if spec.format == "changelog" else _published(connection, spec.topic)
+    if table is not None:
+        return _of_published(spec, table)
     records = _last(connection, spec.topic)
     values = [value for _, value in records if value is not None]
     if not values:
@@ -55,6 +61,30 @@ def inferred(connection: Connection, spec: TableSpec) -> TableSpec:
     return replace(
         spec, ddl=ddl, key=key, format=spec.format or ("debezium" if is_events else "changelog")
     )
+
+
+def _published(connection: Connection, topic: str) -> TableSchema | None:
+    """The table that is captured into a topic, if its schema is published."""
+    from penstock.cli.protocol import cluster, reachable
+
+    if not reachable(connection.settings):
+        return None
+    with cluster(connection.bootstrap, connection.settings) as brokers:
+        latest = PublishedSchemas(brokers).latest(topic)
+        return None if latest is None else latest.schema
+
+
+def _of_published(spec: TableSpec, table: TableSchema) -> TableSpec:
+    key = spec.key or table.key
+    if not key:
+        raise NotInferredError(
+            f"the key of table {spec.name!r} is not known: {table.table} has none", advice=_ADVICE
+        )
+    types = row_of(table)
+    ddl = spec.ddl or ", ".join(
+        f"{_quoted(field.name)} {field.dataType.simpleString()}" for field in types
+    )
+    return replace(spec, ddl=ddl, key=key, format="debezium")
 
 
 def _quoted(name: str) -> str:

@@ -32,6 +32,11 @@ from penstock.client.reading import read_batches
 from penstock.errors import PenstockError
 
 SCHEMAS_TOPIC: Final = "__penstock_schemas"
+# One partition; a table with very many columns, or labels of an enum, has a long schema.
+SCHEMAS_TOPIC_CONFIG: Final[Mapping[str, str]] = {
+    "cleanup.policy": "compact",
+    "max.message.bytes": str(20 << 20),
+}
 # The first field of an event: the id of its schema.
 SCHEMA_ID: Final = "schema_id"
 JSON_SCHEMA, AVRO_SCHEMA = "JSON", "AVRO"

@@ -25,9 +25,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import orjson
 from confluent_kafka import KafkaError, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
+from pyspark.sql.types import StructType
 
+from penstock.client.table_schemas import SCHEMA_ID
 from penstock.errors import PenstockError
 from penstock.spark.flows.declare import Collected, Flow, physical
 from penstock.spark.flows.folder import Folder
@@ -35,6 +38,7 @@ from penstock.spark.flows.load import load
 from penstock.spark.flows.manager import Manager, Status
 from penstock.spark.flows.overseeing import Settings
 from penstock.spark.flows.supervisor import Policy
+from penstock.testing import captured_rows
 from penstock.testing.reading import TopicRecord, read_topic
 
 if TYPE_CHECKING:
@@ -210,20 +214,33 @@ class FlowTester:
         *,
         key: str | Sequence[str],
         deleted: bool = False,
+        schema: str | None = None,
     ) -> None:
         """Write rows of a table as capture does: change events, with the columns `key` as the key.
 
-        With `deleted` they are deletions. For what a flow reads as `table(..., debezium=...)`.
+        With `deleted` they are deletions. `schema`, such as "id bigint, price decimal(10,2), day
+        date", is published as capture does it, so that a flow may leave it out: the values are
+        then those of Python, Decimal("1.10") or a date. Without it a flow says how it reads them,
+        as in `table(..., debezium=...)`.
         """
         columns = [key] if isinstance(key, str) else list(key)
         keys, events = list[str](), list[Value]()
+        told: dict[str, Any] = {}
+        if schema is not None:
+            row_type = StructType.fromDDL(schema)
+            assert isinstance(row_type, StructType)
+            table = captured_rows.table_schema(topic, row_type, columns)
+            told = {SCHEMA_ID: captured_rows.publish(self.broker.bootstrap, topic, table)}
+            rows = [captured_rows.written(row, table) for row in rows]
         for row in rows:
             wanted = {name: _field(topic, row, name) for name in columns}
             keys.append(json.dumps(wanted, default=_plain, separators=(",", ":")))
             before, after = (row, None) if deleted else (None, row)
             stamp = int(self.now.timestamp() * 1000)
             op = "d" if deleted else "c"
-            events.append({"before": before, "after": after, "op": op, "ts_ms": stamp})
+            event = {**told, "before": before, "after": after, "op": op, "ts_ms": stamp}
+            # Readers look for the schema where a capture writes it, without any blank.
+            events.append(orjson.dumps(event) if told else event)
         self.feed(topic, events, key=keys)
 
     def records(self, topic: str) -> list[TopicRecord]:

@@ -18,6 +18,7 @@ exclude = ["public.secret*"]
 prefix = "my-shop"
 format = "json"
 schemas = true
+publish_schemas = false
 tombstones = false
 skip = ["none"]
 unavailable = "fill"
@@ -77,6 +78,7 @@ def test_everything_is_taken() -> None:
     assert made.source.include == ("public.*",)
     assert made.source.snapshot_workers == 4
     assert made.events.skip == frozenset()
+    assert not made.events.publish_schemas
     assert made.events.keys == {"public.events": ("source", "number"), "public.one": ("a",)}
     assert made.events.hash == {"*.email": Hash("sha256", "pepper"), "*.ssn": Hash(salt="salt")}
     assert (
@@ -104,6 +106,7 @@ def test_a_url_is_enough() -> None:
     assert made.events.prefix == "shop"
     assert made.events.skip == frozenset("t")
     assert made.events.truncates == "deletes"
+    assert made.events.publish_schemas
     assert made.snapshot.mode == "initial"
     assert made.delivery.transactions
 
@@ -118,6 +121,7 @@ def test_a_url_is_enough() -> None:
         ({"partitions": 0}, ["capture.shop.partitions", "1 to 1000"]),
         ({"partitions": True}, ["capture.shop.partitions", "whole number"]),
         ({"schemas": "yes"}, ["capture.shop.schemas", "true or false"]),
+        ({"publish_schemas": 1}, ["capture.shop.publish_schemas", "true or false"]),
         ({"include": "public.*"}, ["capture.shop.include", "list"]),
         ({"skip": ["x"]}, ["capture.shop.skip", "c, u, d"]),
         ({"truncates": "keep"}, ["capture.shop.truncates", "deletes, skip", "'keep'"]),

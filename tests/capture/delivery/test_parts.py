@@ -17,7 +17,7 @@ from penstock.capture.delivery.ghosts import Ghosts
 from penstock.capture.delivery.handover import Handover, HandoverClosedError
 from penstock.capture.delivery.incremental import QUEUE_MAX, Done, Incremental
 from penstock.capture.delivery.marks import Marks, with_mark
-from penstock.capture.delivery.metering import CaptureStatus, Meter, Progress
+from penstock.capture.delivery.metering import CaptureStatus, Meter, Progress, TableStatus
 from penstock.capture.delivery.owners import Owners
 from penstock.capture.delivery.pace import Pace
 from penstock.capture.delivery.signals import (
@@ -315,7 +315,9 @@ def test_meters() -> None:
 
 
 def test_status_and_state_come_back_from_the_log() -> None:
-    status = CaptureStatus("x", "streaming", snapshot=Progress("t", 1, None, 2.0, None))
+    table = TableStatus("public.t", "x.public.t", 2, 7, "added age integer")
+    progress = Progress("t", 1, None, 2.0, None)
+    status = CaptureStatus("x", "streaming", snapshot=progress, tables=(table,), table_count=1)
     assert CaptureStatus.decode(status.encode()) == status
     later = orjson.dumps({**orjson.loads(status.encode()), "something": "newer"})
     assert CaptureStatus.decode(later) == status

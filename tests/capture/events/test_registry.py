@@ -6,9 +6,10 @@ import random
 from collections.abc import Callable
 
 import orjson
+import pytest
 
 from penstock.capture.events.registry import SchemaRegistry
-from penstock.client.table_schemas import AVRO_SCHEMA, JSON_SCHEMA, SchemaRecord
+from penstock.client.table_schemas import AVRO_SCHEMA, JSON_SCHEMA, SchemaError, SchemaRecord
 
 INT, TEXT, DATE = ({"type": name} for name in ("integer", "string", "date"))
 
@@ -76,6 +77,29 @@ def test_what_is_pending_is_written_until_it_is_seen() -> None:
     assert list(registry.pending.values()) == [record]
     registry.learn([record])
     assert not registry.pending
+
+
+def test_versions_of_another_cluster_keep_their_ids() -> None:
+    """Moved twice they are there once; where the target has other versions, behind those."""
+    there, here = SchemaRegistry(), SchemaRegistry()
+    for schema in (INT, TEXT, INT):
+        there.id_of("a", schema, JSON_SCHEMA)
+    moved = there.take_pending()
+    for _ in range(2):
+        for record in moved:
+            here.adopt(record)
+    assert here.take_pending() == moved
+    own = SchemaRegistry()
+    own.id_of("a", DATE, JSON_SCHEMA)
+    own.take_pending()
+    for _ in range(2):
+        for record in moved:
+            own.adopt(record)
+    added = own.take_pending()
+    assert {record.id for record in moved} <= {record.id for record in added}
+    assert 1 not in [record.version for record in added]
+    with pytest.raises(SchemaError, match="another one here"):
+        own.adopt(moved[0]._replace(text="{}"))
 
 
 class Capture:

@@ -48,7 +48,7 @@ def test_a_sink_follows_an_alter(
                     found = [row for batch in sink.scan() for row in batch.to_pylist()]
                 return {row["id"]: row for row in found}
 
-            def reasons() -> list[bytes]:
+            def reasons() -> list[bytes | None]:
                 manager.step()
                 letters = records(broker.bootstrap, f"{topic}.dead")
                 return [dict(each.headers)["penstock.error.reason"] for each in letters]

@@ -9,14 +9,13 @@ from penstock.capture.delivery.signals import SIGNALS_TOPIC
 from penstock.capture.delivery.state import CAPTURE_TOPIC, state_topic
 from penstock.client.connection import Cluster
 from penstock.client.metadata import Metadata
-from penstock.client.table_schemas import SCHEMAS_TOPIC
+from penstock.client.table_schemas import SCHEMAS_TOPIC, SCHEMAS_TOPIC_CONFIG
 from penstock.client.topics import create
 
 _WEEK_MS: Final = 7 * 24 * 3_600_000
 # Rows of databases are larger than messages use to be; brokers take 1 MB unless told otherwise.
 _MESSAGE_MAX_BYTES: Final = 20 << 20
 _COMPACT: Final = {"cleanup.policy": "compact"}
-_ONE_PARTITION: Final = frozenset((SCHEMAS_TOPIC, CAPTURE_TOPIC, SIGNALS_TOPIC))
 
 
 class Topics:
@@ -34,9 +33,8 @@ class Topics:
             return
         config = {"max.message.bytes": str(_MESSAGE_MAX_BYTES), **self._settings.config}
         partitions = self._settings.partitions
-        if topic in _ONE_PARTITION:
-            # A table with very many columns, or labels of an enum, has a long schema.
-            config, partitions = {"max.message.bytes": str(_MESSAGE_MAX_BYTES)}, 1
+        if topic == SCHEMAS_TOPIC:
+            config, partitions = dict(SCHEMAS_TOPIC_CONFIG), 1
         if compacted:
             config |= _COMPACT
         self._create(topic, partitions, config)

@@ -26,7 +26,7 @@ from typing import Any, Final
 
 import orjson
 
-from penstock.client.table_schemas import AVRO_SCHEMA, JSON_SCHEMA, SchemaRecord
+from penstock.client.table_schemas import AVRO_SCHEMA, JSON_SCHEMA, SchemaError, SchemaRecord
 
 _HEAD: Final = struct.Struct(">bi").pack
 _ID_BITS: Final = 0x7FFFFFFF
@@ -80,6 +80,22 @@ class SchemaRegistry:
         for record in overwritten:
             if record.id not in self._subjects[record.subject].values():
                 self._add(record.subject, record.id, record.text, record.kind)
+
+    def adopt(self, record: SchemaRecord) -> None:
+        """Register a version as another cluster has it, with its id, unless it is there."""
+        if self._digests.get(record.id, _digest(record.text)) != _digest(record.text):
+            raise SchemaError(
+                f"schema {record.id} of {record.subject} is another one here",
+                advice="Move the topics to a cluster of their own.",
+            )
+        versions = self._subjects.get(record.subject, {})
+        if versions.get(record.version) == record.id:
+            return
+        if record.version not in versions:
+            self._know(record)
+            self.pending[record.subject, record.version] = record
+        elif record.id not in versions.values():
+            self._add(record.subject, record.id, record.text, record.kind)
 
     def take_pending(self) -> list[SchemaRecord]:
         """What is to be written; it counts as written from now on."""

@@ -24,6 +24,7 @@ from penstock.cli.migration.plan import (
     make_plan,
     prepare,
 )
+from penstock.cli.migration.schemas import copy_schemas
 from penstock.cli.migration.state import Place
 from penstock.cli.migration.verify import OK, Comparison, Seen, compare
 
@@ -236,6 +237,10 @@ class Migration:
 
     def _copy(self, copier: Copier, plans: Sequence[TopicPlan]) -> None:
         ends = self._ends(plans)
+        # Events up to the ends name no others.
+        count = copy_schemas(self._source, self._target, self._options.replication)
+        if count:
+            self._report.note(f"{count:,} schemas of captured tables were added to the target's")
         self._report.phase("copying", self._behind(copier, ends))
         copier.copy_until(ends, self._advance)
         self.summary.topics = list(plans)
