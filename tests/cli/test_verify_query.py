@@ -219,7 +219,11 @@ def test_the_command(shop: Shop) -> None:
         ran = run("verify", shop.name, "revenue", "-q", f"{QUERY};", "--json",
                   "--float-tolerance", "1e-12").ok()  # fmt: skip
         assert (ran.json["equal"], ran.json["rows"], ran.json["stored_rows"]) == (True, 3, 3)
-        Path("q.sql").write_text("SELECT country, count(*) AS Orders FROM orders GROUP BY 1")
+        # As the file of a view.
+        Path("q.sql").write_text(
+            "-- topic revenue\n-- table orders = shop.orders(id bigint) key id\n"
+            "SELECT country, count(*) AS Orders FROM orders GROUP BY 1;\n"
+        )
         ran = run("verify", shop.name, "revenue", "--query-file", "q.sql")
         assert ran.status == 1
         assert "other orders" in ran.out
