@@ -136,7 +136,9 @@ def test_letters_of_the_flow_that_wrote_the_topic(rows: Topic, tmp_path: Path) -
         with LogWriter(cluster) as writer:
             # As a flow writes them.
             told = [("mine", b"x"), (f"{HEADER_PREFIX}topic", source.encode())]
-            writer.write(f"{source}.aside", [b"k"] * 3, [b"v"] * 3, headers=[told] * 3)
+            for name in ("made", "made", "other", ""):
+                headers = [*told, (f"{HEADER_PREFIX}flow", name.encode())] if name else told
+                writer.write(f"{source}.aside", [b"k"], [b"v"], headers=[headers])
             writer.flush()
     report = verify(load(), f"topic:{rows.name}", "s", timeout_s=60, bootstrap=rows.at)
     found = [(each.writer, each.topic, each.count) for each in report.dead_letters]

@@ -213,3 +213,7 @@ def test_a_table_that_is_altered_while_it_is_compared(server: Server) -> None:
             assert report.equal, report.differences
         report = server.verify("SELECT id, amount, extra FROM orders")
         assert (report.equal, report.rows) == (True, 4), report.differences
+        topic = f"topic:{named(load(), 'store').topic}"
+        report = verify(load(), server.name, topic, query="SELECT id, amount, extra FROM orders",
+                        timeout_s=60, bootstrap=server.at)  # fmt: skip
+        assert (report.equal, report.rows) == (True, 4), report.differences

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.cli import output
 from penstock.cli.verifying.checksums import (
     Digest,
     Numbers,
@@ -171,9 +172,9 @@ class Comparison:
         # What nobody knows cannot be read.
         self._parser = replace(self._parser, schemas={**self._parser.schemas, **lost})
 
-    def _parsed(self, records: pa.Table, *, each: bool = False) -> Parsed:
-        """Records of the log: the last of each key, or each of them."""
-        parsed = (replace(self._parser, by_row=True) if each else self._parser).parse(records)
+    def _parsed(self, records: pa.Table) -> Parsed:
+        """Records of the log."""
+        parsed = self._parser.parse(records)
         if parsed.unknown:
             raise _GrownError({}, parsed.unknown)
         return parsed
@@ -231,67 +232,40 @@ class Comparison:
 
         A flow writes what has come of a whole micro-batch, so the log need not have each value that
         the database had. What differs does so for sure if nothing was captured meanwhile, or if
-        it differs each time and nothing was written of the key. Of a key that is written all the
-        time, it is enough that the answer is among what was written of it, or was there before, and
-        that the store has what the log has.
+        it differs each time and nothing was written of the key. A key that is written all the time
+        must be found equal once: that its answer is among what was written proves nothing, a count
+        that is too large by one has been there, too.
         """
         wanted: Numbers | None = None
         certain: list[Numbers] = []
-        # By key the store's row, and how often it was looked at.
+        # By key the store's rows, and how often they were found while nothing was written.
         before: dict[int, tuple[list[int], int]] = {}
-        written: dict[int, set[int | None]] = {}
         while True:
             self._round += 1
             try:
                 unlike, changed, sink = self._compare(wanted)
-                self._note_written(written, unlike[np.isin(unlike, changed)])
             except _GrownError as grown:
                 self._grow(grown)
                 self._check_time()
                 continue
             if not len(unlike) or origin.is_quiet():
                 return np.sort(np.concatenate([*certain, unlike]))
-            moved = np.isin(unlike, changed)
-            sure, left, seen = [], [], []
-            for key, has_moved in zip(map(int, unlike), moved, strict=True):
+            sure = []
+            for key, moved in zip(map(int, unlike), np.isin(unlike, changed), strict=True):
                 stored = sink.row(key)
                 last, times = before.get(key, (stored, 0))
-                times = times + 1 if stored == last and not has_moved else 1
+                times = times + 1 if stored == last and not moved else 1
                 before[key] = stored, times
-                known = written.setdefault(key, set())
-                if times >= _SAME or len(stored) > 1:
-                    sure.append(key)
-                elif has_moved and next(iter(self._source.row(key)), None) in known:
-                    seen.append(key)
-                else:
-                    left.append(key)
-                known.add(next(iter(stored), None))
-            try:
-                left += map(int, self._out_of_step(np.array(seen, np.uint64), sink))
-            except _GrownError as grown:
-                self._grow(grown)
-                left += seen
-            certain.append(np.array(sure, np.uint64))
-            wanted = np.array(left, np.uint64)
+                sure.append(times >= _SAME or len(stored) > 1)
+            certain.append(unlike[np.array(sure)])
+            wanted = unlike[~np.array(sure)]
             if not len(wanted):
                 return np.sort(np.concatenate(certain))
-            told = [self._names[key] for key in left if key in self._names][:_NAMED]
+            told = [self._names[key] for key in map(int, wanted) if key in self._names][:_NAMED]
             self._check_time(
-                f"{len(left)} keys differ and change all the time"
+                f"{output.count(len(wanted), 'key')} not found equal, and written all the time"
                 + (f", among them {', '.join(told)}" if told else "")
             )
-
-    def _note_written(self, written: dict[int, set[int | None]], keys: Numbers) -> None:
-        """What was written of keys since the last look began."""
-        chosen = set(map(int, keys))
-        for records in records_since(self._cluster, self._origin.topic, self._since):
-            parsed = self._parsed(records, each=True)
-            rows = map(int, self._sums(parsed.upserts))
-            for key, row in zip(map(int, self._keys(parsed.upserts)), rows, strict=True):
-                if key in chosen:
-                    written.setdefault(key, set()).add(row)
-            for key in chosen.intersection(map(int, self._keys(parsed.deletes))):
-                written.setdefault(key, set()).add(None)
 
     def _compare(self, wanted: Numbers | None) -> tuple[Numbers, Numbers, Digest]:
         """One round: the keys that differ, those that have changed meanwhile, and the store's
@@ -563,7 +537,7 @@ class Comparison:
             raise VerifyError(
                 f"{self._origin.name} and {self._store.target} could not be compared in "
                 f"{self._timeout_s:.0f} s{': ' + what if what else ''}",
-                advice="Give it more time with --timeout.",
+                advice="Give it more time with --timeout, or try when less is written.",
             )
 
 

@@ -132,7 +132,7 @@ def _query_sides(
         # Said before anything else is looked for.
         TopicOrigin(cluster, topic)
         spec = SinkSpec(sink, topic, sink)
-        store = TopicRows(cluster, topic, parser_of(spec, cluster, topic, None))
+        store = TopicRows(cluster, topic, lambda: parser_of(spec, cluster, topic, None))
     elif "://" in sink:
         spec = SinkSpec(sink.partition("://")[0], "", sink)
         store = stack.enter_context(spec.sink())

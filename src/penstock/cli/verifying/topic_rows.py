@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -22,12 +23,14 @@ class TopicRows:
     readable = True
     lifetime_s = 0
 
-    def __init__(self, cluster: Cluster, topic: str, parser: Parser) -> None:
+    def __init__(self, cluster: Cluster, topic: str, parser_of: Callable[[], Parser]) -> None:
+        """`parser_of` gives what reads the records that there are now."""
         self.target = f"topic {topic}"
         self.aside = AsideKeys()
         self._cluster = cluster
         self._topic = topic
-        self._parser = parser
+        self._parser_of = parser_of
+        self._parser = parser_of()
 
     def stored_schema(self) -> Schema:
         """The columns that its records have."""
@@ -47,20 +50,33 @@ class TopicRows:
 
     def scan(self) -> Iterator[pa.RecordBatch]:
         """The last row of each key."""
+        rows, unknown = self._last_rows()
+        if unknown:
+            # The table was altered; what is not published is not known to anybody.
+            self._parser = self._parser_of()
+            lost = dict.fromkeys(unknown - self._parser.schemas.keys())
+            self._parser = replace(self._parser, schemas={**self._parser.schemas, **lost})
+            rows, _ = self._last_rows()
+        yield from rows.combine_chunks().to_batches()
+
+    def _last_rows(self) -> tuple[pa.Table, set[int]]:
+        """The last row of each key, and the schemas that the parser does not know."""
         self.aside = AsideKeys()
         schema = self._parser.schema
-        rows, keys, places = [], [], []
+        rows, keys, places = [schema.arrow.empty_table()], [], []
         count = 0
+        unknown: set[int] = set()
         for records in records_since(self._cluster, self._topic):
             parsed = self._parser.parse(records)
             self.aside.note(records, parsed)
+            unknown |= parsed.unknown
             found = parsed.upserts.num_rows
             rows.append(parsed.upserts)
             keys += [keys_of(parsed.upserts, schema), keys_of(parsed.deletes, schema)]
             places += [np.arange(count, count + found), np.full(parsed.deletes.num_rows, -1)]
             count += found
-        if not rows:
-            return
+        if not keys:
+            return rows[0], unknown
         numbers, at = np.concatenate(keys), np.concatenate(places)
         # Within one parse no key is in both; the later parse counts.
         order = np.argsort(numbers, kind="stable")
@@ -68,4 +84,4 @@ class TopicRows:
         last = np.ones(len(numbers), np.bool_)
         last[:-1] = numbers[:-1] != numbers[1:]
         at = np.sort(at[last & (at >= 0)])
-        yield from pa.concat_tables(rows).take(pa.array(at)).combine_chunks().to_batches()
+        return pa.concat_tables(rows).take(pa.array(at, pa.int64())), unknown
