@@ -114,3 +114,17 @@ def test_what_cannot_be_judged_before_it_is_committed_is_judged_afterwards() -> 
 def test_an_unknown_number_of_records_is_no_reason_to_stop() -> None:
     judge = guard()
     judge.check(None, 500, lambda: FIRST)
+
+
+def test_a_micro_batch_of_unknown_size_is_judged_when_it_is_known() -> None:
+    judge = guard(once=True)
+    verdict = Verdict(judge, lambda: (None, 3), lambda: FIRST)
+    verdict.before_commit()
+    assert verdict.after_commit() == (None, 3)
+    assert judge.at_end() is None
+    judge.note(30, 3, FIRST)
+    assert judge.at_end() is None
+    judge.note(40, 40, "")
+    said = judge.at_end()
+    assert said is not None
+    assert FIRST in str(said)

@@ -118,6 +118,7 @@ def test_windows_keep_their_state_from_run_to_run(tester: FlowTester) -> None:
         return windows.count().select("user", "count", F.col("window.start").alias("start"))
 
     tester.use(counts)
+    tester.stops_at_dead_letters = True
     tester.feed("times", [{"user": "ann", "at": tester.now}, {"user": "ann", "at": tester.now}])
     tester.feed("times", ["nonsense"])
     tester.run()
@@ -138,6 +139,10 @@ def test_windows_keep_their_state_from_run_to_run(tester: FlowTester) -> None:
     tester.feed("times", [{"user": "ann", "at": tester.now}])
     assert tester.run()["counts"].progress.late_rows == 1
     assert len(tester.rows("counts")) == 1
+    tester.feed("times", ["nonsense"] * 12)
+    with pytest.raises(FlowFailedError, match=r"dead letters. The first: times-0 at offset \d+: "):
+        tester.run()
+    assert len(tester.records("times.dead")) == 1
 
 
 def test_flows_that_read_what_others_write(tester: FlowTester) -> None:

@@ -77,7 +77,7 @@ class DeadLetterGuard:
             raise self._error(wrong, first(), self._remedy.kept)
 
     def committed(
-        self, records: int | None, dead: int, first: Callable[[], str], *, is_judged: bool
+        self, records: int, dead: int, first: Callable[[], str], *, is_judged: bool
     ) -> None:
         """After a micro-batch was committed, dead letters and all.
 
@@ -86,12 +86,16 @@ class DeadLetterGuard:
         wrong = "" if is_judged else self._wrong(records, dead)
         if wrong:
             raise self._error(wrong, first(), self._remedy.aside)
-        known = dead if records is None else max(records, dead)
-        self._recent = self._with((known, dead))
-        self._records += known
+        needs_first = self._once and not self._first and dead > self._limit.share * records
+        self.note(records, dead, first() if needs_first else "")
+
+    def note(self, records: int, dead: int, first: str) -> None:
+        """Remember a micro-batch that was committed."""
+        records = max(records, dead)
+        self._recent = self._with((records, dead))
+        self._records += records
         self._dead += dead
-        if self._once and not self._first and dead > self._limit.share * known:
-            self._first = first()
+        self._first = self._first or first
 
     def at_end(self) -> TooManyDeadLettersError | None:
         """What there is to say when a run has come to its end; None if it went well."""
@@ -145,7 +149,7 @@ class Verdict:
         """`count` gives the records and the dead letters; None if nothing was computed."""
         self._guard = guard
         self._count = count
-        self._first = first
+        self.first = first
         self._found: tuple[int | None, int] | None = None
         self._is_judged = False
 
@@ -153,15 +157,18 @@ class Verdict:
         """TooManyDeadLettersError if the micro-batch must not be committed."""
         found = self._found = self._count()
         if found is not None:
-            self._guard.check(*found, self._first)
+            self._guard.check(*found, self.first)
             self._is_judged = True
 
-    def after_commit(self) -> int | None:
-        """The same, if it could not be judged before; how many records there were."""
-        found = self._count() if self._found is None else self._found
-        if found is not None:
-            self._guard.committed(*found, self._first, is_judged=self._is_judged)
-        return None if found is None else found[0]
+    def after_commit(self) -> tuple[int | None, int]:
+        """The same, if it could not be judged before; how many records and dead letters there were.
+
+        Where the number of records is not known the guard is to be told when it is.
+        """
+        records, dead = (self._count() if self._found is None else self._found) or (None, 0)
+        if records is not None:
+            self._guard.committed(records, dead, self.first, is_judged=self._is_judged)
+        return records, dead
 
 
 def described(topic: str, partition: int, offset: int, reason: str) -> str:

@@ -625,7 +625,7 @@ class Operated:
         """Write what could not be read, and what is late, if there is any."""
         counts = self._written_aside(parts, counts, batch_id, is_kept=is_kept)
         if not counts.skipped:
-            verdict.after_commit()
+            self._running.settle(batch_id, verdict)
         return counts
 
     def _written_aside(

@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Any, Final
 import orjson
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, Observation, SparkSession
-from pyspark.sql import functions as F  # noqa: N812
 
 from penstock.spark import reading, sql
 from penstock.spark.flows import inputs, offsets, planning, published
@@ -54,10 +53,10 @@ from penstock.spark.flows.writing import (
     TopicWriter,
     counted,
     counting,
+    first_letter,
     first_of,
     observed,
 )
-from penstock.spark.reading.frame import HEADER_PREFIX
 from penstock.spark.reasons import reason
 from penstock.spark.state import watching
 from penstock.spark.state.bounds import warn_of_rest, warn_unbounded
@@ -181,6 +180,8 @@ class Running:
         self._twice: dict[int, frozenset[int]] = {}
         # How many records a batch had, where that is known without Spark.
         self._read: dict[int, int] = {}
+        # The dead letters of a batch of which it is not known yet how many records it had.
+        self._unjudged: dict[int, tuple[int, str]] = {}
         # How many of them had a value.
         self._valued: dict[int, int] = {}
         self._snapshots = [Snapshot(spark, place, each) for each in flow.tables]
@@ -562,7 +563,7 @@ class Running:
                     verdict = Verdict(
                         self.guard, lambda: (every, written), lambda: first_of([rows])
                     )
-                self.note_valued(batch_id, verdict.after_commit())
+                self.note_valued(batch_id, self.settle(batch_id, verdict))
             return counts
         finally:
             if self.shares:
@@ -591,12 +592,16 @@ class Running:
 
     def _on_rows(self, rows: DataFrame, batch_id: int) -> Counts:
         """A micro-batch of what the function gave."""
+        writer = self._writer
+        assert writer is not None
         verdict = Verdict(
-            self.guard, lambda: self._counted(batch_id), lambda: self._first_written(rows)
+            self.guard,
+            lambda: self._counted(batch_id),
+            lambda: first_letter(rows, writer.letter_topics),
         )
         counts = self.write(rows, batch_id, with_letters=True, verdict=verdict)
         if not counts.skipped:
-            verdict.after_commit()
+            self.settle(batch_id, verdict)
         return counts
 
     def _counted(self, batch_id: int) -> tuple[int | None, int] | None:
@@ -607,19 +612,6 @@ class Running:
         if dead is None:
             return None
         return offsets.records_of(self.checkpoint, batch_id), dead
-
-    def _first_written(self, rows: DataFrame) -> str:
-        """A dead letter among records that are to be written: its headers say what it is."""
-        assert self._writer is not None
-        letters = rows.where(F.col("topic").isin(self._writer.letter_topics))
-        for row in letters.select("headers").limit(1).collect():
-            said = {each["key"]: bytes(each["value"] or b"").decode() for each in row["headers"]}
-            names = ("topic", "partition", "offset", "reason")
-            topic, partition, offset, reason = (
-                said.get(f"{HEADER_PREFIX}{name}", "") for name in names
-            )
-            return f"{topic}-{partition} at offset {offset}: {reason}"
-        return ""
 
     def write(
         self,
@@ -664,6 +656,16 @@ class Running:
     def note_second_reading(self, batch_id: int, streams: Iterable[int]) -> None:
         """Spark counts the rows of a batch whenever they are read."""
         self._twice[batch_id] = frozenset(streams)
+
+    def settle(self, batch_id: int, verdict: Verdict) -> int | None:
+        """Judge a micro-batch that was committed; how many records it had, if that is known.
+
+        Where it is not yet, as in the first one of all, Spark's report of it tells.
+        """
+        records, dead = verdict.after_commit()
+        if records is None and dead:
+            self._unjudged[batch_id] = dead, verdict.first() if self._once else ""
+        return records
 
     def note_valued(self, batch_id: int, records: int | None) -> None:
         """How many records of a batch had a value, if that is known."""
@@ -740,8 +742,13 @@ class Running:
         self._read = {each: read for each, read in self._read.items() if each >= batch_id}
         valued = self._valued.get(batch_id)
         self._valued = {each: seen for each, seen in self._valued.items() if each >= batch_id}
-        read = self._read.get(batch_id)
-        return self.progress.take(report, self._written, readings, read, valued)
+        read, before = self._read.get(batch_id), self.progress.rows_in
+        if not self.progress.take(report, self._written, readings, read, valued):
+            return False
+        dead, first = self._unjudged.pop(batch_id, (0, ""))
+        if dead:
+            self.guard.note(self.progress.rows_in - before, dead, first)
+        return True
 
     # ---- stopping ------------------------------------------------------------------------
 

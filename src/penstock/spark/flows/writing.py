@@ -14,6 +14,7 @@ from penstock.spark import reading
 from penstock.spark.flows.dead_letters import described
 from penstock.spark.flows.declare import Flow
 from penstock.spark.flows.versions import physical
+from penstock.spark.reading.frame import HEADER_PREFIX
 from penstock.spark.sink import AtLeastOnce, ExactlyOnce, Written
 
 if TYPE_CHECKING:
@@ -78,6 +79,17 @@ def first_of(frames: Iterable[DataFrame]) -> str:
         found = reading.bad(rows).select("topic", "partition", "offset", reading.ERROR)
         for row in found.orderBy("partition", "offset").limit(1).collect():
             return described(*row)
+    return ""
+
+
+def first_letter(rows: DataFrame, topics: list[str]) -> str:
+    """A dead letter among records that are to be written: its headers say what it is."""
+    letters = rows.where(F.col("topic").isin(topics))
+    for row in letters.select("headers").limit(1).collect():
+        said = {each["key"]: bytes(each["value"] or b"").decode() for each in row["headers"]}
+        names = ("topic", "partition", "offset", "reason")
+        topic, partition, offset, reason = (said.get(HEADER_PREFIX + name, "") for name in names)
+        return f"{topic}-{partition} at offset {offset}: {reason}"
     return ""
 
 

@@ -481,7 +481,8 @@ def _remedy(spec: SinkSpec) -> Remedy:
     mend = f"mend `fields`, `key` or `format` of [sinks.{spec.name}]"
     return Remedy(
         f"If it is not the records that are wrong, {mend}, and start again: nothing of this "
-        "transaction is in the store, and its records are read again. If it is, let them be put "
+        "transaction is in the store, and its records are read again. (Another type of a column "
+        f"takes `penstock sinks rebuild {spec.name}`.) If it is, let them be put "
         "aside: max_dead_share = 1, and a higher max_dead_letters.",
         f"If it is not the records that are wrong, {mend}. `penstock sinks redrive {spec.name}` "
         f"sends back what is in {spec.letters}.",
