@@ -18,6 +18,7 @@ from penstock.cli import project as projects
 from penstock.cli.capture_project import configured
 from penstock.cli.kafka import bootstrap_of
 from penstock.cli.sinks_file import named
+from penstock.cli.sinks_reach import must_answer
 from penstock.cli.verifying.checksums import (
     Digest,
     Numbers,
@@ -88,6 +89,7 @@ def verify(
                 f"{origin.topic}",
                 advice=f"Compare it with its topic: penstock verify {TOPIC}{spec.topic} {sink}",
             )
+        must_answer(spec)
         store = stack.enter_context(spec.sink())
         # A URL may have a password in it.
         shown = store.target if "://" in sink else sink
