@@ -118,6 +118,10 @@ def test_the_doctor_tells_all_that_is_missing(brokers: dict[str, str]) -> None:
     assert failing == extra | parts
     for each in failing:
         assert "pip install 'penstock[" in found[each]["remedy"]
+    # One command is enough for the whole project.
+    remedies = {found[each]["remedy"] for each in extra}
+    assert remedies == {"pip install 'penstock[postgres,search]'"}
+    assert "penstock[search]" in found["sink words"]["remedy"]
     assert found["broker"]["level"] == "ok"
 
 

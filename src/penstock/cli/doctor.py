@@ -22,7 +22,7 @@ import typer
 
 from penstock.cli import output, project
 from penstock.cli.kafka import BOOTSTRAP_VARIABLE, DEFAULT_PORT, AsJson, bootstrap_of
-from penstock.cli.needs import of_captures, of_sinks, tables
+from penstock.cli.needs import need_captures, need_sinks, of_captures, of_sinks, tables
 from penstock.cli.project import ProjectFile
 from penstock.cli.project_check import mistakes_around
 from penstock.cli.values import parse_address
@@ -178,8 +178,9 @@ def _packages(known: project.Project) -> Iterator[Finding]:
             versions = ", ".join(f"{name} {_version(name) or ''}".strip() for name in packages)
             yield Finding("ok", f"extra {extra}", versions)
         elif extra in needed:
+            # For all that the project needs: whoever has run it needs no other.
             yield Finding("failure", f"extra {extra}", f"the project needs {absent}",
-                          install([extra]))  # fmt: skip
+                          install(needed))  # fmt: skip
         else:
             yield Finding("ok", f"extra {extra}", f"without {absent}",
                           f"If you want it: {install([extra])}")  # fmt: skip
@@ -291,7 +292,9 @@ def _capture(known: project.Project, name: str) -> Iterator[Finding]:
     from penstock.capture.sources import open_source
     from penstock.cli.capture_project import configured
 
-    with open_source(configured(known, name).source) as source:
+    config = configured(known, name)
+    need_captures(known, [name])
+    with open_source(config.source) as source:
         for check in source.check():
             level: Level = "ok" if check.ok else "failure" if check.required else "warning"
             remedy = "" if check.ok else check.remedy
@@ -299,6 +302,8 @@ def _capture(known: project.Project, name: str) -> Iterator[Finding]:
 
 
 def _sink(known: project.Project, name: str) -> Iterator[Finding]:
+    known.need("sinks", name)
+    need_sinks(known, [name])
     from penstock.cli.sinks_file import read
     from penstock.cli.sinks_reach import answer_of
 

@@ -204,8 +204,14 @@ def _checked_settings() -> Iterator[None]:
         raise typer.BadParameter(error.args[0].str()) from None
 
 
-def connect(bootstrap: str, client: list[str]) -> Connection:
-    """A connection to a broker that is there; BrokerError if none answers, or none that is one."""
+def connect(bootstrap: str, client: list[str], *, option: str = "--bootstrap") -> Connection:
+    """A connection to a broker that is there; BrokerError if none answers, or none that is one.
+
+    `option` is the one that names it, for the message.
+    """
+    others = ""
+    if option == "--bootstrap":
+        others = f", {BOOTSTRAP_VARIABLE} or bootstrap in [broker] of {project.FILE_NAME}"
     settings = parse_pairs(client, what="client setting")
     reasons: list[str] = []
     strangers: list[BrokerError] = []
@@ -213,7 +219,7 @@ def connect(bootstrap: str, client: list[str]) -> Connection:
         address = parse_address(server.rpartition("://")[2], default_port=DEFAULT_PORT)
         try:
             socket.create_connection(address, CONNECT_TIMEOUT_S).close()
-            _speak(address, settings)
+            _speak(address, settings, option + others)
         except OSError as error:
             reasons.append(f"{server}: {error.strerror or error}".lower())
         except BrokerError as error:
@@ -223,15 +229,14 @@ def connect(bootstrap: str, client: list[str]) -> Connection:
     if strangers:
         raise strangers[0]
     if not reasons:
-        raise typer.BadParameter("--bootstrap names no broker")
+        raise typer.BadParameter(f"{option} names no broker")
     raise BrokerError(
         f"no broker answers at {'; '.join(reasons)}",
-        advice="Start one with `penstock up`, or name another with --bootstrap, "
-        f"{BOOTSTRAP_VARIABLE} or bootstrap in [broker] of {project.FILE_NAME}.",
+        advice=f"Start one with `penstock up`, or name another with {option}{others}.",
     )
 
 
-def _speak(address: tuple[str, int], settings: Mapping[str, str]) -> None:
+def _speak(address: tuple[str, int], settings: Mapping[str, str], named_by: str) -> None:
     """BrokerError if what listens there is no broker, or does not let us in.
 
     librdkafka would try again until its time is over, and then say that it was over.
@@ -265,8 +270,7 @@ def _speak(address: tuple[str, int], settings: Mapping[str, str]) -> None:
         raise BrokerError(
             f"what listens at {shown} does not answer as a Kafka broker: {reason}",
             advice="Is it a broker's port, and security.protocol (-X) that of the listener? Name "
-            f"another with --bootstrap, {BOOTSTRAP_VARIABLE} or bootstrap in [broker] of "
-            f"{project.FILE_NAME}.",
+            f"another with {named_by}.",
         ) from None
 
 

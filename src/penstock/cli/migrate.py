@@ -167,8 +167,8 @@ def migrate(
     from penstock.cli.migration.engine import Migration, Options
 
     options = Options(topic, exclude, group, replication, follow, verify, batch)
-    source = End(connect(from_, from_client), "source")
-    target = End(connect(to, to_client), "target")
+    source = End(connect(from_, from_client, option="--from"), "source")
+    target = End(connect(to, to_client, option="--to"), "target")
     with _reporter() as reporter:
         migration = Migration(source, target, options, reporter)
         if dry_run:

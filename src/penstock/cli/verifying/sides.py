@@ -12,6 +12,7 @@ from penstock.cli import project as projects
 from penstock.cli.capture_project import configured
 from penstock.cli.kafka import bootstrap_of
 from penstock.cli.sinks_file import named
+from penstock.cli.sinks_reach import must_answer
 from penstock.cli.verifying.engine import SHARE_ROWS, Comparison, not_there
 from penstock.cli.verifying.flow_graph import FlowGraph
 from penstock.cli.verifying.letters import DeadLetters, of_flow, of_sink
@@ -102,6 +103,7 @@ def _sides(
             f"{origin.topic}",
             advice=f"Compare it with its topic: penstock verify {TOPIC}{spec.topic} {sink}",
         )
+    must_answer(spec)
     return origin, spec, stack.enter_context(spec.sink())
 
 
@@ -135,10 +137,12 @@ def _query_sides(
         store = TopicRows(cluster, topic, lambda: parser_of(spec, cluster, topic, None))
     elif "://" in sink:
         spec = SinkSpec(sink.partition("://")[0], "", sink)
+        must_answer(spec)
         store = stack.enter_context(spec.sink())
         spec = replace(spec, topic=_only_topic(store))
     else:
         spec = named(project, sink)
+        must_answer(spec)
         store = stack.enter_context(spec.sink())
         topic = asked.flows.resolve(spec.topic)
         spec = replace(spec, topic=topic, dead_letters=spec.letters)
