@@ -129,6 +129,8 @@ class BatchOf:
     checkpoint: str
     # Where the log is, for what an output puts aside.
     place: Place
+    # Whether the output is being built anew, beside the one that counts.
+    is_rebuild: bool = False
 
 
 class Running:
@@ -169,6 +171,8 @@ class Running:
         self._old_rows: OldRowsWatch | None = None
         # Who knows of tables whose updates come without the old row.
         self.ask: Ask | None = None
+        # Whether its outputs are being built anew, beside those that count.
+        self.is_rebuild = False
         self.progress = Progress()
 
     # ---- planning ------------------------------------------------------------------------
@@ -524,7 +528,7 @@ class Running:
             if "topic" in rows.columns:
                 records = kept.where("topic is not null").select(*COLUMNS)
                 counts = self._writer.write(records, batch_id, with_letters=with_letters)
-            batch = BatchOf(self.flow.name, batch_id, self.checkpoint, self.place)
+            batch = BatchOf(self.flow.name, batch_id, self.checkpoint, self.place, self.is_rebuild)
             for at, output in enumerate(others):
                 column = _column(at)
                 part = kept.where(f"{column} IS NOT NULL").select(f"{column}.*")
