@@ -24,6 +24,7 @@ from penstock.spark.flows.overseeing import Settings
 from penstock.spark.flows.supervisor import Policy
 from penstock.spark.sinking.folder import SinkFolder
 from penstock.spark.sinking.manager import SinkManager
+from penstock.spark.sinking.output import store
 from penstock.testing.flows import FlowFailedError, FlowTester
 from tests.waiting import eventually
 
@@ -167,8 +168,8 @@ def test_whoever_reads_what_is_rebuilt_follows(tester: FlowTester, tmp_path: Pat
     def sums(doubled: DataFrame) -> DataFrame:
         return doubled.selectExpr("n + 1 as n")
 
-    store = tmp_path / "shop.db"
-    spec = SinkSpec("doubles", "doubled", f"sqlite:///{store}", ("n",), "n bigint")
+    file = tmp_path / "shop.db"
+    spec = SinkSpec("doubles", "doubled", f"sqlite:///{file}", ("n",), "n bigint")
     tester.feed("numbers", rows(1, 2))
     tester.use(doubling("doubled", factor=3))
     tester.run()
@@ -177,7 +178,7 @@ def test_whoever_reads_what_is_rebuilt_follows(tester: FlowTester, tmp_path: Pat
 
         def is_in_store(wanted: set[int]) -> bool:
             sinks.step()
-            return store.exists() and sinks.status()[0].put > 0 and rows_of(store) == wanted
+            return file.exists() and sinks.status()[0].put > 0 and rows_of(file) == wanted
 
         eventually(lambda: len(tester.rows("sums")) == 2, WAIT_S)
         eventually(lambda: is_in_store({3, 6}), WAIT_S)
@@ -205,7 +206,32 @@ def test_whoever_reads_what_is_rebuilt_follows(tester: FlowTester, tmp_path: Pat
     with fed(tester, None, spec) as sinks:
         eventually(sinks.step, WAIT_S)
         assert sinks.failed == []
-    assert rows_of(store) == {5, 10, 15}
+    assert rows_of(file) == {5, 10, 15}
+
+
+def test_a_store_is_rebuilt_with_its_flow(tester: FlowTester, tmp_path: Path) -> None:
+    file = tmp_path / "shop.db"
+
+    def doubling_to_store(factor: int) -> Flow:
+        output = store(f"sqlite:///{file}?table=doubles", key="n")
+
+        @flow(inputs=NUMBERS, output=output, name="doubled")
+        def doubled(numbers: DataFrame) -> DataFrame:
+            return numbers.select((F.col("n") * factor).alias("n"))
+
+        return doubled
+
+    tester.feed("numbers", rows(1, 2))
+    tester.use(doubling_to_store(3))
+    tester.run()
+    assert rows_of(file) == {3, 6}
+    tester.use(doubling_to_store(2))
+    tester.reset("doubled")
+    # 3 is a row of the old code alone.
+    assert rows_of(file) == {2, 4}
+    tester.feed("numbers", rows(3))
+    tester.run()
+    assert rows_of(file) == {2, 4, 6}
 
 
 def test_stop_finishes_the_batch_and_restart_goes_on(tester: FlowTester) -> None:

@@ -26,6 +26,7 @@ class Batch:
     batch_id: int
     checkpoint: str = "/data/totals/g1/checkpoint"
     place: Place | None = None
+    is_rebuild: bool = False
 
 
 def rows(path: Path) -> list[tuple[Any, ...]]:
@@ -50,8 +51,27 @@ def test_batches_are_written_once(spark: SparkSession, tmp_path: Path) -> None:
     # A checkpoint that was lost begins anew, and would be skipped in silence.
     with pytest.raises(FeedingError, match="older than the store"):
         output.write(first, Batch("f", 0))
-    # A flow that is reset counts anew.
-    assert output.write(first, Batch("f", 0, "/data/totals/g2/checkpoint")) == 2
+    # A flow that is reset counts anew, beside what it has written before.
+    anew = Batch("f", 0, "/data/totals/g2/checkpoint", is_rebuild=True)
+    output.switch("f", 2)
+    assert output.write(first, anew) == 2
+    assert rows(file) == [(2, "c", "[2]")]
+    # One that was given up leaves nothing behind.
+    third = Batch("f", 0, "/data/totals/g3/checkpoint", is_rebuild=True)
+    assert output.write(frame((7, "x", [], False)), third) == 1
+    for _ in range(2):
+        # Again, after a kill, does no harm.
+        output.switch("f", 3)
+        assert rows(file) == [(7, "x", "[]")]
+    assert output.write(frame((7, "x", [], False)), third) == 0
+    assert output.write(first, Batch("f", 1, "/data/totals/g3/checkpoint")) == 2
+    assert [row[0] for row in rows(file)] == [1, 2, 7]
+    # What another flow has written too is not one's own to replace.
+    assert output.write(frame((8, "y", [], False)), Batch("other", 0)) == 1
+    fourth = Batch("f", 0, "/data/totals/g4/checkpoint", is_rebuild=True)
+    assert output.write(frame((9, "z", [], False)), fourth) == 1
+    output.switch("f", 4)
+    assert [row[0] for row in rows(file)] == [1, 2, 7, 8, 9]
     with pytest.raises(FeedingError, match="key"):
         store(f"sqlite:///{file}?table=u", key="nothing").write(first, Batch("f", 0))
     with pytest.raises(ConfigError, match="no kind of store"):

@@ -79,6 +79,8 @@ class _Unit(Unit[Running]):
         self.generation = generation
         # What was last said about its waiting, so that it is said once.
         self.told = ""
+        # Whether its outputs other than topics take the place of those of before.
+        self.switching = False
         # Inputs that it reads in an older version than the one that counts.
         self.behind: list[versions.Behind] = []
 
@@ -149,6 +151,7 @@ class Manager(Overseer[_Unit]):
             stops_at_dead_letters=self._settings.stops_at_dead_letters,
         )
         running.progress, running.ask = unit.progress, self.ask_old_rows
+        running.is_rebuild = unit.rebuild
         return running
 
     def _watch(self, unit: _Unit, query: Query) -> None:
@@ -399,12 +402,16 @@ class Manager(Overseer[_Unit]):
             if live.life.state != "stopping":
                 self._do(live, live.life.stop())
             return
-        if live.work is not None:
+        if live.work is not None or rebuilt.work is not None:
             return
         if self._behind(rebuilt.flow, rebuilt.generation):
             # What it was rebuilt from was itself rebuilt meanwhile.
             if not self._stopping:
                 self._reset(live)
+            return
+        if not rebuilt.switching and any(map(_can_switch, rebuilt.flow.outputs.values())):
+            rebuilt.switching = True
+            self._work(rebuilt, self._switch_outputs, rebuilt)
             return
         name, old = rebuilt.flow.name, live.generation
         record = replace(self._record(rebuilt.flow), generation=rebuilt.generation, rebuilding=0)
@@ -430,6 +437,25 @@ class Manager(Overseer[_Unit]):
         self._note(unit)
         self._lead_readers(rebuilt.flow)
 
+    def _switch_outputs(self, rebuilt: _Unit) -> None:
+        """Stores that were filled beside those of before; topics have another name anyway."""
+        for output in rebuilt.flow.outputs.values():
+            if _can_switch(output):
+                switch: Any = getattr(output, "switch", None)
+                switch(rebuilt.flow.name, rebuilt.generation)
+
+    def _not_done(self, unit: _Unit, failure: Failure) -> None:
+        if not unit.switching:
+            super()._not_done(unit, failure)
+            return
+        # What was built stays beside; the old generation goes on.
+        unit.switching = False
+        unit.life.failure, unit.life.state = failure, "failed"
+        if not self._stopping:
+            live = self._live[unit.flow.name]
+            self._do(live, live.life.restart())
+            self._note(live)
+
     def _lead_readers(self, rebuilt: Flow) -> None:
         """Flows that read what was rebuilt stand in the old version, which does not grow."""
         if self._stopping:
@@ -453,6 +479,10 @@ class Manager(Overseer[_Unit]):
         under_way = self._rebuilds.get(unit.flow.name)
         if unit.behind and (under_way is None or under_way.life.is_ended):
             self._reset(unit)
+
+
+def _can_switch(output: Any) -> bool:
+    return callable(getattr(output, "switch", None))
 
 
 def _advice(flow: Flow, known: Fingerprint, now: Fingerprint) -> str:

@@ -148,6 +148,8 @@ class BatchOf:
     checkpoint: str
     # Where the log is, for what an output puts aside.
     place: Place
+    # Whether the output is being built anew, beside the one that counts.
+    is_rebuild: bool = False
 
 
 class Running:
@@ -193,6 +195,8 @@ class Running:
         self._old_rows: OldRowsWatch | None = None
         # Who knows of tables whose updates come without the old row.
         self.ask: Ask | None = None
+        # Whether its outputs are being built anew, beside those that count.
+        self.is_rebuild = False
         self.progress = Progress()
         letters = ", ".join(sorted(self.flow.dead_letter_topics))
         self.guard = DeadLetterGuard(
@@ -638,7 +642,7 @@ class Running:
                 counts = self._writer.write(
                     records, batch_id, with_letters=with_letters, check=check
                 )
-            batch = BatchOf(self.flow.name, batch_id, self.checkpoint, self.place)
+            batch = BatchOf(self.flow.name, batch_id, self.checkpoint, self.place, self.is_rebuild)
             for at, output in enumerate(others):
                 column = _column(at)
                 part = kept.where(f"{column} IS NOT NULL").select(f"{column}.*")

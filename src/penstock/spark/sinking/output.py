@@ -16,9 +16,11 @@ as JSON, with the reason in its headers.
 
 The position in the store is the flow's generation and the number of its micro-batch. A batch that
 runs again after a failure is known by it, and skipped; a store that lacks batches, because it was
-put back from a backup or removed, is an error. A flow that is reset puts its rows in again
-from the start of the log, in the same table: what the new code makes no row of any more stays there
-until the table is removed.
+put back from a backup or removed, is an error.
+
+A flow that is reset fills a second store beside the old one, which takes its place when the rebuild
+has caught up: no row is left that only the old code made. What cannot be built beside itself, a
+webhook, gets the rows again; and so does a table that several flows write, which is not one's own.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import ConfigError
-from penstock.sinks import Changes, Position, Refused, Schema, open_sink
+from penstock.sinks import Changes, Position, Refused, Schema, Sink, open_sink
 from penstock.sinks.contract import ORIGIN
 from penstock.sinks.schema import is_json
 from penstock.sinks.stores import parse
@@ -83,14 +85,14 @@ class SinkOutput:
             raise FeedingError(f"flow {batch.flow!r}: {error}", advice=error.advice) from error
         place = (f"flow:{batch.flow}:{_generation(batch)}", 0)
         changes = _changes(table, schema, Position({place: batch.batch_id + 1}))
-        with open_sink(self.url, self.options, name=batch.flow) as sink:
+        with self._opened(batch, place) as sink:
             at = sink.open(schema)
             behind = at.offsets.get(place, 0)
             if behind > batch.batch_id + 1:
                 raise FeedingError(
                     f"{sink.target} has batch {behind - 1} of flow {batch.flow!r}, whose "
                     f"checkpoint is at batch {batch.batch_id}: it is older than the store",
-                    advice="Remove the table, or give the flow another name; then it begins anew.",
+                    advice=f"`penstock flows reset {batch.flow}` builds it from the log.",
                 )
             if behind < batch.batch_id:
                 raise FeedingError(
@@ -99,6 +101,35 @@ class SinkOutput:
                     advice=f"`penstock flows reset {batch.flow}` builds it from the log.",
                 )
             return sink.apply(changes, partial(self._aside, batch, changes)).rows
+
+    def _opened(self, batch: Batch, place: tuple[str, int]) -> Sink:
+        """The store to write to: of a rebuild the one beside, until that has taken its place."""
+        live = open_sink(self.url, self.options, name=batch.flow)
+        if not getattr(batch, "is_rebuild", False) or not live.rebuildable:
+            return live
+        at = live.position()
+        if at is not None and (place in at.offsets or not _is_own(at, batch.flow)):
+            return live
+        with live:
+            beside = live.beside()
+            built = beside.position()
+            if built is not None and place not in built.offsets:
+                # Of a rebuild that was given up.
+                beside.close()
+                beside = live.beside(fresh=True)
+            return beside
+
+    def switch(self, flow: str, generation: int) -> None:
+        """Let what a rebuild has filled take the place of the store; again does no harm."""
+        place = (f"flow:{flow}:g{generation}", 0)
+        with open_sink(self.url, self.options, name=flow) as live:
+            if not live.rebuildable:
+                return
+            with live.beside() as beside:
+                built, schema = beside.position(), beside.stored_schema()
+                if built is not None and schema is not None and place in built.offsets:
+                    beside.open(schema)
+                    beside.switch()
 
     def _aside(self, batch: Batch, changes: Changes, refused: Sequence[Refused]) -> None:
         place: Place | None = getattr(batch, "place", None)
@@ -137,6 +168,11 @@ def store(
     parse(url, options)
     keys = (key,) if isinstance(key, str) else tuple(key)
     return SinkOutput(url, keys, dict(options or {}), dead_letters)
+
+
+def _is_own(at: Position, flow: str) -> bool:
+    """Whether nobody but a flow has written what a store has."""
+    return all(name.startswith(f"flow:{flow}:") for name, _ in at.offsets)
 
 
 def _generation(batch: Batch) -> str:
