@@ -17,7 +17,8 @@ from penstock.spark import windows as w
 from penstock.spark.flows.declare import flow, stream, topic
 from penstock.spark.flows.errors import DeclarationError
 from penstock.spark.flows.inputs import Place
-from penstock.spark.flows.running import Plan, Running
+from penstock.spark.flows.plans import Plan
+from penstock.spark.flows.running import Running
 from penstock.testing import Broker
 
 pytestmark = pytest.mark.timeout(600)

@@ -8,7 +8,8 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from penstock.spark.flows.declare import Stream, Table, stream, table
 from penstock.spark.flows.errors import DeclarationError
-from penstock.spark.flows.inputs import captured_key, check_schema
+from penstock.spark.flows.inputs import check_schema
+from penstock.spark.flows.table_inputs import captured_key
 
 pytestmark = pytest.mark.timeout(600)
 

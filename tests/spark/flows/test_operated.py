@@ -20,7 +20,7 @@ from penstock.spark.flows.declare import Flow, flow, stream, topic
 from penstock.spark.flows.folder import Folder
 from penstock.spark.flows.heartbeats import Heartbeats, Idleness
 from penstock.spark.flows.inputs import Place
-from penstock.spark.flows.operated import rows_at_once
+from penstock.spark.flows.stream_parts import rows_at_once
 from penstock.spark.reading.heartbeat_keys import HEARTBEAT
 from penstock.spark.state import Shard, apply, layout
 from penstock.testing.flows import FlowFailedError, FlowTester

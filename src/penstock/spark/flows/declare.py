@@ -37,7 +37,15 @@ from typing import (
     runtime_checkable,
 )
 
-from penstock.spark.flows.checks import check_texts, check_topic, is_whole, source_options
+from penstock.spark.flows.checks import (
+    check_limit,
+    check_names,
+    check_parameters,
+    check_texts,
+    check_topic,
+    is_whole,
+    source_options,
+)
 from penstock.spark.flows.dead_letters import DEFAULT_SHARE, DeadLetterLimit
 from penstock.spark.flows.durations import microseconds
 from penstock.spark.flows.errors import DeclarationError
@@ -167,39 +175,32 @@ def stream(
 
     With `json` (a schema such as "user string, at timestamp") or `avro` (a schema as JSON) each
     value becomes columns, beside `_key`, `_topic`, `_partition`, `_offset` and `_timestamp`;
-    records that do not fit go to the topic `dead_letters`, which is TOPIC.dead unless said
-    otherwise, with their position and the reason. `None` stops the flow at the first of them.
-    With `text` the key and the value are strings.
+    records that do not fit go to the topic `dead_letters` (TOPIC.dead), with their position and the
+    reason. `None` stops the flow at the first. With `text` the key and the value are strings.
 
     With none of these a captured table has the columns and types that it has in its database, as
     capture has published them: `_before` and `_after`, structs of a row, `_op`, and `_changed`,
-    when it was changed in the database, beside those that say where the record stood. Tombstones
-    are left out. Of any other topic the columns are those of Spark's own Kafka source; `raw` asks
-    for these of a captured table, too. `debezium` (the schema of a row) is for the columns of a
-    table that you choose, with types that can hold them, and for change events of other origin.
-    `changelog` is the same for topics that hold the row itself as JSON and a null for its deletion:
+    when it was changed in the database. Tombstones are left out. Of any other topic the columns are
+    those of Spark's own Kafka source; `raw` asks for these of a captured table, too. `debezium`
+    (the schema of a row) is for columns and types of your choice, and for change events of other
+    origin; `changelog` for topics that hold the row itself as JSON and a null for its deletion:
     `_before` is always null, `_op` is "u" or "d".
 
     `time` names the field that says when something happened, "at" or "order.placed", or
     "_timestamp" for the record's own. It becomes the column `_time`. `lateness` is how far a record
     may be behind the latest before it *in the same partition of the log*; one that is further
-    behind is late. It goes, as it was read, to the topic `late`, which is TOPIC.late unless said
-    otherwise, with headers that say where it stood and why it is late; `None` drops it. Either way
-    it is counted. Because the place in the log decides, every replay finds the same records late
-    (but for partitions that are added to a topic while a flow runs: what they say of times that the
-    flow has told of already is late too).
-    A partition that gets no records holds windows open, for something old may still come. With
-    `idle`, such as "30 seconds", a partition without news for so long gets a heartbeat, a record
-    that only says that time has passed: for streams whose event time is that of the clock.
+    behind is late. It goes, as it was read, to the topic `late` (TOPIC.late), with headers that say
+    where it stood and why it is late; `None` drops it. Either way it is counted. Because the place
+    in the log decides, every replay finds the same records late.
+    A partition that gets no records holds windows open. With `idle`, such as "30 seconds", one
+    without news for so long gets a heartbeat, a record that only says that time has passed.
 
     `max_future` is how far an event time may be after the time at which its record was written: an
-    hour unless said otherwise; None for as far as there are years. What is further ahead, and what
-    is in no year from 1 to 9999, is a dead letter: as an event it would make all others late.
-    `time_unit` says what numbers count that are times, "s", "ms", "us" or "ns": those in columns of
-    the type timestamp, and an event time that is a whole number. Without it they count seconds.
-
-    `where` is a condition in SQL over the columns, such as "kind = 'order'". Records for which it
-    is not true are left out before their time is looked at, and need not have one.
+    hour; None for any time. What is further ahead, or in no year from 1 to 9999, is a dead letter.
+    `time_unit` says what numbers count that are times, "s" (the default), "ms", "us" or "ns": those
+    in columns of the type timestamp, and an event time that is a whole number. `where` is a
+    condition in SQL over the columns, such as "kind = 'order'": records for which it is not true
+    are left out before their time is looked at.
 
     `on_schema_change`: when a captured table is altered, "stop" stops the flow at the first event
     in which a column that it reads is gone or has another type; "follow" also starts it again for
@@ -211,16 +212,10 @@ def stream(
     check_topic(topic)
     schemas = {"json": json, "avro": avro, "debezium": debezium, "changelog": changelog}
     check_texts(f"stream {topic!r}", **schemas, time=time, where=where, time_unit=time_unit)
-    if start not in _START:
-        raise DeclarationError(
-            f"stream {topic!r}: start={start!r} is not known", advice=f"Use {' or '.join(_START)}."
-        )
-    reading = _reading(
-        topic, json=json, avro=avro, debezium=debezium, changelog=changelog, text=text, raw=raw
-    )
-    letters = None
-    if reading.format not in {"raw", "text"}:
-        letters = _aside(topic, dead_letters, DEAD_SUFFIX)
+    _check_start(topic, start)
+    reading = _reading(topic, **schemas, text=text, raw=raw)
+    has_columns = reading.format not in {"raw", "text"}
+    letters = _aside(topic, dead_letters, DEAD_SUFFIX) if has_columns else None
     is_open = reading.format == "published"
     _check_time_unit(topic, reading, time_unit)
     _check_where(topic, reading, where)
@@ -244,6 +239,13 @@ def stream(
             )
         return declared
     return _timed(declared, time, lateness, late, idle, max_future)
+
+
+def _check_start(topic: str, start: str) -> None:
+    if start not in _START:
+        raise DeclarationError(
+            f"stream {topic!r}: start={start!r} is not known", advice=f"Use {' or '.join(_START)}."
+        )
 
 
 def _policy(topic: str, given: OnSchemaChange) -> OnSchemaChange:
@@ -646,49 +648,9 @@ def _check(made: Flow) -> None:
         )
     if not is_whole(made.shards) or not 1 <= made.shards <= MOST_SHARDS:
         raise DeclarationError(f"{place}: shards={made.shards} is not from 1 to {MOST_SHARDS}")
-    _check_limit(made.dead_letter_limit, place)
-    _check_names(made, place)
-    _check_parameters(made, place)
-
-
-def _check_limit(limit: DeadLetterLimit, place: str) -> None:
-    # What a user gives may be anything.
-    share: Any = limit.share
-    count: Any = limit.count
-    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
-        raise DeclarationError(
-            f"{place}: max_dead_share={share!r} is no share",
-            advice="Give a number above 0, up to 1: 0.5 is half of the records, 1 never stops.",
-        )
-    if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
-        raise DeclarationError(
-            f"{place}: max_dead_letters={count!r} is no number of records",
-            advice="Give a whole number from 1, or None for any number.",
-        )
-
-
-def _check_names(made: Flow, place: str) -> None:
-    written = [each.name for each in made.topics]
-    read = {each.topic for each in made.inputs}
-    for target in written:
-        if written.count(target) > 1:
-            raise DeclarationError(f"{place} has two outputs to topic {target!r}")
-        if target in read:
-            raise DeclarationError(
-                f"{place} writes topic {target!r}, which it reads: it would never come to an end",
-                advice="Write to another topic.",
-            )
-
-
-def _check_parameters(made: Flow, place: str) -> None:
-    try:
-        inspect.signature(made.function).bind(*made.inputs)
-    except TypeError:
-        takes = ", ".join(inspect.signature(made.function).parameters)
-        raise DeclarationError(
-            f"{place} has {len(made.inputs)} inputs, but its function takes ({takes})",
-            advice="Give the function one parameter for each input, in the same order.",
-        ) from None
+    check_limit(made.dead_letter_limit, place)
+    check_names(made, place)
+    check_parameters(made, place)
 
 
 class Collected(tuple[Flow, ...]):

@@ -37,8 +37,9 @@ from penstock.spark.flows.inputs import Place
 from penstock.spark.flows.old_rows import Ask
 from penstock.spark.flows.outputs import make_topics
 from penstock.spark.flows.overseeing import Overseer, Query, Settings, Unit
+from penstock.spark.flows.plans import Plan
 from penstock.spark.flows.progress import Progress
-from penstock.spark.flows.running import Plan, Running
+from penstock.spark.flows.running import Running
 from penstock.spark.flows.supervisor import Failure, Policy
 from penstock.spark.flows.trouble import RESET_ADVICE
 from penstock.spark.flows.versions import physical

@@ -35,20 +35,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.classic.dataframe import DataFrame as ClassicFrame
 
-from penstock.client import topics
 from penstock.client.metadata import Metadata
 from penstock.spark import reading, sql
 from penstock.spark.flows import inputs, offsets
 from penstock.spark.flows.dead_letters import Verdict
 from penstock.spark.flows.late import late_letters
+from penstock.spark.flows.stream_parts import apart_of, parted, rows_at_once
 from penstock.spark.flows.writing import BAD, Counts, counted, counting, first_of, observed
-from penstock.spark.reading.decoding import ASIDE, PACKED, SPAN, TIME, VALUE
+from penstock.spark.reading.decoding import ASIDE, SPAN, TIME
 from penstock.spark.state import inspecting, layout, row_errors, store, watching
 from penstock.spark.state import time as clock
 from penstock.spark.state.applying import title_of
@@ -60,7 +59,6 @@ from penstock.spark.state.packing import BLOB_BYTES
 
 if TYPE_CHECKING:
     from penstock.spark.flows.declare import Stream
-    from penstock.spark.flows.inputs import Place
     from penstock.spark.flows.running import Running
 
 # Adaptive execution makes a job of each shuffle and each kept frame, and plans anew after it, to
@@ -82,89 +80,15 @@ _AS_READ: Final = {
 _ARROW_BYTES: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
 _ARROW_ROWS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _NO_LIMIT: Final = (1 << 31) - 1
-_AT_ONCE_BYTES: Final = 1 << 30
-_AT_ONCE_ROWS: Final = 1000
 # Packed ones are large, always.
 _AT_ONCE_PACKED: Final = (64 << 20) // BLOB_BYTES
-_LARGEST: Final = "max.message.bytes"
 # In a plan as text.
 _ALIAS: Final = re.compile(r"SubqueryAlias (.*)")
 # Operators that follow each other share one task up to so many records, and as long as the state
 # of all shards may be in one process: beyond that, stages that several tasks share are quicker.
 TOGETHER_RECORDS: Final = 250_000
 TOGETHER_BYTES: Final = 1 << 30
-# The number of a record's stream.
-STREAM: Final = "_penstock_stream"
 _PLACE: Final = ["topic", "partition", "offset"]
-# What the source gives of a record that it has not typed.
-_RECORD: Final = ("key", "value", *_PLACE, "timestamp", "timestampType", "headers")
-
-
-def united(records: list[DataFrame]) -> DataFrame:
-    """The records of all streams in one frame."""
-    if len(records) == 1:
-        return records[0]
-    numbered = [
-        rows.withColumnRenamed(VALUE, _value(at)).withColumn(STREAM, F.lit(at))
-        for at, rows in enumerate(records)
-    ]
-    return reduce(lambda a, b: a.unionByName(b, allowMissingColumns=True), numbered)
-
-
-def rows_at_once(place: Place, streams: Iterable[Stream]) -> int:
-    """How many rows go from Java to Python at once: by the largest records of the topics."""
-    with place.cluster() as cluster:
-        found = [
-            topics.configs(cluster, place.resolve(each.topic)).get(_LARGEST) for each in streams
-        ]
-    largest = max((int(each) for each in found if each), default=1)
-    return max(1, min(_AT_ONCE_ROWS, _AT_ONCE_BYTES // largest))
-
-
-def _apart(records: DataFrame, moved: list[bool]) -> list[DataFrame] | None:
-    """The records of each stream, none of which is read for another; None if it cannot be told.
-
-    A micro-batch is a union for Spark, in the order of the streams, without those of which nothing
-    new has come; of one alone there is no union.
-    """
-    if len(moved) == 1:
-        return [records]
-    whole = records._jdf.logicalPlan().rdd()
-    if whole.dependencies().size() == 1:
-        # What only carries the settings of the query.
-        whole = whole.dependencies().apply(0).rdd()
-    session, schema = records.sparkSession, records._jdf.schema()
-    make = session._jsparkSession.internalCreateDataFrame
-
-    def frame(rdd: Any) -> DataFrame:
-        return ClassicFrame(make(rdd, schema, False), session)
-
-    parts = whole.dependencies()
-    if str(whole.getClass().getSimpleName()) == "UnionRDD":
-        there = [frame(parts.apply(at).rdd()) for at in range(parts.size())]
-    else:
-        there = [records]
-    if len(there) != sum(moved):
-        return None
-    own = iter(there)
-    nothing = session.sparkContext._jsc.emptyRDD().rdd()
-    return [next(own) if each else frame(nothing) for each in moved]
-
-
-def _parted(records: DataFrame, at: int, *, timed: bool) -> DataFrame:
-    """The records of one stream, of those of all."""
-    own = records.where(f"{STREAM} = {at}")
-    if _value(at) not in records.columns:
-        return own.select(*_RECORD)
-    told = (TIME, SPAN, ASIDE, PACKED) if timed else ()
-    more = [each for each in told if each in records.columns]
-    return sql.select(
-        own, {VALUE: _value(at)}, *reading.POSITION, reading.ERROR, reading.RAW, *more
-    )
-
-
-def _value(at: int) -> str:
-    return f"{VALUE}_{at}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +233,7 @@ class Operated:
             is_kept = self._reads_often
             apart = None
             if self._reads_each_once and not self._lateness_us:
-                apart = _apart(records, self._moved(batch_id))
+                apart = apart_of(records, self._moved(batch_id))
             if apart is not None:
                 is_kept = False
                 parts = self._parts(apart)
@@ -440,7 +364,7 @@ class Operated:
         batch = self._watched(watch, batch_id, tasks)
         hearing = _Hearing(watch, batch_id, tasks)
         watch.begin(now)
-        apart = None if self._reads_first else _apart(records, self._moved(batch_id))
+        apart = None if self._reads_first else apart_of(records, self._moved(batch_id))
         is_kept = apart is None
         parts = self._read(records, kept) if apart is None else self._parts(apart)
         try:
@@ -551,7 +475,7 @@ class Operated:
 
     def _part(self, records: DataFrame, at: int, declared: Stream) -> _Part:
         if len(self._running.flow.streams) > 1:
-            records = _parted(records, at, timed=declared.time is not None)
+            records = parted(records, at, timed=declared.time is not None)
         if not declared.is_typed:
             return _Part(declared, records, records)
         rows = inputs.typed(

@@ -18,10 +18,9 @@ while it is idle.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,19 +29,22 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, Observation, SparkSession
 
 from penstock.spark import reading, sql
-from penstock.spark.flows import inputs, offsets, planning, published
+from penstock.spark.flows import inputs, offsets, planning, plans, published, table_inputs
 from penstock.spark.flows.changed import source_of
 from penstock.spark.flows.dead_letters import NO_LIMIT, DeadLetterGuard, Remedy, Verdict
 from penstock.spark.flows.declare import Flow, Output, Stream, Table, Topic
 from penstock.spark.flows.errors import UnknownTopicError, UserCodeError
 from penstock.spark.flows.folder import Fingerprint
+from penstock.spark.flows.gate import Gate, GateClosedError
 from penstock.spark.flows.heartbeats import Heartbeats
-from penstock.spark.flows.inputs import Place, Snapshot
+from penstock.spark.flows.inputs import Place
 from penstock.spark.flows.old_rows import Ask, OldRowsWatch
-from penstock.spark.flows.operated import Operated, united
-from penstock.spark.flows.outputs import COLUMNS, DELETED, make_topics, topic_rows
+from penstock.spark.flows.operated import Operated
+from penstock.spark.flows.outputs import COLUMNS, make_topics, topic_rows
+from penstock.spark.flows.plans import BatchOf, Plan
 from penstock.spark.flows.progress import Progress
 from penstock.spark.flows.published import NotPublishedError, SchemaWatch
+from penstock.spark.flows.stream_parts import united
 from penstock.spark.flows.supervisor import Failure
 from penstock.spark.flows.trouble import explain
 from penstock.spark.flows.turns import is_idle
@@ -59,8 +61,8 @@ from penstock.spark.flows.writing import (
 )
 from penstock.spark.reasons import reason
 from penstock.spark.state import watching
-from penstock.spark.state.bounds import warn_of_rest, warn_unbounded
-from penstock.spark.state.context import Planning, Read, entered
+from penstock.spark.state.bounds import warn_of_rest
+from penstock.spark.state.context import Planning, entered
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -70,8 +72,6 @@ log = logging.getLogger(__name__)
 # How long a stop waits for Spark to note down a batch that is done.
 COMMIT_WAIT_S: Final = 10.0
 _STEP_S: Final = 0.05
-# What rows have for the topic, and not in it.
-_NO_COLUMNS: Final = frozenset({"_key", DELETED})
 # Of how many batches the numbers of rows written are kept until Spark has reported on them.
 _KEPT_COUNTS: Final = 200
 MEND_ADVICE: Final = (
@@ -80,76 +80,6 @@ MEND_ADVICE: Final = (
     "them aside: max_dead_share=1."
 )
 MEND_ADVICE_ASIDE: Final = "If it is not the records that are wrong, mend the schema of the stream."
-
-
-class GateClosedError(Exception):
-    """Ends a query between two micro-batches."""
-
-
-class Gate:
-    """Lets one micro-batch at a time through, and none once it is closed."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._inside = False
-        self._closed = False
-        self.last_done = -1
-
-    def enter(self) -> None:
-        with self._changed:
-            if self._closed:
-                raise GateClosedError
-            self._inside = True
-
-    def leave(self, batch_id: int, *, done: bool) -> None:
-        with self._changed:
-            self._inside = False
-            if done:
-                self.last_done = batch_id
-            self._changed.notify_all()
-
-    def close(self, timeout_s: float) -> bool:
-        """Let none in any more, and wait for the one inside; False if it takes too long."""
-        with self._changed:
-            self._closed = True
-            return self._changed.wait_for(lambda: not self._inside, timeout_s)
-
-    @property
-    def is_closed(self) -> bool:
-        return self._closed
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What a flow comes to: how it is run, and what its checkpoint depends on."""
-
-    rowwise: bool
-    fingerprint: Fingerprint
-    # What keeps state by operators of ours; None if nothing does.
-    operated: Planning | None
-    # The one plan of a flow that Spark runs as a stream; the records for one that it does not.
-    rows: DataFrame
-    # The folder where the source tells how far event time has come; None if it does not.
-    watch: str | None = None
-    # Whether each stream is read once in a micro-batch, and wholly.
-    reads_each_once: bool = False
-    # The columns of what goes to topics, with their types.
-    columns: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    # The topics of change events whose old rows are used.
-    old_rows: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class BatchOf:
-    """What an output is told of a micro-batch."""
-
-    flow: str
-    batch_id: int
-    checkpoint: str
-    # Where the log is, for what an output puts aside.
-    place: Place
-    # Whether the output is being built anew, beside the one that counts.
-    is_rebuild: bool = False
 
 
 class Running:
@@ -186,7 +116,7 @@ class Running:
         self._unjudged: dict[int, tuple[int, str]] = {}
         # How many of them had a value.
         self._valued: dict[int, int] = {}
-        self._snapshots = [Snapshot(spark, place, each) for each in flow.tables]
+        self._snapshots = [table_inputs.Snapshot(spark, place, each) for each in flow.tables]
         # Topics whose columns might have been published, and are not.
         self._unpublished: list[str] = []
         self._watch_schemas: SchemaWatch | None = None
@@ -221,7 +151,7 @@ class Running:
         records: list[DataFrame] = []
         for at, each in enumerate(self.flow.inputs):
             if isinstance(each, Table):
-                frames.append(inputs.table_rows(self._spark, self.place, each))
+                frames.append(table_inputs.table_rows(self._spark, self.place, each))
                 continue
             opened = self._open(each, len(records))
             records.append(opened)
@@ -237,17 +167,12 @@ class Running:
                 letters.append(reading.dead_letters(bad, each.dead_letters, self.flow.name))
         given = zip(frames, self.flow.inputs, strict=True)
         planned = Planning(
-            streams=[rows for rows, each in given if isinstance(each, Stream)], reads=self._reads()
+            streams=[rows for rows, each in given if isinstance(each, Stream)],
+            reads=plans.reads_of(self.flow.streams, self.place.resolve),
         )
         with entered(planned):
             results = self._asked(frames)
-        for name, rows in results.items():
-            if not rows.isStreaming:
-                raise UserCodeError(
-                    f"{self.flow.where}: flow {self.flow.name!r} returns rows that come from no "
-                    f"stream{f', as {name!r}' if name else ''}",
-                    advice="Let what it returns be made from at least one of its streams.",
-                )
+        plans.check_streaming(self.flow, results)
         rowwise = all(map(planning.is_rowwise, results.values()))
         spark_operators = [
             text for rows in results.values() for text in planning.operators(rows)
@@ -255,9 +180,9 @@ class Running:
         timed = [f"time of {each.topic}: {each.time}" for each in self.flow.streams if each.time]
         is_operated = bool(planned.operators or timed)
         if is_operated and not rowwise:
-            self._refuse_both(planned.operators or timed, spark_operators)
+            plans.refuse_both(self.flow, planned.operators or timed, spark_operators)
         with entered(planned):
-            self._warn_of_spark(results.values())
+            plans.warn_of_spark(self.flow, results.values())
             warn_of_rest(planned, self.flow.name, self.flow.where, self._partitions)
         ids, cluster = inputs.topic_ids(self.place, self.flow.streams)
         made_from = Fingerprint(
@@ -271,21 +196,9 @@ class Running:
             parts=tuple(planned.parts),
             source=source_of(self.flow),
         )  # fmt: skip
-        columns = {
-            physical(output.name, self.generation): {
-                each.name: each.dataType.simpleString()
-                for each in results[name].schema
-                if each.name not in _NO_COLUMNS
-            }
-            for name, output in self.flow.outputs.items()
-            if isinstance(output, Topic) and output.format != "raw"
-        }
+        columns = plans.columns_of(self.flow, self.generation, results)
+        old_rows = plans.old_rows_of(self.flow, results.values())
         watch, reads_each_once = None, False
-        old_rows = tuple(
-            each.topic for each in self.flow.streams if each.reading.format == "debezium"
-        )
-        if old_rows and not planning.uses_old_rows(results.values()):
-            old_rows = ()
         if is_operated:
             # Several outputs, each for itself, would compute what they share once for each.
             reads_each_once = not self.shares and planning.reads_each_once(
@@ -334,36 +247,12 @@ class Running:
             if self.flow.inputs[at].reading.format == "published" and each.reading.format == "raw"
         ]  # fmt: skip
         self.flow = replace(self.flow, inputs=tuple(found))
-        self._snapshots = [Snapshot(self._spark, self.place, each) for each in self.flow.tables]
-
-    def _reads(self) -> dict[str, Read]:
-        """The streams by their topics; of one that is read twice what holds for both.
-
-        Heartbeats stand in the log: it is enough if one of the two asks for them.
-        """
-        found: dict[str, Read] = {}
-        for each in self.flow.streams:
-            name = self.place.resolve(each.topic)
-            lateness = None if each.time is None else each.lateness_us
-            read = Read(lateness, each.idle_us is not None)
-            other = found.get(name, read)
-            both = [late for late in (read.lateness_us, other.lateness_us) if late is not None]
-            beats = read.has_heartbeats or other.has_heartbeats
-            found[name] = Read(min(both, default=None), beats)
-        return found
+        self._snapshots = [
+            table_inputs.Snapshot(self._spark, self.place, each) for each in self.flow.tables
+        ]
 
     def _partitions(self, topic: str) -> int:
         return inputs.partitions_of(self.place, topic)
-
-    def _warn_of_spark(self, results: Iterable[DataFrame]) -> None:
-        names = sorted({name for rows in results for name in planning.unbounded(rows)})
-        if names:
-            warn_unbounded(
-                f"flow {self.flow.name!r}: Spark's {', '.join(names)} keeps what it has seen for "
-                "ever, since no watermark says until when",
-                "Give the rows one, with withWatermark, or use Penstock's windows, joins or views.",
-                where=self.flow.where,
-            )
 
     def _open(self, declared: Stream, number: int, **more: Any) -> DataFrame:
         replay = self.generation > 1
@@ -378,17 +267,6 @@ class Running:
         if not is_one or not all(inputs.is_watchable(self.place, each) for each in streams):
             return None
         return f"{self.checkpoint.rstrip('/')}/{watching.FOLDER}"
-
-    def _refuse_both(self, by_us: list[str], by_spark: list[str]) -> None:
-        ours = ", ".join(each.split(":")[0] for each in by_us)
-        theirs = ", ".join(sorted({each.split(" ")[0] for each in by_spark})) or "sorting or limits"
-        raise UserCodeError(
-            f"{self.flow.where}: flow {self.flow.name!r} keeps state by Penstock's operators "
-            f"({ours}) and by Spark's own ({theirs}): the first are run on each micro-batch, where "
-            "the second would begin anew each time",
-            advice="Make two flows of it, with a topic between them, or use Penstock's windows, "
-            "joins and views for both.",
-        )
 
     def _target(self, output: Topic | Output) -> str:
         """What an output is called in the fingerprint: without the generation."""
