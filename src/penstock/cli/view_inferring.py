@@ -13,7 +13,7 @@ import orjson
 from penstock.cli.kafka import REQUEST_TIMEOUT_S, Connection, broker_error, translated
 from penstock.client.table_schemas import PublishedSchemas, TableSchema
 from penstock.errors import PenstockError
-from penstock.spark.reading.captured import row_of
+from penstock.spark.reading.captured import history_of, row_of
 from penstock.spark.views.definitions import TableSpec
 
 if TYPE_CHECKING:
@@ -70,6 +70,8 @@ def _published(connection: Connection, topic: str) -> TableSchema | None:
     if not reachable(connection.settings):
         return None
     with cluster(connection.bootstrap, connection.settings) as brokers:
+        if not history_of(brokers, topic):
+            return None
         latest = PublishedSchemas(brokers).latest(topic)
         return None if latest is None else latest.schema
 

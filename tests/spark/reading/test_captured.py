@@ -14,8 +14,11 @@ import pytest
 from pyspark.sql import types as T  # noqa: N812
 
 from penstock.capture.source import CREATE, Table
+from penstock.client.connection import Cluster
+from penstock.client.errors import RefusedError
 from penstock.client.table_schemas import (
     UNSIGNED,
+    PublishedSchemas,
     SchemaError,
     TableColumn,
     TableSchema,
@@ -218,6 +221,23 @@ def test_events_with_their_schema_around_them() -> None:
     assert (found[2][1] or "").startswith("not the schema of a change event")
     with pytest.raises(SchemaError):
         captured.schema_of_block(b'{"schema":{"fields":[]},"payload":')
+
+
+def test_who_may_not_read_schemas_reads_as_without_them(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(schemas: PublishedSchemas, topic: str) -> Any:
+        raise RefusedError("reading", code)
+
+    code = 29  # TOPIC_AUTHORIZATION_FAILED
+    monkeypatch.setattr(PublishedSchemas, "history", refuse)
+    cluster = Cluster("127.0.0.1:1")
+    with caplog.at_level("WARNING", "penstock"):
+        assert captured.history_of(cluster, "orders") == ()
+    assert "right to read the topic __penstock_schemas" in caplog.text
+    code = 3
+    with pytest.raises(RefusedError):
+        captured.history_of(cluster, "orders")
 
 
 @pytest.mark.parametrize(

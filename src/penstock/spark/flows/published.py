@@ -58,17 +58,16 @@ def resolved(cluster: Cluster, topic: str, declared: Input) -> Input:
     how = declared.reading
     if not is_asking(declared):
         return declared
-    schemas = PublishedSchemas(cluster)
-    history = schemas.history(topic)
+    history = captured.history_of(cluster, topic)
+    if not history:
+        return declared if how.format == "debezium" else _raw(declared)
     try:
-        latest = schemas.latest(topic)
+        latest = PublishedSchemas(cluster).latest(topic)
     except AmbiguousSchemaError as error:
         if how.format == "published":
             text = told(declared.callsite, f"{_named(declared)}: {error}")
             raise DeclarationError(text, advice=error.advice) from error
         latest = None
-    if not history:
-        return declared if how.format == "debezium" else _raw(declared)
     if how.format == "published":
         assert latest is not None
         row = captured.row_of(latest.schema)

@@ -11,6 +11,7 @@ Events with Connect's schema around them say the same in their own words, and ar
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,10 +25,22 @@ import pyarrow.compute as pc
 from pyspark.sql import types as T  # noqa: N812
 from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
 
-from penstock.client.table_schemas import SCHEMA_ID, SchemaError, TableColumn, TableSchema
+from penstock.client.connection import Cluster
+from penstock.client.errors import RefusedError
+from penstock.client.table_schemas import (
+    SCHEMA_ID,
+    SCHEMAS_TOPIC,
+    PublishedSchema,
+    PublishedSchemas,
+    SchemaError,
+    TableColumn,
+    TableSchema,
+)
 from penstock.errors import PenstockError
 from penstock.spark.reading.json_columns import JsonColumns
 from penstock.spark.reading.wire_values import Conversion, conversion, flow_type, shown, wire_type
+
+log = logging.getLogger(__name__)
 
 Mask = npt.NDArray[np.bool_]
 Rows = npt.NDArray[np.int64]
@@ -145,6 +158,20 @@ class CapturedEvents:
     def _refused(self, values: pa.BinaryArray, why: str) -> tuple[pa.StructArray, pa.StringArray]:
         reasons = pc.if_else(values.is_valid(), why, pa.scalar(None, pa.string()))
         return pa.nulls(len(values), envelope_of(self._row)), reasons
+
+
+def history_of(cluster: Cluster, topic: str) -> tuple[PublishedSchema, ...]:
+    """What is published for a topic, the oldest first; nothing for who may not read it."""
+    try:
+        return PublishedSchemas(cluster).history(topic)
+    except RefusedError as error:
+        if error.name != "TOPIC_AUTHORIZATION_FAILED":
+            raise
+        log.warning(
+            "Schemas of %s cannot be looked up: %s. If it is a captured table, ask for the right "
+            "to read the topic %s.", topic, error, SCHEMAS_TOPIC,
+        )  # fmt: skip
+        return ()
 
 
 def arrow_row(row: T.StructType) -> pa.StructType:

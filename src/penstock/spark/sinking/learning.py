@@ -31,6 +31,7 @@ from penstock.sinks.fields import (
 )
 from penstock.sinks.schema import Schema, is_json
 from penstock.sinks.spec import SinkSpec
+from penstock.spark.reading.captured import history_of
 from penstock.spark.reading.wire_values import stored_field
 from penstock.spark.sinking import captured
 from penstock.spark.sinking.errors import NothingToLearnFromError
@@ -45,7 +46,7 @@ _AVRO: Final = b"\0"
 
 def parser_of(spec: SinkSpec, cluster: Cluster, topic: str, stored: Schema | None) -> Parser:
     """The parser for a sink; `stored` is the schema that its store has, if there is one."""
-    published = PublishedSchemas(cluster).history(topic) if spec.format != "json" else ()
+    published = history_of(cluster, topic) if spec.format != "json" else ()
     if published:
         return _published(spec, cluster, topic, stored, published)
     known = bool(spec.fields) and bool(spec.key) and bool(spec.format)
