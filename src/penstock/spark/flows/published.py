@@ -140,9 +140,9 @@ class SchemaWatch:
         self._schemas = PublishedSchemas(cluster)
         self._flow = flow
         self._watched = [
-            (topic, {each.name for each in _columns(declared)})
+            (topic, {column for schema in known["schemas"].values() for column in _names(schema)})
             for topic, declared in inputs
-            if (declared.reading.published or {}).get("written") is False
+            if (known := declared.reading.published) is not None and not known["written"]
         ]
         self._next = time.monotonic() + WATCH_S
 
@@ -169,10 +169,8 @@ class SchemaWatch:
         self._cluster.close()
 
 
-def _columns(declared: Input) -> T.StructType:
-    row = T.StructType.fromDDL(declared.reading.schema)
-    assert isinstance(row, T.StructType)
-    return row
+def _names(schema: Mapping[str, Any]) -> list[str]:
+    return [column.name for column in TableSchema.from_json_schema(schema).columns]
 
 
 def _new(schema: TableSchema, known: set[str]) -> list[str]:

@@ -48,6 +48,11 @@ UNSAID: Final = (
 class SchemaChangedError(PenstockError):
     """A table was altered while it was read, so that a column is not what it was."""
 
+    advice = (
+        "Look whether what reads it still does what is meant, and start it again: it goes on with "
+        "the columns that the table has now."
+    )
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -130,9 +135,7 @@ class CapturedEvents:
         changed = changes(self._target, schema)
         if changed:
             raise SchemaChangedError(
-                f"table {schema.table} was altered while it was read: {'; '.join(changed)}",
-                advice="Look whether what reads it still does what is meant, and start it again: "
-                "it goes on with the columns that the table has now.",
+                f"table {schema.table} was altered while it was read: {'; '.join(changed)}"
             )
 
     def _refused(self, values: pa.BinaryArray, why: str) -> tuple[pa.StructArray, pa.StringArray]:

@@ -31,6 +31,8 @@ _WORDS: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _MARKER: Final = UNAVAILABLE.encode()
 _MARKER_64: Final = base64.b64encode(_MARKER).decode()
 _MARKER_CODES: Final = list(_MARKER)
+# The value that was not sent, where it is bytes or an array of numbers.
+OTHER_MARKERS: Final = (_MARKER_64.encode(), orjson.dumps(_MARKER_CODES))
 
 
 def columns_of(schema: TableSchema) -> list[Column]:
