@@ -41,3 +41,13 @@ def test_sources_that_have_no_offset_yet(tmp_path: Path) -> None:
     assert moved(str(tmp_path), 1) is None
     (tmp_path / FOLDER / "1").write_text("v1\n{}\n-\n")
     assert records_of(str(tmp_path), 1) is None
+
+
+def test_a_topic_that_a_plan_reads_twice(tmp_path: Path) -> None:
+    checkpoint = str(tmp_path)
+    note(tmp_path, 0, {"orders": {"0": 5}}, {"orders": {"0": 5}}, {"names": {"0": 3}})
+    # The second source was asked a moment later.
+    note(tmp_path, 1, {"orders": {"0": 9}}, {"orders": {"0": 10, "1": 1}}, {"names": {"0": 4}})
+    assert records_of(checkpoint, 1) == 4 + 6 + 1
+    assert records_of(checkpoint, 1, each_topic_once=True) == 6 + 1
+    assert records_of(checkpoint, 0, each_topic_once=True) is None

@@ -13,6 +13,7 @@ from pyspark.sql import types as T  # noqa: N812
 
 from penstock.spark.flows import inputs
 from penstock.spark.flows.declare import Format, Reading
+from penstock.spark.flows.errors import DeclarationError
 from penstock.spark.reading import ERROR
 from penstock.spark.reading.decoding import (
     SPAN,
@@ -194,3 +195,14 @@ def test_a_time_without_a_unit_counts_seconds_and_says_so_if_it_cannot() -> None
         "changes"
     )
     assert told[1][TIME] is None
+
+
+def test_a_condition_that_cannot_be_is_told(penstock_spark: SparkSession) -> None:
+    given = penstock_spark.createDataFrame(records(TIMED))
+    rules = TimeRules(where="sort = 'order'")
+    with pytest.raises(
+        DeclarationError, match=r"where=\"sort = 'order'\" is no condition"
+    ) as caught:
+        inputs.typed(given, Reading("json", EVENTS), metrics="m", time="at", rules=rules)
+    assert "sort" in str(caught.value)
+    assert "_timestamp" in caught.value.advice

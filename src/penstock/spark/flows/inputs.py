@@ -403,7 +403,15 @@ def _chosen(rows: DataFrame, rules: TimeRules, time: str | None) -> DataFrame:
     row, keep = "_penstock_row", "_penstock_keep"
     named = [F.col(name).alias(shown) for name, shown in hidden.items()]
     seen = rows.select(F.struct(*rows.columns).alias(row), f"{_VALUE}.*", *named)
-    seen = seen.select(row, F.expr(rules.where).cast("boolean").alias(keep))
+    try:
+        seen = seen.select(row, F.expr(rules.where).cast("boolean").alias(keep))
+    except PySparkException as error:
+        raise DeclarationError(
+            f"where={rules.where!r} is no condition over the columns of the stream: "
+            f"{reason(error)}",
+            advice=f"They are those of the schema, and _key, _topic, _partition, _offset and "
+            f"_timestamp. {UserCodeError.advice}",
+        ) from error
     good = F.col(f"{row}.{reading.ERROR}").isNull() & F.col(f"{row}.{_VALUE}").isNotNull()
     silent = F.col(f"{row}.{reading.ERROR}").isNull() & ~good
     left = ~good if time is not None else ~good & ~silent

@@ -18,11 +18,16 @@ from penstock.spark.state.files import Files
 FOLDER: Final = "offsets"
 
 
-def records_of(checkpoint: str, batch_id: int) -> int | None:
-    """The most that a micro-batch can have; None if it cannot be told."""
+def records_of(checkpoint: str, batch_id: int, *, each_topic_once: bool = False) -> int | None:
+    """The most that a micro-batch can have; None if it cannot be told.
+
+    With `each_topic_once` a topic that several sources read counts as for the one that read most.
+    """
     found = _both(checkpoint, batch_id)
     if found is None:
         return None
+    if each_topic_once:
+        return _by_topic(*found)
     counts = [_count(begin, end) for begin, end in zip(*found, strict=True)]
     known = [each for each in counts if each is not None]
     return sum(known) if len(known) == len(counts) else None
@@ -52,6 +57,20 @@ def _read(files: Files, batch_id: int) -> list[Any] | None:
         return [orjson.loads(line) for line in text.splitlines()[2:]]
     except (OSError, orjson.JSONDecodeError):
         return None
+
+
+def _by_topic(begins: list[Any], ends: list[Any]) -> int | None:
+    most: dict[str, int] = {}
+    for begin, end in zip(begins, ends, strict=True):
+        if not isinstance(end, Mapping):
+            return None
+        before = begin if isinstance(begin, Mapping) else {}
+        for topic, parts in end.items():
+            count = _count(before.get(topic), parts)
+            if count is None:
+                return None
+            most[topic] = max(most.get(topic, 0), count)
+    return sum(most.values())
 
 
 def _count(begin: Any, end: Any) -> int | None:

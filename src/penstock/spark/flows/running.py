@@ -493,7 +493,8 @@ class Running:
         dead = None if seen is None else observed(seen, "letters")
         if dead is None:
             return None
-        return offsets.records_of(self.checkpoint, batch_id), dead
+        # The plan reads a stream once more for its dead letters.
+        return offsets.records_of(self.checkpoint, batch_id, each_topic_once=True), dead
 
     def write(
         self,
