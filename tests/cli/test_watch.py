@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import typer
 
 from penstock.cli import watch as module
 from penstock.errors import PenstockError
@@ -129,6 +130,17 @@ def test_what_goes_away_is_waited_for(
     answers.append(PenstockError("never there"))
     with pytest.raises(PenstockError, match="never there"):
         module.watch(look, str, str, json=False)
+
+
+def test_whoever_has_read_enough_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(_: str) -> str:
+        raise BrokenPipeError
+
+    silenced: list[bool] = []
+    monkeypatch.setattr("penstock.cli.output.silence_stdout", lambda: silenced.append(True))
+    with pytest.raises(typer.Exit) as ended:
+        module.watch(lambda: "x", gone, gone, json=False)
+    assert (ended.value.exit_code, silenced) == (0, [True])
 
 
 def test_a_second_run_of_the_same_sinks_is_refused(

@@ -43,9 +43,14 @@ def watch(
     error; what goes away later is waited for, and what was seen last is shown as such."""
     # A wrong name is an error; later what it names may well go and come back.
     seen = look()
-    pause = threading.Event()
     if json or not sys.stdout.isatty():
-        _watch_plainly(look, seen, show, value, pause_s, json=json)
+        try:
+            _watch_plainly(look, seen, show, value, pause_s, json=json)
+        except BrokenPipeError:
+            # Whoever read has seen enough.
+            output.silence_stdout()
+            raise typer.Exit from None
+    pause = threading.Event()
     from rich.console import Console
     from rich.console import Group as Stack
     from rich.live import Live
