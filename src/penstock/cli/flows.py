@@ -79,7 +79,7 @@ def list_command(data: Data = DEFAULT_DATA, json: AsJson = False) -> None:
     if running:
         output.print_rich(rendered(running))
     if resting:
-        rows = ((each.name, _state(each), _when(each), each.error) for each in resting)
+        rows = ((each.name, _state(each), _when(each), _error(folder, each)) for each in resting)
         output.print_table(("flow", "last state", "since", "error"), rows)
     if not running and not resting:
         output.say(f"no flows have run with {data}; `penstock run FILE` runs those of a file")
@@ -387,6 +387,16 @@ def _state(record: Record) -> str:
     # Whoever wrote this was killed before it could write more.
     alive = {"starting", "running", "waiting", "stopping"}
     return "killed" if record.state in alive else record.state
+
+
+def _error(folder: Folder, record: Record) -> str:
+    """What is wrong with a flow that rests, or what the next run does to it."""
+    if record.error:
+        return record.error
+    if record.rebuilding:
+        return f"the next `penstock run` rebuilds it, as generation {record.rebuilding}"
+    behind = ", ".join(map(str, folder.behind(record)))
+    return f"it has read {behind}: the next `penstock run` rebuilds it from there" if behind else ""
 
 
 def _when(record: Record) -> str:
