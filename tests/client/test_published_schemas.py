@@ -12,6 +12,7 @@ from uuid import uuid4
 import orjson
 import pytest
 
+from penstock.capture.delivery.schemas import SchemaTopic
 from penstock.client import topics
 from penstock.client.connection import Cluster
 from penstock.client.metadata import Metadata
@@ -19,6 +20,7 @@ from penstock.client.table_schemas import (
     AVRO_SCHEMA,
     JSON_SCHEMA,
     SCHEMAS_TOPIC,
+    SCHEMAS_TOPIC_CONFIG,
     AmbiguousSchemaError,
     PublishedSchemas,
     SchemaError,
@@ -49,14 +51,12 @@ def record(subject: str, version: int, schema: TableSchema, id_: int | None = No
     return SchemaRecord(subject, version, id_ or next(_IDS), text, JSON_SCHEMA)
 
 
+def _ensure(cluster: Cluster) -> None:
+    topics.create(cluster, SCHEMAS_TOPIC, partitions=1, config=SCHEMAS_TOPIC_CONFIG, exists_ok=True)
+
+
 def publish(cluster: Cluster, *records: SchemaRecord) -> None:
-    topics.create(
-        cluster,
-        SCHEMAS_TOPIC,
-        partitions=1,
-        config={"cleanup.policy": "compact"},
-        exists_ok=True,
-    )
+    _ensure(cluster)
     keys, values = zip(*(each.encode() for each in records), strict=True)
     with LogWriter(cluster) as writer:
         writer.write(SCHEMAS_TOPIC, keys, values)
@@ -158,6 +158,26 @@ def test_few_are_kept_and_all_are_found(cluster: Cluster) -> None:
     assert [each.schema for each in schemas.history(topic)] == list(wanted.values())
 
 
+def test_what_captures_publish_is_read(cluster: Cluster) -> None:
+    """Two that know nothing of each other, and a session that comes later."""
+    topic = unique("shop.orders")
+    subject = subject_of(topic)
+    schemas = [schema_of("orders", *"abc"[:n]) for n in (1, 2, 3)]
+    first, second = (SchemaTopic(cluster, lambda: _ensure(cluster)) for _ in range(2))
+    ids = []
+    for capture, schema in zip((first, second, first), schemas, strict=True):
+        ids.append(capture.registry.id_of(subject, schema.as_json_schema(), JSON_SCHEMA))
+        capture.publish()
+        assert not capture.registry.pending
+    published = PublishedSchemas(cluster)
+    assert [published.by_id(id_) for id_ in ids] == schemas
+    assert {each.id for each in published.history(topic)} == set(ids)
+    assert len({each.version for each in published.history(topic)}) == 3
+    later = SchemaTopic(cluster, lambda: None)
+    assert later.registry.id_of(subject, schemas[2].as_json_schema(), JSON_SCHEMA) == ids[2]
+    assert not later.registry.pending
+
+
 @pytest.fixture
 def own() -> Iterator[Cluster]:
     """A cluster whose topic of schemas is the test's own."""
@@ -169,8 +189,14 @@ def test_two_schemas_with_one_id_are_an_error(own: Cluster) -> None:
     """Two clusters that were merged: nothing is read with the wrong one."""
     first = record(subject_of("a"), 1, schema_of("a"))
     publish(own, first, record(subject_of("b"), 1, schema_of("b"), first.id))
-    with pytest.raises(SchemaError, match=f"two schemas with the id {first.id}"):
-        PublishedSchemas(own).by_id(first.id)
+    schemas = PublishedSchemas(own)
+    for look in (schemas.by_id, schemas.by_id, lambda _: schemas.latest("a")):
+        with pytest.raises(SchemaError, match=f"two schemas with the id {first.id}"):
+            look(first.id)
+    # Others are not concerned.
+    other = record(subject_of("c"), 1, schema_of("c"))
+    publish(own, other)
+    assert schemas.by_id(other.id) == schema_of("c")
 
 
 def test_a_topic_that_is_made_anew(own: Cluster) -> None:

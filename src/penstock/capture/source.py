@@ -75,6 +75,7 @@ class Table:
     database: str
     schema: str
     name: str
+    # They are published with the table: a snapshot and the stream say the same of a column.
     columns: tuple[TableColumn, ...]
     # The columns that tell rows apart: the primary key, or what serves as one. () if nothing does.
     key: tuple[str, ...]

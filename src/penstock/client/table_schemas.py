@@ -352,15 +352,21 @@ class PublishedSchemas:
         # By topic: subjects and their versions. By id: where it is in the log, and the text's hash.
         self._topics: dict[str, dict[tuple[str, int], _Entry]] = {}
         self._places: dict[int, tuple[int, int]] = {}
+        # Ids that stand for several schemas: nothing is read with either.
+        self._ambiguous: set[int] = set()
 
     def by_id(self, id_: int) -> TableSchema:
         """The schema that an event names; UnknownSchemaError if the log does not have it."""
+        if id_ in self._ambiguous:
+            raise _ambiguous(id_)
         found = self._cached.get(id_)
         if found is not None:
             self._cached.move_to_end(id_)
             return found
         if id_ not in self._places:
             self._look()
+            if id_ in self._ambiguous:
+                raise _ambiguous(id_)
         found = self._cached.get(id_) or self._read(id_)
         if found is None:
             raise UnknownSchemaError(f"schema {id_} is not in the topic {SCHEMAS_TOPIC}")
@@ -401,10 +407,9 @@ class PublishedSchemas:
             digest = hash(record.text)
             known = self._places.setdefault(record.id, (offset, digest))
             if known[1] != digest:
-                raise SchemaError(
-                    f"the topic {SCHEMAS_TOPIC} has two schemas with the id {record.id}",
-                    advice="Was it merged from two clusters? Take a new snapshot into new topics.",
-                )
+                self._ambiguous.add(record.id)
+                self._cached.pop(record.id, None)
+                continue
             schema = self._cached.get(record.id) or _schema_of(record.text)
             if schema is None:
                 del self._places[record.id]
@@ -453,6 +458,13 @@ def topic_of_subject(subject: str) -> str | None:
     if subject.endswith(_ENVELOPE):
         return subject.rpartition("-")[0] or None
     return None
+
+
+def _ambiguous(id_: int) -> SchemaError:
+    return SchemaError(
+        f"the topic {SCHEMAS_TOPIC} has two schemas with the id {id_}",
+        advice="Was it merged from two clusters? Take a new snapshot into new topics.",
+    )
 
 
 def _schema_of(text: str) -> TableSchema | None:

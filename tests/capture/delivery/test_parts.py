@@ -224,6 +224,17 @@ def test_ghosts_are_the_keys_that_nobody_saw() -> None:
     ghosts.close()
 
 
+def test_of_a_ghost_the_schema_is_kept() -> None:
+    """Its delete must not be read with the schema of now."""
+    ghosts = Ghosts()
+    event = b'{"schema_id":7,"before":null,"after":{"x":1},"op":"c"}'
+    ghosts.load("t", [(b"1", event), (b"2", event[:10])])
+    assert list(ghosts.unseen_rows("t")) == [(b"1", b'{"schema_id":7}'), (b"2", b"")]
+    ghosts.load("u", [(b"1", event)], keep_bytes=100)
+    assert list(ghosts.unseen_rows("u")) == [(b"1", event)]
+    ghosts.close()
+
+
 def test_ghosts_are_told_by_their_owners() -> None:
     ghosts = Ghosts()
     records = [(b"1", b"a"), (b"2", b"b"), (b"3", b"b"), (b"4", b"-"), (b"1", b"b"), (b"2", b"a")]

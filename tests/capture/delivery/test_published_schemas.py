@@ -16,7 +16,11 @@ import pytest
 
 from penstock.capture.delivery.capture import Capture
 from penstock.capture.delivery.control import send, snapshot_signal
+from penstock.capture.delivery.schemas import SchemaTopic
+from penstock.capture.source import CaptureError
+from penstock.client import topics
 from penstock.client.connection import Cluster
+from penstock.client.errors import BusyError, refused
 from penstock.client.reading import Row
 from penstock.client.table_schemas import (
     SCHEMAS_TOPIC,
@@ -26,6 +30,9 @@ from penstock.client.table_schemas import (
     ValueType,
     event_schema_id,
 )
+from penstock.testing.broker import Broker
+from penstock.testing.postgres import PostgresServer
+from penstock.wire.errors import ErrorCode
 from tests.capture.delivery.running import new_name, records
 from tests.capture.delivery.test_end_to_end import config, running
 from tests.capture.kit.databases import MARKS, Database, Postgres
@@ -135,7 +142,9 @@ def _restarted(each: Database, log: str, made: Any, topic: str, id_: int) -> Non
         eventually(lambda: sum(event["op"] == "d" for _, event in events(log, topic)) == 5)
 
 
-def test_deletes_of_a_truncate_have_the_schema_of_their_row(log: str, shared_postgres: Any) -> None:
+def test_deletes_of_a_truncate_have_the_schema_of_their_row(
+    log: str, shared_postgres: PostgresServer
+) -> None:
     """No event of theirs came since the ALTER TABLE: a decimal of two digits is not read as one of
     four."""
     database = Postgres(shared_postgres)
@@ -243,3 +252,25 @@ def test_formats_share_the_topic_of_schemas(log: str, shop: str) -> None:
         assert latest.id == event_schema_id(again)
         assert int.from_bytes(avro[1:5], "big") != latest.id
         assert columns(schemas.by_id(latest.id)) == ["id", "item"]
+
+
+def test_what_is_wrong_with_the_topic_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    """One that forgets, and one that may not be used; each with the remedy."""
+    with Broker() as broker, Cluster(broker.bootstrap) as cluster:
+        topics.create(cluster, SCHEMAS_TOPIC, partitions=1)
+        SchemaTopic(cluster, lambda: None)
+        assert "cleanup.policy=delete: it will forget schemas" in caplog.text
+        assert f"penstock topics alter {SCHEMAS_TOPIC} -c cleanup.policy=compact" in caplog.text
+
+        def refuse() -> None:
+            raise refused("making a topic", ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+
+        with pytest.raises(CaptureError, match="TOPIC_AUTHORIZATION_FAILED") as caught:
+            SchemaTopic(cluster, refuse)
+        assert "publish_schemas = false" in caught.value.advice
+
+        def be_busy() -> None:
+            raise refused("making a topic", ErrorCode.NOT_CONTROLLER)
+
+        with pytest.raises(BusyError):
+            SchemaTopic(cluster, be_busy)

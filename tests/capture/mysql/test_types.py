@@ -348,3 +348,43 @@ def test_decimals_and_unsigned_numbers_by_choice(
     assert base64.b64decode(orjson.loads(change.after[1])) == b"\x00" + b"\xff" * 8
     with source.snapshot() as snapshot:
         assert next(snapshot.rows(snapshot.tables[0])) == [change.after]
+
+
+@pytest.mark.databases
+@pytest.mark.parametrize("name", ["shared_mariadb", "shared_mysql"])
+def test_the_server_and_the_binlog_describe_a_table_alike(
+    name: str, request: pytest.FixtureRequest
+) -> None:
+    """What the two say is published: where they differed, a table would change its schema whenever
+    a snapshot is taken."""
+    server: MariaDB = request.getfixturevalue(name)
+    database = server.create_database()
+    source = source_of(server, database)
+    wanted = {
+        "a": ("x INT NOT NULL UNIQUE, y INT", "(x) VALUES (1)"),
+        "b": ("x INT, y INT, z INT, PRIMARY KEY (z, x)", "(z, x) VALUES (1, 2)"),
+        "c": ("n VARCHAR(50), y INT, PRIMARY KEY (n(10))", "(n) VALUES ('n')"),
+        "d": (
+            "n VARCHAR(50) NOT NULL, y INT NOT NULL, UNIQUE (y, n), UNIQUE (n)",
+            "VALUES ('n', 1)",
+        ),
+        "e": (
+            "n CHAR(9) CHARACTER SET latin1, j JSON, f FLOAT(7,3), g DOUBLE UNSIGNED, l LONGTEXT",
+            "(n) VALUES ('n')",
+        ),
+        "f": (
+            "u BIGINT UNSIGNED ZEROFILL, s DECIMAL(9,2) UNSIGNED, t TIMESTAMP(3) NULL, y YEAR",
+            "(u) VALUES (1)",
+        ),
+    }
+    for table, (columns, _) in wanted.items():
+        server.query(f"CREATE TABLE {table} ({columns})", database)
+    with source.snapshot() as snapshot:
+        position = snapshot.position
+        known = {table.name: (table.columns, table.key) for table in snapshot.tables}
+    for table, (_, values) in wanted.items():
+        server.query(f"INSERT INTO {table} {values}", database)
+    items, _ = read_to_end(server, source, position)
+    streamed = {each.table.name: (each.table.columns, each.table.key) for each in changes_of(items)}
+    assert streamed == known
+    assert set(known) == set(wanted)

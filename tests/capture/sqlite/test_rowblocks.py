@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from penstock.capture.blocks import Block
 from penstock.capture.events.batch import Batch
 from penstock.capture.events.changes import Events
+from penstock.capture.events.registry import SchemaRegistry
 from penstock.capture.events.settings import EventSettings
 from penstock.capture.source import Change, Part
 from penstock.capture.sqlite import rowblocks
@@ -77,7 +78,14 @@ def told(segments: list[list[Change] | Block]) -> list[Change]:
 
 def records(segments: list[list[Change] | Block]) -> list[Any]:
     """What the log would be given."""
-    events, batch = Events(EventSettings(prefix="p"), "sqlite", clock_ns=lambda: 10**18), Batch()
+    batch, registry = Batch(), SchemaRegistry()
+    events = Events(
+        EventSettings(prefix="p"),
+        "sqlite",
+        registry=registry,
+        publish=registry.pending.clear,
+        clock_ns=lambda: 10**18,
+    )
     for changes in segments:
         events.part(Part("1", changes, {}, 0), batch)
     found: list[Any] = []

@@ -373,6 +373,10 @@ def test_what_does_not_fit_is_shown_as_the_database_shows_it() -> None:
     assert shown(VARIABLE, {"scale": 20, "value": unscaled(1)}) == "0.00000000000000000001"
     assert shown(ValueType("bytes"), "x" * 100) == "x" * 60 + "..."
     assert shown(decimal_kind(10, 2), "?") == "'?'"
+    marker = "__debezium_unavailable_value"
+    written = base64.b64encode(marker.encode()).decode()
+    assert converted(decimal_kind(10, 2), [written]) == [REFUSED]
+    assert shown(decimal_kind(10, 2), written) == marker
 
 
 # ---- arrays, structs, JSON ---------------------------------------------------------------

@@ -32,6 +32,8 @@ CREATE TABLE kinds (
     clockz timetz, span interval, doc jsonb, plain json, uid uuid, tags text[],
     amounts numeric(10,2)[], days date[], mood mood, data bytea, flag boolean, bits bit(10),
     addr inet, r real, d double precision, s smallint, i integer, name text, pt point);
+CREATE TABLE grids (id int PRIMARY KEY, cells int[], amounts numeric(6,2)[]);
+INSERT INTO grids VALUES (1, '{{1,2},{3,NULL}}', '{{1.25},{2.5}}');
 INSERT INTO kinds VALUES (
     9007199254740993, 12345678.91, 1e-18, 1234567890123456789.0123456789, 1234.56,
     '2026-11-17', '2026-11-17 10:11:12.345678', '2026-11-17 10:11:12.345',

@@ -90,6 +90,19 @@ def test_a_captured_table_has_its_types(
             assert [(row.id, str(row.extra)) for row in seen.rows[2:]] == [(4, "7.5")]
 
             check_written(tester, topic)
+            check_unpublished(tester)
+
+
+def check_unpublished(tester: FlowTester) -> None:
+    """Who wants columns of a topic that nobody has published any for is told so."""
+
+    @flow(inputs=stream("later"), output=Collected())
+    def early(rows: DataFrame) -> DataFrame:
+        return rows.select("_after.*")
+
+    tester.use(early)
+    with pytest.raises(FlowFailedError, match="no schema is published for later"):
+        tester.run()
 
 
 def check_types(seen: Collected) -> None:

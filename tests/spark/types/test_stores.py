@@ -233,6 +233,16 @@ def test_a_table_of_sqlite(tmp_path: Path) -> None:
         assert typed.upserts.to_pylist()[0]["day"] == dt.date(2026, 11, 17)
 
 
+def test_arrays_of_more_dimensions(told: Told) -> None:
+    log, topic, _, _ = told
+    grids = topic.replace("kinds", "grids")
+    eventually(lambda: len(records(log, grids)) == 1)
+    _, found = parsed(log, grids)
+    assert found.upserts.to_pylist() == [
+        {"id": 1, "cells": "[[1,2],[3,null]]", "amounts": "[[1.25],[2.50]]"}
+    ]
+
+
 def test_fields_are_compared_with_the_table(told: Told) -> None:
     log, topic, _, _ = told
     with pytest.raises(ConfigError, match=r"'price' is written double, .* has numeric\(10,2\)"):

@@ -353,7 +353,8 @@ class Running:
         try:
             return self.call(frames)
         except AnalysisException as error:
-            if not self._unpublished or "UNRESOLVED_COLUMN" not in str(error.getCondition()):
+            # UNRESOLVED_COLUMN, CANNOT_RESOLVE_STAR_EXPAND and others.
+            if not self._unpublished or "RESOLVE" not in str(error.getCondition()):
                 raise
             topics = ", ".join(self._unpublished)
             raise NotPublishedError(

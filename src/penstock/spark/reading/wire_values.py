@@ -42,6 +42,8 @@ JSON: Final = "io.debezium.data.Json"
 ANY_SCALE: Final = pa.decimal128(DIGITS_MAX, 18)
 _UNSIGNED: Final = pa.decimal128(20, 0)
 _MAX_SHOWN: Final = 60
+# What stands for a large value that an update did not touch.
+_UNAVAILABLE: Final = b"__debezium_unavailable_value"
 
 _DATES: Final = frozenset({"io.debezium.time.Date", "org.apache.kafka.connect.data.Date"})
 # How many of the numbers are a microsecond, or how many microseconds each is.
@@ -639,6 +641,8 @@ def _told(kind: ValueType, value: Any) -> str:
 
 def _number(text: str, scale: int) -> str:
     data = base64.b64decode(text, validate=True)
+    if data == _UNAVAILABLE:
+        return _UNAVAILABLE.decode()
     number = int.from_bytes(data, "big", signed=True)
     digits = str(abs(number))
     if not 0 < scale <= 20_000:

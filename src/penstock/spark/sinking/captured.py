@@ -31,6 +31,8 @@ _WORDS: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _MARKER: Final = UNAVAILABLE.encode()
 _MARKER_64: Final = base64.b64encode(_MARKER).decode()
 _MARKER_CODES: Final = list(_MARKER)
+# The value that was not sent, where it is bytes or an array of numbers.
+OTHER_MARKERS: Final = (_MARKER_64.encode(), orjson.dumps(_MARKER_CODES))
 
 
 def columns_of(schema: TableSchema) -> list[Column]:
@@ -108,6 +110,8 @@ def column_of(
         }
     wire, bad = _wire(values, known.type, name)
     made, unfit = convert(wire)
+    if bad and known.type.name == "array" and is_json(column.field):
+        made = _with_nested(made, values, known.type, bad)
     if unfit is not None:
         for at in np.flatnonzero(unfit).tolist():
             told = shown(known.type, values[at])
@@ -138,6 +142,31 @@ def _wire(values: list[Any], kind: ValueType, name: str) -> tuple[pa.Array, Bad]
                 )
         kept.append(made)
     return pa.array(kept, target), bad
+
+
+def _with_nested(made: pa.Array, values: list[Any], kind: ValueType, bad: Bad) -> pa.Array:
+    """JSON of arrays, of more than one dimension too, which an array's type does not say."""
+    texts = made.to_pylist()
+    for at in list(bad):
+        leaves: list[Any] = []
+        shape = _shape(values[at], leaves) if type(values[at]) is list else ""
+        flat, wrong = _wire(leaves, kind.items or ValueType("string"), "")
+        convert = conversion(kind.items or ValueType("string"), pa.string(), json=True)
+        assert convert is not None
+        found, unfit = convert(flat)
+        if shape and not wrong and unfit is None:
+            parts = [text or "null" for text in found.to_pylist()]
+            texts[at] = shape % tuple(parts)
+            del bad[at]
+    return pa.array(texts, pa.string())
+
+
+def _shape(value: Any, leaves: list[Any]) -> str:
+    """The brackets of an array, with a place for each element that is none."""
+    if type(value) is not list:
+        leaves.append(value)
+        return "%s"
+    return f"[{','.join(_shape(each, leaves) for each in value)}]"
 
 
 _NONE: Final = type(None)

@@ -95,6 +95,10 @@ class _Found:
     known: frozenset[str] = frozenset()
     blocks: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     unknown: set[int] = field(default_factory=set)
+    # How the last event began that has its schema around it.
+    head: bytes = b""
+    # The schema that events must name, or None; -1 is nobody's.
+    last: int | None = None
 
 
 @dataclass(frozen=True)
@@ -164,6 +168,7 @@ class Parser:
         bad = told.bad
         names = frozenset(column.name for column in self.columns)
         found = _Found(bad=bad, known=names, unknown=told.unknown)
+        found.last = -1 if self.is_published else None
         for at, value in zip(pending, values.take(pa.array(pending, pa.int64())).to_pylist(),
                              strict=True):  # fmt: skip
             key = keys[at]
@@ -187,8 +192,10 @@ class Parser:
         row: Mapping[str, Any] | None = None
         old: Mapping[str, Any] = {}
         block: Any = None
-        by: Told = self._newest
-        if value is not None:
+        by: Told = None
+        if value is None:
+            by = self._newest
+        else:
             try:
                 document = orjson.loads(value)
             except orjson.JSONDecodeError as error:
@@ -199,11 +206,14 @@ class Parser:
             if "payload" in document and "schema" in document and len(document) == 2:
                 block, document = document["schema"], document["payload"]
             if self.format == "debezium":
-                by = self._schema_told(value, document, block, found)
                 if document is not None:
                     operation = _operation(document)
                     if operation in _NO_CHANGE:
                         return
+                    by = document.get(SCHEMA_ID)
+                    # Most often that of the event before: this is done for every record.
+                    if block is not None or by != found.last:
+                        by = self._schema_told(value, by, block, found)
                     row, old = document.get("after"), document.get("before") or {}
                     if row is None and operation != "d":
                         raise _BadRecord(f"the change has op {operation!r} and no row afterwards")
@@ -212,7 +222,8 @@ class Parser:
                 row = document
             if row is not None and not isinstance(row, dict):
                 raise _BadRecord("the row is not a JSON object")
-            if row is not None and self._lacks(row, value):
+            lacks = _UNAVAILABLE in value or (self._may_lack_bytes and _lacks_bytes(value))
+            if lacks and row is not None and captured.unavailable(row):
                 raise _BadRecord(
                     "the row lacks a value that the database did not send; capture with "
                     'unavailable = "fill"'
@@ -220,10 +231,14 @@ class Parser:
         if row is None:
             self._read_deletion(at, key, old, found, by, is_tombstone=value is None)
             return
-        if any(row.get(name) is None for name in self.key):
-            row = {**row, **self._key(key, row)}
-        elif not self.by_row and not self._is_of(key, row):
-            raise _OtherKey
+        # Loops, not generators: this is done for every record.
+        for name in self.key:
+            if row.get(name) is None:
+                row = {**row, **self._key(key, row)}
+                break
+        else:
+            if not self.by_row and not self._is_of(key, row):
+                raise _OtherKey
         if self.by_row and old and any(old.get(name) != row[name] for name in self.key):
             # It was another row before.
             found.keys.append(self._key(None, old))
@@ -272,31 +287,31 @@ class Parser:
                  for each in schema.columns}  # fmt: skip
         return bool(kinds & {"bytes", "array"})
 
-    def _lacks(self, row: Mapping[str, Any], value: bytes) -> bool:
-        """Whether there are values that the database did not send."""
-        return (_UNAVAILABLE in value or self._may_lack_bytes) and captured.unavailable(row)
-
-    def _schema_told(self, value: bytes, document: Any, block: Any, found: _Found) -> Told:
+    def _schema_told(self, value: bytes, id_: Any, block: Any, found: _Found) -> Told:
         """What tells the schema of an event; _BadRecord if nothing does that should."""
         if block is not None:
-            end = value.find(PAYLOAD)
-            head = value[: end + len(PAYLOAD)] if end > 0 else b""
-            if head and head not in self._blocks:
-                try:
-                    self._blocks[head] = schema_of_block(head)
-                except SchemaError:
-                    self._blocks[head] = None
-            return head if self._blocks.get(head) is not None else None
-        id_ = document.get(SCHEMA_ID) if isinstance(document, dict) else None
-        if isinstance(id_, int) and (self.schemas or self.grows):
-            if id_ not in self.schemas:
-                found.unknown.add(id_)
-            elif self.schemas[id_] is None:
-                raise _BadRecord(f"the schema {id_} of the event is not in the log any more")
-            return id_
-        if self.is_published and document is not None:
-            raise _BadRecord(UNSAID)
-        return None
+            if not found.head or not value.startswith(found.head):
+                end = value.find(PAYLOAD)
+                found.head = value[: end + len(PAYLOAD)] if end > 0 else b""
+                if found.head and found.head not in self._blocks:
+                    try:
+                        self._blocks[found.head] = schema_of_block(found.head)
+                    except SchemaError:
+                        self._blocks[found.head] = None
+            return found.head if self._blocks.get(found.head) is not None else None
+        if id_ is None:
+            if self.is_published:
+                raise _BadRecord(UNSAID)
+            return None
+        if not isinstance(id_, int):
+            raise _BadRecord(f"the {SCHEMA_ID} of the event is no number")
+        if id_ not in self.schemas:
+            found.unknown.add(id_)
+        elif self.schemas[id_] is None:
+            raise _BadRecord(f"the schema {id_} of the event is not in the log any more")
+        else:
+            found.last = id_
+        return id_
 
     def _schema_of(self, told: Told) -> TableSchema | None:
         if isinstance(told, bytes):
@@ -307,9 +322,12 @@ class Parser:
         """Whether a record's key is that of its row, as far as can be told."""
         told = _told(key)
         if isinstance(told, dict):
-            return len(told) == len(self.key) and all(
-                name in told and told[name] == row[name] for name in self.key
-            )
+            if len(told) != len(self.key):
+                return False
+            for name in self.key:  # noqa: SIM110 (a generator takes longer)
+                if name not in told or told[name] != row[name]:
+                    return False
+            return True
         if len(self.key) > 1 or key is None:
             return False
         value = row[self.key[0]]
@@ -379,6 +397,7 @@ class Parser:
         groups: Mapping[Told, list[int] | None],
     ) -> tuple[pa.Array, dict[int, str]]:
         """One column of rows: those of each schema together."""
+        name = column.name
         parts: list[pa.Array] = []
         order: list[int] = []
         wrong: dict[int, str] = {}
@@ -386,10 +405,10 @@ class Parser:
             chosen = rows if places is None else [rows[at] for at in places]
             schema = self._schema_of(told)
             if schema is None:
-                array, unfit = column_of([row.get(column.name) for row in chosen], column)
+                array, unfit = column_of([row.get(name) for row in chosen], column)
             else:
                 own = next((each for each in (*schema.columns, *schema.key_only)
-                            if each.name == column.name), None)  # fmt: skip
+                            if each.name == name), None)  # fmt: skip
                 array, unfit = captured.column_of(chosen, column, own)
             if places is None:
                 return array, unfit
@@ -403,8 +422,11 @@ class Parser:
 
     def _look_for_new(self, found: _Found, new: dict[str, Column]) -> None:
         # What is published tells its columns itself.
-        guessing = [row for row, by in zip(found.rows, found.rows_by, strict=True)
-                    if not isinstance(by, int)]  # fmt: skip
+        named = {by for by in set(found.rows_by) if isinstance(by, int)}
+        guessing = found.rows
+        if named:
+            both = zip(found.rows, found.rows_by, strict=True)
+            guessing = [row for row, by in both if by not in named]
         names = {name for row in guessing for name in row if name not in found.known}
         blocks = {id(block): block for block in found.blocks.values()}
         told = {
@@ -483,6 +505,10 @@ def _told(key: bytes | None) -> Any:
     if isinstance(told, dict) and isinstance(told.get("payload"), dict) and "schema" in told:
         return told["payload"]
     return told
+
+
+def _lacks_bytes(value: bytes) -> bool:
+    return any(form in value for form in captured.OTHER_MARKERS)
 
 
 def _operation(document: Any) -> str:
