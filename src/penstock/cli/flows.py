@@ -86,6 +86,7 @@ def list_command(data: Data = DEFAULT_DATA, watch: Watch = False, json: AsJson =
         repeat(lambda: _seen(folder), lambda seen: _rendered(seen, nothing), _listed, json=json)
     seen = _seen(folder)
     if json:
+<<<<<<< HEAD
         output.write_json(_listed(seen))
     elif seen.running or seen.resting:
         output.print_rich(_rendered(seen, nothing))
@@ -129,6 +130,17 @@ def _rendered(seen: _Seen, nothing: str) -> RenderableType:
         )
         parts.append(coloured(output.table(_RESTING, rows), seen.resting))
     return Group(*parts or [Text(nothing)])
+=======
+        output.write_json([*(running or ()), *(_as_json(each) for each in resting)])
+        return
+    if running:
+        output.print_rich(rendered(running))
+    if resting:
+        rows = ((each.name, _state(each), _when(each), _error(folder, each)) for each in resting)
+        output.print_table(("flow", "last state", "since", "error"), rows)
+    if not running and not resting:
+        output.say(f"no flows have run with {data}; `penstock run FILE` runs those of a file")
+>>>>>>> 28c02766ef556b934896b26326585b3036bcd9fb
 
 
 @app.command("describe")
@@ -505,6 +517,16 @@ def _state(record: Record) -> str:
     # Whoever wrote this was killed before it could write more.
     alive = {"starting", "running", "waiting", "stopping"}
     return "killed" if record.state in alive else record.state
+
+
+def _error(folder: Folder, record: Record) -> str:
+    """What is wrong with a flow that rests, or what the next run does to it."""
+    if record.error:
+        return record.error
+    if record.rebuilding:
+        return f"the next `penstock run` rebuilds it, as generation {record.rebuilding}"
+    behind = ", ".join(map(str, folder.behind(record)))
+    return f"it has read {behind}: the next `penstock run` rebuilds it from there" if behind else ""
 
 
 def _when(record: Record) -> str:

@@ -23,8 +23,12 @@ from penstock.spark.flows.errors import (
     UnknownFlowError,
 )
 from penstock.spark.flows.folder import FLOW_FILE, Fingerprint, Folder, Record
+<<<<<<< HEAD
 from penstock.spark.flows.progress import Progress
 from penstock.spark.flows.versions import behind, is_version
+=======
+from penstock.spark.flows.versions import Behind, behind, is_version
+>>>>>>> 28c02766ef556b934896b26326585b3036bcd9fb
 
 names = st.text("abc", min_size=1, max_size=3)
 fingerprints = st.builds(
@@ -213,6 +217,15 @@ def test_which_version_of_a_topic_counts(tmp_path: Path) -> None:
     # A flow was renamed: the one that ran last writes the topic.
     written(folder, "renamed", 1, "visits", updated_ms=2)
     assert folder.resolve("visits") == "visits"
+
+
+def test_a_flow_that_rests_may_be_behind(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    written(folder, "visiting", 3, "visits")
+    reader = written(folder, "counting", 1, "counts", streams=("clicks.v2", "visits.v2"))
+    # clicks.v2 is a name that somebody has chosen.
+    assert folder.behind(reader) == [Behind("visits", "visits.v2", "visits.v3")]
+    assert folder.behind(written(folder, "ok", 1, "x", streams=("visits.v3",))) == []
 
 
 def test_a_record_of_before_tells_its_topics(tmp_path: Path) -> None:

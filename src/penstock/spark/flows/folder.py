@@ -35,8 +35,12 @@ from penstock.spark.flows.errors import (
     CheckpointFullError,
     UnknownFlowError,
 )
+<<<<<<< HEAD
 from penstock.spark.flows.shapes import Part
 from penstock.spark.flows.versions import physical
+=======
+from penstock.spark.flows.versions import Behind, name_of, physical
+>>>>>>> 28c02766ef556b934896b26326585b3036bcd9fb
 
 DEFAULT_DATA: Final = Path(".penstock") / "flows"
 FLOW_FILE: Final = "flow.json"
@@ -292,6 +296,17 @@ class Folder:
         """The version of a topic that counts."""
         writer = self.writer(topic)
         return topic if writer is None else writer.present(topic)
+
+    def behind(self, record: Record) -> list[Behind]:
+        """Which inputs a flow that rests has read in an older version."""
+        known = record.fingerprint(record.generation)
+        found = []
+        for topic in known.streams if known is not None else ():
+            name = topic if self.writer(topic) is not None else name_of(topic)
+            writer = self.writer(name)
+            if writer is not None and writer.present(name) != topic:
+                found.append(Behind(name, topic, writer.present(name)))
+        return found
 
     def write(self, record: Record) -> None:
         """Replace what is known of a flow, in one step."""

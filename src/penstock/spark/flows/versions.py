@@ -27,6 +27,12 @@ def is_version(topic: str, name: str) -> bool:
     return topic.startswith(name) and _SUFFIX.fullmatch(topic, len(name)) is not None
 
 
+def name_of(topic: str) -> str:
+    """The name of which a topic is a version, as far as its own tells."""
+    found = _SUFFIX.search(topic)
+    return topic[: found.start()] if found is not None and found.end() == len(topic) else topic
+
+
 @dataclass(frozen=True, slots=True)
 class Behind:
     """A topic that is read in an older version than the one that counts."""
