@@ -86,7 +86,6 @@ def list_command(data: Data = DEFAULT_DATA, watch: Watch = False, json: AsJson =
         repeat(lambda: _seen(folder), lambda seen: _rendered(seen, nothing), _listed, json=json)
     seen = _seen(folder)
     if json:
-<<<<<<< HEAD
         output.write_json(_listed(seen))
     elif seen.running or seen.resting:
         output.print_rich(_rendered(seen, nothing))
@@ -99,8 +98,9 @@ class _Seen(NamedTuple):
 
     running: list[dict[str, Any]]
     resting: list[dict[str, Any]]
-    # When the latter were last written down, in words.
+    # When the latter were last written down, and what is wrong with them, in words.
     since: list[str]
+    errors: list[str]
 
 
 def _seen(folder: Folder) -> _Seen:
@@ -108,7 +108,10 @@ def _seen(folder: Folder) -> _Seen:
     known = {each["name"] for each in running}
     resting = [each for each in folder.records() if each.name not in known]
     return _Seen(
-        running, [_as_json(each, folder) for each in resting], [_when(each) for each in resting]
+        running,
+        [_as_json(each, folder) for each in resting],
+        [_when(each) for each in resting],
+        [_error(folder, each) for each in resting],
     )
 
 
@@ -125,22 +128,11 @@ def _rendered(seen: _Seen, nothing: str) -> RenderableType:
     parts = [rendered(seen.running)] if seen.running else []
     if seen.resting:
         rows = (
-            (each["name"], each["state"], since, *_counted(each), each["error"])
-            for each, since in zip(seen.resting, seen.since, strict=True)
+            (each["name"], each["state"], since, *_counted(each), error)
+            for each, since, error in zip(seen.resting, seen.since, seen.errors, strict=True)
         )
         parts.append(coloured(output.table(_RESTING, rows), seen.resting))
     return Group(*parts or [Text(nothing)])
-=======
-        output.write_json([*(running or ()), *(_as_json(each) for each in resting)])
-        return
-    if running:
-        output.print_rich(rendered(running))
-    if resting:
-        rows = ((each.name, _state(each), _when(each), _error(folder, each)) for each in resting)
-        output.print_table(("flow", "last state", "since", "error"), rows)
-    if not running and not resting:
-        output.say(f"no flows have run with {data}; `penstock run FILE` runs those of a file")
->>>>>>> 28c02766ef556b934896b26326585b3036bcd9fb
 
 
 @app.command("describe")

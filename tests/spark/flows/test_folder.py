@@ -23,12 +23,8 @@ from penstock.spark.flows.errors import (
     UnknownFlowError,
 )
 from penstock.spark.flows.folder import FLOW_FILE, Fingerprint, Folder, Record
-<<<<<<< HEAD
 from penstock.spark.flows.progress import Progress
-from penstock.spark.flows.versions import behind, is_version
-=======
 from penstock.spark.flows.versions import Behind, behind, is_version
->>>>>>> 28c02766ef556b934896b26326585b3036bcd9fb
 
 names = st.text("abc", min_size=1, max_size=3)
 fingerprints = st.builds(

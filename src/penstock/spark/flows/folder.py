@@ -35,12 +35,8 @@ from penstock.spark.flows.errors import (
     CheckpointFullError,
     UnknownFlowError,
 )
-<<<<<<< HEAD
 from penstock.spark.flows.shapes import Part
-from penstock.spark.flows.versions import physical
-=======
 from penstock.spark.flows.versions import Behind, name_of, physical
->>>>>>> 28c02766ef556b934896b26326585b3036bcd9fb
 
 DEFAULT_DATA: Final = Path(".penstock") / "flows"
 FLOW_FILE: Final = "flow.json"

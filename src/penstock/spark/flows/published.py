@@ -150,17 +150,11 @@ class SchemaWatch:
         self._flow = flow
         self._watched: dict[str, tuple[Input, TableSchema]] = {}
         for topic, declared in inputs:
-<<<<<<< HEAD
-            latest = self._latest(topic) if declared.reading.published is not None else None
-            if latest is not None:
-                self._watched[topic] = declared, latest
-=======
             known = (declared.reading.published or {}).get("schemas")
             if known:
                 # The newest that the flow was planned with.
                 newest = list(known.values())[-1]
                 self._watched[topic] = declared, TableSchema.from_json_schema(newest)
->>>>>>> 28c02766ef556b934896b26326585b3036bcd9fb
         self._next = time.monotonic() + WATCH_S
         # Whether the flow is to be started again.
         self.wants_restart = False
