@@ -159,7 +159,7 @@ def test_a_changelog_without_envelopes(tester: FlowTester) -> None:
     tester.use(changes)
     tester.feed("names", [{"name": "Ann"}, None, {"name": "?"}], key=["1", "1", None])  # type: ignore[list-item]
     # What only says that time has passed is not shown.
-    tester.feed("names", [None], key=["penstock.heartbeat"])
+    tester.feed("names", [None, None], key=["penstock.heartbeat", HEARTBEAT.decode()])
     tester.run()
     assert tester.rows("changes") == [
         {"id": "1", "op": "u", "name": "Ann"},
@@ -217,7 +217,7 @@ def test_late_records_go_aside_and_heartbeats_close(tester: FlowTester) -> None:
     assert status.progress.watermark == "2026-01-01T00:00:50.000Z"
     # A heartbeat: time passes without a row; what comes after it may be late for it.
     tester.advance(100)
-    tester.feed("times", [None], key=["penstock.heartbeat"])
+    tester.feed("times", [None], key=[HEARTBEAT.decode()])
     status = tester.run()["marks"]
     assert [each["rows"] for each in tester.rows("marks")[2:]] == [0, 0]
     assert {each["mark"] for each in tester.rows("marks")[2:]} == {mark(90)}
