@@ -135,7 +135,7 @@ class Definition:
         inputs = [
             replace(
                 stream(specs[name].topic, **{specs[name].format or "debezium": specs[name].ddl}),  # type: ignore[arg-type]
-                where=self.where,
+                callsite=self.where,
             )
             for name in names
         ]
