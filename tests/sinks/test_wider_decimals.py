@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from decimal import Decimal
 from pathlib import Path
+from uuid import uuid4
 
 import pyarrow as pa
 import pytest
@@ -11,6 +12,9 @@ import pytest
 from penstock.sinks import Schema
 from penstock.sinks.errors import SchemaChangedError
 from penstock.sinks.stores import open_sink
+from penstock.testing.mariadb import MariaDB
+from penstock.testing.postgres import PostgresServer
+from penstock.testing.redis import RedisServer
 from penstock.testing.sinks import changes, never, read
 
 OLD, NEW = pa.decimal128(10, 2), pa.decimal128(22, 4)
@@ -23,7 +27,18 @@ def schema(kind: pa.DataType, key: pa.DataType | None = None) -> Schema:
 @pytest.mark.parametrize("kind", ["sqlite", "duckdb", "delta", "parquet", "tantivy"])
 def test_decimals_become_wider(kind: str, tmp_path: Path) -> None:
     at = f"{kind}:///{tmp_path}/store"
-    url = f"{at}?table=t" if kind in ("sqlite", "duckdb") else at
+    widened(f"{at}?table=t" if kind in ("sqlite", "duckdb") else at)
+
+
+def test_decimals_become_wider_on_servers(
+    shared_postgres: PostgresServer, shared_mariadb: MariaDB, shared_redis: RedisServer
+) -> None:
+    widened(shared_postgres.create_database())
+    widened(shared_mariadb.url(shared_mariadb.create_database()))
+    widened(f"{shared_redis.url}?prefix={uuid4().hex}")
+
+
+def widened(url: str) -> None:
     first, second = Decimal("12345678.91"), Decimal("123456789012345678.1239")
     with open_sink(url, {}, name="t") as sink:
         sink.open(schema(OLD))
