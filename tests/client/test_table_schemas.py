@@ -64,7 +64,7 @@ def schemas(draw: st.DrawFn) -> TableSchema:
 
 
 @given(schemas())
-@settings(max_examples=examples(150))
+@settings(max_examples=examples(40))
 def test_a_schema_survives_its_text(schema: TableSchema) -> None:
     document = orjson.loads(orjson.dumps(schema.as_json_schema()))
     assert TableSchema.from_json_schema(document) == schema
