@@ -16,6 +16,7 @@ from penstock.capture.delivery.capture import Capture
 from penstock.client.connection import Cluster
 from penstock.client.reading import read_batches
 from penstock.sinks.contract import ORIGIN, Position, Sink
+from penstock.sinks.schema import Schema
 from penstock.sinks.spec import SinkSpec
 from penstock.spark.sinking.findings import Findings
 from penstock.spark.sinking.learning import parser_of
@@ -178,11 +179,10 @@ def captured(log: str, url: str, table: str, rows: int, **settings: Any) -> Iter
 
 
 def parsed(
-    log: str, topic: str, store: Sink | None = None, **settings: Any
+    log: str, topic: str, stored: Schema | None = None, **settings: Any
 ) -> tuple[Parser, Parsed]:
-    """What a sink makes of a topic."""
+    """What a sink makes of a topic; `stored` is what its store has."""
     spec = SinkSpec("kinds", topic, "sqlite:///x.db", **settings)
-    stored = None if store is None else store.stored_schema()
     with Cluster(log) as cluster:
         parser = parser_of(spec, cluster, topic, stored)
         return parser, parser.parse(records_of(cluster, topic))

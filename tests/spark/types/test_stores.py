@@ -22,6 +22,8 @@ import redis
 from deltalake import DeltaTable, QueryBuilder
 
 from penstock.errors import ConfigError
+from penstock.sinks.errors import SchemaChangedError
+from penstock.sinks.schema import Schema
 from penstock.sinks.stores import open_sink
 from penstock.testing import Broker
 from penstock.testing.mariadb import MariaDB
@@ -231,6 +233,19 @@ def test_a_table_of_sqlite(tmp_path: Path) -> None:
         _, typed = parsed(broker.bootstrap, topic, fields=fields, key=("id",))
         assert typed.upserts.to_pylist()[0]["price"] == Decimal("12.50")
         assert typed.upserts.to_pylist()[0]["day"] == dt.date(2026, 11, 17)
+
+
+def test_a_store_that_was_filled_without_types_must_be_built_anew(told: Told) -> None:
+    """As before schemas were published: decimals as Connect's base64, dates as numbers."""
+    log, topic, _, _ = told
+    old = Schema.of([pa.field("id", pa.int64()), pa.field("price", pa.string())], "id")
+    with pytest.raises(SchemaChangedError) as caught:
+        parsed(log, topic, old)
+    assert str(caught.value) == (
+        "sink 'kinds': column 'price' of table public.kinds is numeric(10,2); the store has it as "
+        "string, which cannot become decimal128(10, 2)"
+    )
+    assert "penstock sinks rebuild" in caught.value.advice
 
 
 def test_arrays_of_more_dimensions(told: Told) -> None:

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import ConfigError, PenstockError
-from penstock.sinks.errors import StoreError, StoreUnreachableError
+from penstock.sinks.errors import SchemaChangedError, StoreError, StoreUnreachableError
 from penstock.sinks.rows import sortable_decimal
 from penstock.sinks.schema import Schema
 from penstock.sinks.sql.base import RowFault, SqlSink
@@ -68,6 +68,7 @@ class SqliteSink(SqlSink):
             path, timeout=seconds, isolation_level=None, check_same_thread=False
         )
         connection.create_function("penstock_decimal", 2, _sortable, deterministic=True)
+        connection.create_function("penstock_digits", 1, _digits, deterministic=True)
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute("PRAGMA cache_size = -65536")
@@ -94,6 +95,25 @@ class SqliteSink(SqlSink):
         if pa.types.is_decimal(kind) and not _is_long(kind):
             return "NUMERIC"
         return "BLOB" if pa.types.is_binary(kind) else "TEXT"
+
+    def _retyped(self, field: pa.Field, schema: Schema) -> None:
+        """A decimal that was a number and is text now: a column keeps the type that it was declared
+        with, and would round the text. Others hold whatever is wider."""
+        if not _is_long(field.type):
+            return
+        shown = f"PRAGMA table_info({self.quote(self.table)})"
+        declared = {row[1]: row[2] for row in self._run(shown).fetchall()}
+        if declared[field.name] == "TEXT":
+            return
+        if field.name in schema.key:
+            raise SchemaChangedError(
+                f"{self.target}: the key {field.name!r} is a number, and {field.type} would be text"
+            )
+        table, old, new = map(self.quote, (self.table, field.name, f"_penstock_{field.name}"))
+        self._run(f"ALTER TABLE {table} ADD COLUMN {new} TEXT")
+        self._run(f"UPDATE {table} SET {new} = penstock_digits({old})")
+        self._run(f"ALTER TABLE {table} DROP COLUMN {old}")
+        self._run(f"ALTER TABLE {table} RENAME COLUMN {new} TO {old}")
 
     def _upsert(self, rows: pa.Table, schema: Schema) -> None:
         names = ", ".join(map(self.quote, schema.names))
@@ -174,6 +194,11 @@ def _is_long(kind: pa.DataType) -> bool:
 def _sortable(text: str, scale: int) -> str:
     """A decimal's text, whose order is another than that of the numbers, as one with that order."""
     return sortable_decimal(Decimal(text), scale)
+
+
+def _digits(value: float | None) -> str | None:
+    """The text of a decimal that is stored as a number."""
+    return None if value is None else format(Decimal(repr(value)), "f")
 
 
 def _tuples(rows: pa.Table) -> Iterator[tuple[Any, ...]]:
