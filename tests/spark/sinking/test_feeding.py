@@ -6,6 +6,7 @@ import json
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -307,3 +308,31 @@ def test_a_row_of_json_with_a_plain_key(
     assert rows_in(tmp_path / "s.db", "rows") == {2: {"id": 2}}
     letters = records(log_broker.bootstrap, f"{topic}.dead")
     assert {(each.key(), each.value()) for each in letters} == {(b"3", b"{"), (b"4", b"\0avro")}
+
+
+def test_a_sink_that_can_read_nothing_stops_before_anything_is_written(
+    spark: SparkSession, log_broker: Broker, topic: str, tmp_path: Path
+) -> None:
+    with Cluster(log_broker.bootstrap) as cluster:
+        create(cluster, topic, partitions=1)
+    spec = SinkSpec("orders", topic, f"sqlite:///{tmp_path}/s.db", key=("id",),
+                    fields="id bigint, at timestamp, parts array<int>")  # fmt: skip
+    producer = Producer({"bootstrap.servers": log_broker.bootstrap})
+    for number in range(3):
+        value = json.dumps({"id": number, "parts": [number, "x"]})
+        producer.produce(topic, value, str(number))
+    producer.flush(60)
+    with managed(spark, log_broker, tmp_path / "data", [spec], once=True) as manager:
+        eventually(manager.step, timeout_s=90)
+        assert manager.failed == ["orders"]
+        assert "field parts[] is not int32: 'x'" in _error(manager)
+        assert f"{topic}-0 at offset 0" in _error(manager)
+    with spec.sink() as store:
+        assert store.position() in {None, Position()}
+    # As it is the records that are wrong, and not the fields.
+    run_once(spark, log_broker, tmp_path / "data", [replace(spec, max_dead_share=1.0)])
+    assert rows_in(tmp_path / "s.db", "orders") == {}
+    assert len(records(log_broker.bootstrap, f"{topic}.dead")) == 3
+    # What was counted is still known at the next start.
+    with managed(spark, log_broker, tmp_path / "data", [spec], once=True) as manager:
+        assert _status(manager)["progress"]["dead_letters"] == 3

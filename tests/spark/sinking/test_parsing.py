@@ -232,10 +232,23 @@ def test_partitions_are_put_together_with_each_key_once() -> None:
 def test_settings_that_are_wrong() -> None:
     good = {"topic": "t", "url": "sqlite:///x.db"}
     assert from_config("a", {**good, "max_lag": "2m", "key": ["x"]}).max_lag_s == 120
-    for wrong in ({"format": "xml"}, {"max_records": 0}, {"every": "often"}, {"key": [1]},
-                  {"fields": "id"}, {"options": 1}):  # fmt: skip
+    for wrong in (
+        {"format": "xml"},
+        {"max_records": 0},
+        {"every": "often"},
+        {"key": [1]},
+        {"fields": "id"},
+        {"options": 1},
+        {"max_dead_letters": 0},
+        {"max_dead_share": 0},
+        {"max_dead_share": "half"},
+        {"max_dead_share": True},
+    ):
         with pytest.raises(ConfigError, match=r"sinks\.a"):
             from_config("a", {**good, **wrong})
+    spec = from_config("a", {**good, "max_dead_letters": 5, "max_dead_share": 1})
+    assert (spec.max_dead_letters, spec.max_dead_share) == (5, 1.0)
+    assert from_config("a", good).max_dead_letters == 1000
     with pytest.raises(ConfigError):
         Schema.of(from_text("id double"), "id")
 
