@@ -49,7 +49,9 @@ def rows(
     ] = [],  # noqa: B006
     limit: Annotated[
         int | None,
-        typer.Option("--limit", "-n", min=1, help="The most rows to show; of a table else 100."),
+        typer.Option(
+            "--limit", "-n", min=1, metavar="N", help="The most rows to show; of a table else 100."
+        ),
     ] = None,
     form: Annotated[
         Format,
