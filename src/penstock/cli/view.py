@@ -159,7 +159,9 @@ def describe(
 @app.command("aside")
 def aside(
     name: Name,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="The most rows to show.")] = 100,
+    limit: Annotated[
+        int, typer.Option("--limit", min=1, metavar="N", help="The most rows to show.")
+    ] = 100,
     data: Data = DEFAULT_DATA,
     json: AsJson = False,
 ) -> None:

@@ -25,7 +25,6 @@ import orjson
 
 from penstock.client.connection import Cluster
 from penstock.client.metadata import Metadata
-from penstock.client.reading import read_batches
 
 # Runs in one record of the topic: a record stays well below what a broker takes.
 RUNS_PER_RECORD: Final = 5_000
@@ -191,6 +190,9 @@ def find(cluster: Cluster, ids: Mapping[str, str]) -> dict[str, Move]:
 
 
 def _records(cluster: Cluster, topic: str) -> Iterator[tuple[bytes | None, bytes]]:
+    # It needs pyarrow, which the base install has not.
+    from penstock.client.reading import read_batches
+
     for _, batch in read_batches(cluster, topic):
         keys, values = batch.column("key").to_pylist(), batch.column("value").to_pylist()
         for key, value in zip(keys, values, strict=True):

@@ -28,7 +28,6 @@ import orjson
 from penstock.client.connection import Cluster
 from penstock.client.errors import OffsetGoneError
 from penstock.client.metadata import Metadata
-from penstock.client.reading import read_batches
 from penstock.errors import PenstockError
 
 SCHEMAS_TOPIC: Final = "__penstock_schemas"
@@ -302,6 +301,9 @@ class SchemaRecords:
     def _read(self, start: int) -> Iterator[tuple[int, SchemaRecord]]:
         if not Metadata(self._cluster).topics([SCHEMAS_TOPIC]):
             return
+        # It needs pyarrow, which the base install has not.
+        from penstock.client.reading import read_batches
+
         for _, batch in read_batches(
             self._cluster,
             SCHEMAS_TOPIC,

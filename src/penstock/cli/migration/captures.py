@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from penstock.cli.migration.ends import End
 from penstock.cli.protocol import cluster
-from penstock.client.reading import last_values
+from penstock.client.metadata import Metadata
 
 if TYPE_CHECKING:
     from penstock.capture.delivery.state import State
@@ -28,9 +28,14 @@ def _cluster(end: End) -> Cluster:
 
 def states(source: End) -> dict[str, State]:
     """Where all captures of the source stand."""
-    from penstock.capture.delivery.control import state_of, statuses
+    from penstock.capture.delivery.state import CAPTURE_TOPIC
 
     with _cluster(source) as here:
+        if not Metadata(here).topics([CAPTURE_TOPIC]):
+            # The base install has not what the rest needs.
+            return {}
+        from penstock.capture.delivery.control import state_of, statuses
+
         found = {each.name: state_of(here, each.name) for each in statuses(here)}
     return {name: state for name, state in found.items() if state is not None}
 
@@ -64,6 +69,8 @@ def _write(here: Cluster, there: Cluster, name: str, state: State) -> bool:
     wanted = replace(state, signals=None)
     if found == wanted:
         return True
+    from penstock.client.reading import last_values
+
     told = last_values(here, CAPTURE_TOPIC).get(name.encode())
     Topics(there, TopicSettings()).ensure_own(name)
     with LogWriter(there) as writer:

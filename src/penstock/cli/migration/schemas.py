@@ -6,7 +6,6 @@ write there. What it lacks is added, each with the id that the events name.
 
 from __future__ import annotations
 
-from penstock.capture.delivery.schemas import SchemaTopic
 from penstock.cli.migration.ends import End
 from penstock.client import topics
 from penstock.client.connection import Cluster
@@ -30,6 +29,9 @@ def copy_schemas(source: End, target: End, replication: int | None = None) -> in
                 config=SCHEMAS_TOPIC_CONFIG,
                 exists_ok=True,
             )
+
+        # What it imports is not in the base install, with which there are no captures.
+        from penstock.capture.delivery.schemas import SchemaTopic
 
         topic = SchemaTopic(here, ensure)
         for record in found:
