@@ -6,8 +6,8 @@ import os
 import random
 import signal
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,44 +17,16 @@ from pyspark.sql import SparkSession
 
 from penstock.sinks import stores
 from penstock.sinks.spec import SinkSpec
-from penstock.spark.flows.overseeing import Settings
-from penstock.spark.flows.supervisor import Policy
 from penstock.spark.runtime.resident import ResidentTasks
 from penstock.spark.runtime.sink_loop import LogAddress
 from penstock.spark.session import RESIDENT_TASKS, settings_of, with_slots
-from penstock.spark.sinking.folder import SinkFolder
 from penstock.spark.sinking.manager import SinkManager
 from penstock.testing import Broker
 from tests.harness.profiles import RESIDENT_KILLS
-from tests.spark.runtime.test_sink_loop import at_end, rows_in
+from tests.spark.runtime.test_sink_loop import at_end
 from tests.spark.sinking.changelog import Changelog, table
+from tests.spark.sinking.managed import managed, rows_in, until
 from tests.waiting import eventually
-
-QUICK = Policy(first_pause_s=0.1, longest_pause_s=0.2, max_tries=20)
-
-
-@contextmanager
-def managed(
-    spark: SparkSession, broker: Broker, folder: Path, *specs: SinkSpec
-) -> Iterator[SinkManager]:
-    settings = Settings(broker.bootstrap, policy=QUICK)
-    manager = SinkManager(spark, specs, SinkFolder(folder), settings)
-    manager.start()
-    try:
-        yield manager
-    finally:
-        manager.stop()
-        eventually(manager.step)
-        manager.close()
-
-
-def until(manager: SinkManager, check: Callable[[], Any]) -> None:
-    def is_so() -> bool:
-        manager.step()
-        assert not manager.failed, manager.status()
-        return bool(check())
-
-    eventually(is_so, timeout_s=120)
 
 
 def caught_up(manager: SinkManager, broker: Broker, topic: str) -> Callable[[], bool]:
@@ -82,7 +54,7 @@ def test_the_task_is_killed_again_and_again(
         for name in ("one", "two")
     ]
     log.feed(100)
-    with managed(spark, log_broker, tmp_path / "data", *specs) as manager:
+    with managed(spark, log_broker, tmp_path / "data", specs, tries=20) as manager:
         for _ in range(RESIDENT_KILLS):
             until(manager, has_moved(manager))
             (pid,) = eventually(lambda: manager._tasks.pids)
@@ -109,7 +81,7 @@ def test_a_task_that_stands_still_is_replaced_and_fenced(
     log = Changelog(log_broker.bootstrap, topic, seed)
     log.feed(100)
     spec = SinkSpec("orders", topic, f"sqlite:///{tmp_path}/shop.db", max_records=50)
-    with managed(spark, log_broker, tmp_path / "data", spec) as manager:
+    with managed(spark, log_broker, tmp_path / "data", [spec], tries=20) as manager:
         until(manager, caught_up(manager, log_broker, topic))
         (pid,) = manager._tasks.pids
         os.kill(pid, signal.SIGSTOP)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +19,9 @@ from penstock.sinks.spec import SinkSpec
 from penstock.spark.runtime.freshness import Freshness
 from penstock.spark.runtime.sink_loop import LogAddress, Report, SinkLoop, Start, interval_s
 from penstock.testing import Broker
-from tests.spark.sinking.changelog import Changelog, Row, table
+from tests.spark.sinking.changelog import Changelog, table
+from tests.spark.sinking.managed import rows_in
 from tests.waiting import eventually
-
-
-def rows_in(path: Path, name: str = "orders") -> dict[int, Row]:
-    with closing(sqlite3.connect(path)) as connection:
-        connection.row_factory = sqlite3.Row
-        return {row["id"]: dict(row) for row in connection.execute(f"SELECT * FROM {name}")}
 
 
 class Running:

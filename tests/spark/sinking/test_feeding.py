@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,50 +17,15 @@ from penstock.client.connection import Cluster
 from penstock.client.topics import create
 from penstock.sinks import Position
 from penstock.sinks.spec import SinkSpec
-from penstock.spark.flows.overseeing import Settings
-from penstock.spark.flows.supervisor import Policy
 from penstock.spark.runtime.sink_query import SinkQuery
-from penstock.spark.sinking.folder import SinkFolder
 from penstock.spark.sinking.manager import SinkManager
 from penstock.testing import Broker
-from tests.spark.sinking.changelog import Changelog, Row, records, table
+from tests.spark.sinking.changelog import Changelog, records, table
+from tests.spark.sinking.managed import managed, rows_in, until
 from tests.waiting import eventually
 
 # Several starts of queries each, on a machine that may be busy.
 pytestmark = pytest.mark.timeout(300)
-QUICK = Policy(first_pause_s=0.1, longest_pause_s=0.2, max_tries=3)
-
-
-def rows_in(path: Path, name: str) -> dict[int, Row]:
-    with closing(sqlite3.connect(path)) as connection:
-        connection.row_factory = sqlite3.Row
-        return {row["id"]: dict(row) for row in connection.execute(f"SELECT * FROM {name}")}
-
-
-@contextmanager
-def managed(
-    spark: SparkSession, broker: Broker, folder: Path, specs: list[SinkSpec], *, once: bool = False
-) -> Iterator[SinkManager]:
-    manager = SinkManager(
-        spark, specs, SinkFolder(folder), Settings(broker.bootstrap, once=once, policy=QUICK)
-    )
-    manager.start()
-    try:
-        yield manager
-    finally:
-        manager.stop()
-        eventually(manager.step)
-        manager.close()
-
-
-def until(manager: SinkManager, check: Callable[[], Any]) -> None:
-    """Look after the sinks until something is so."""
-
-    def is_so() -> bool:
-        manager.step()
-        return bool(check())
-
-    eventually(is_so, timeout_s=90)
 
 
 def run_once(spark: SparkSession, broker: Broker, folder: Path, specs: list[SinkSpec]) -> None:

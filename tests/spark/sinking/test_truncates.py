@@ -18,7 +18,7 @@ from penstock.capture.delivery.config import CaptureConfig
 from penstock.sinks.spec import SinkSpec
 from penstock.testing import Broker
 from penstock.testing.postgres import PostgresServer
-from tests.spark.sinking.test_feeding import managed, rows_in, until
+from tests.spark.sinking.managed import managed, rows_in, until
 
 pytestmark = pytest.mark.timeout(300)
 
