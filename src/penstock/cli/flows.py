@@ -386,8 +386,9 @@ def dead_letters(
       penstock flows dead-letters enriched
       penstock flows dead-letters enriched -n 100 --json | jq -r '.letters[].message'
     """
-    topics = _dead_letter_topics(_folder(data), flow)
+    folder = _folder(data)
     connection = connect(bootstrap, client)
+    topics = _dead_letter_topics(folder, flow)
     show(connection, f"flow {flow}", topics, _is_of(flow), count=letters, json=json)
 
 
@@ -414,8 +415,9 @@ def redrive(
       penstock flows redrive enriched                       # what would be sent
       penstock flows redrive enriched --execute
     """
-    topics = _dead_letter_topics(_folder(data), flow)
+    folder = _folder(data)
     connection = connect(bootstrap, client)
+    topics = _dead_letter_topics(folder, flow)
     send_back(connection, topics, _is_of(flow), execute=execute, limit=limit, to=to, json=json)
 
 

@@ -74,7 +74,7 @@ def test_a_missing_driver_is_named(
     monkeypatch.setattr("penstock.capture.sources.import_module", missing)
     with pytest.raises(CaptureError, match=driver) as caught:
         open_source(SourceSettings("c", f"{scheme}://host/db"))
-    assert caught.value.advice == f"pip install 'penstock[{extra}]'"
+    assert caught.value.advice == f"Install it: pip install 'penstock[{extra}]'"
 
 
 def test_passwords_are_not_shown() -> None:
