@@ -46,9 +46,9 @@ POOL: Final = "resident"
 TASK_S: Final = 60.0
 # A task that has not been heard for so long is replaced; it says something every two seconds.
 SILENT_S: Final = 20.0
-# A sink whose loop does not come by for so long is begun again: the store does not answer, and does
-# not time out either.
-HANGS_S: Final = 600.0
+# A transaction that takes longer is reported. It is left alone: a slow store with much to take is
+# no reason to begin again, and stores have timeouts of their own.
+LONG_S: Final = 600.0
 _FIRST_PAUSE_S: Final = 0.2
 _LONGEST_PAUSE_S: Final = 10.0
 _GOOD_S: Final = 60.0
@@ -71,9 +71,16 @@ class Run:
     """A sink's run in a task; told by whoever reads the task's reports."""
 
     def __init__(
-        self, number: int, on_report: Callable[[Report], None], on_lost: Callable[[str], None]
+        self,
+        number: int,
+        sink: str,
+        on_report: Callable[[Report], None],
+        on_lost: Callable[[str], None],
     ) -> None:
         self.number = number
+        self.sink = sink
+        # Whether its present transaction takes unusually long, which was reported.
+        self.is_long = False
         self.on_report = on_report
         self.on_lost = on_lost
         self.host: _Host | None = None
@@ -141,7 +148,7 @@ class ResidentTasks:
     ) -> Run:
         """Begin to run a sink in the task that has the fewest; waits until there is a task."""
         in_driver = self._runs_in_driver(self._specs[sink])
-        run = Run(next(self._numbers), on_report, on_lost)
+        run = Run(next(self._numbers), sink, on_report, on_lost)
         with self._changed:
             if in_driver:
                 self._ensure_thread()
@@ -229,7 +236,9 @@ class ResidentTasks:
 
     def _ensure_jobs(self) -> None:
         if self._listener is None:
-            self._listener = socket.create_server((self._driver_host, 0))
+            conf = self._spark.sparkContext.getConf()
+            bound = str(conf.get("spark.driver.bindAddress") or self._driver_host)
+            self._listener = socket.create_server((bound, 0))
             threading.Thread(target=self._accept, name="resident-accept", daemon=True).start()
         for number in range(self._count()):
             if number not in self._jobs:
@@ -349,9 +358,10 @@ class ResidentTasks:
             return
         for number, silent_s in message.get("alive", {}).items():
             run = host.runs.get(int(number))
-            if run is not None and silent_s > HANGS_S:
-                run.on_lost(f"its store has not answered for {silent_s:.0f} s")
-                self.forget(run)
+            if run is not None and silent_s > LONG_S and not run.is_long:
+                log.warning("sink %s: one transaction takes more than %.0f s", run.sink, LONG_S)
+            if run is not None:
+                run.is_long = silent_s > LONG_S
 
 
 def _set_timeout(connection: socket.socket, seconds: int) -> None:

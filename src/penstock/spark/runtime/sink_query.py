@@ -59,7 +59,7 @@ class SinkQuery:
         self.topic = self.topic_id = self.cluster_id = ""
         self._tasks = tasks
         self._make_start = start
-        self._once = False
+        self._once = self._is_rebuild = False
         self._changed = threading.Condition()
         self._run: Run | None = None
         self._report = Report()
@@ -72,7 +72,7 @@ class SinkQuery:
     def start(self) -> None:
         """Begin in a task; it runs when this returns."""
         start = self._make_start()
-        self._once = start.once
+        self._once, self._is_rebuild = start.once, start.rebuild
         self._run = self._tasks.start(self.spec.name, start, self._take, self._lose)
         with self._changed:
             self._changed.wait_for(lambda: self._report.state != "starting" or self._lost)
@@ -91,7 +91,9 @@ class SinkQuery:
 
     def _lose(self, why: str) -> None:
         with self._changed:
-            if self._report.state in {"starting", "running"}:
+            # What was built beside is switched by the task that has built it.
+            waits = self._is_rebuild and self._report.state == "ended"
+            if waits or self._report.state in {"starting", "running"}:
                 self._lost = Failure(f"sink {self.spec.name!r}: {why}", retriable=True)
             self._changed.notify_all()
 
