@@ -13,7 +13,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 KAFKA := .kafka
 ARGS ?=
-BESIDE ?= system-packages
+BESIDE ?= $(SETUP_STAMP)
 # One more than there are cores: tests that kill, start and wait leave half of a core to others.
 WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((n > 3 ? 4 : n + 1)))
 
