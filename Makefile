@@ -20,6 +20,10 @@ WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $
 # These tests wait for timers and disks more than for processors, and need little memory.
 check: WORKERS = 4
 
+# With 0 mypy starts no processes: it waits for them for some seconds only, too short a time where
+# others need the processors.
+MYPY_WORKERS ?= 2
+
 TEST_OPTIONS = --workers $(WORKERS) --durations 20
 # Without compiled modules each process that the tests start compiles them again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -113,7 +117,7 @@ conformance: setup kafka-jars ## Run the same scenarios on the embedded broker a
 lint: $(SETUP_STAMP) ## Check style and types
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy --strict --num-workers 2
+	@$(BIN)/mypy --strict --num-workers $(MYPY_WORKERS)
 
 .PHONY: format
 format: $(SETUP_STAMP) ## Format the code and mend what can be mended without thought
