@@ -13,11 +13,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 KAFKA := .kafka
 ARGS ?=
+BESIDE ?= $(SETUP_STAMP)
 # One more than there are cores: tests that kill, start and wait leave half of a core to others.
 WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((n > 3 ? 4 : n + 1)))
 
 # These tests wait for timers and disks more than for processors, and need little memory.
 check: WORKERS = 4
+
+# With 0 mypy starts no processes: it waits for them for some seconds only, too short a time where
+# others need the processors.
+MYPY_WORKERS ?= 2
 
 TEST_OPTIONS = --workers $(WORKERS) --durations 20
 # Without compiled modules each process that the tests start compiles them again.
@@ -33,6 +38,7 @@ WARM_STAMP := $(VENV)/.warm
 COLLECTED_STAMP := $(VENV)/.collected
 JARS_STAMP := $(KAFKA)/.jars
 CLASSES_STAMP := $(KAFKA)/.classes
+ARCHIVE := $(KAFKA)/kafka.jsa
 SPARK_JARS_STAMP := $(KAFKA)/.spark-jars
 DEBEZIUM_STAMP := $(KAFKA)/.debezium
 OPENSEARCH_STAMP := $(KAFKA)/.opensearch
@@ -70,10 +76,13 @@ $(WARM_STAMP): $(SETUP_STAMP)
 	@$(BIN)/python -m tools.warm
 	@touch $@
 
-# Installing and compiling take a processor, fetching takes the network.
+# Installing takes a processor, fetching the network, and what is made of it a processor again.
+# BESIDE names what else is to be made as soon as .venv is there, while a processor is free.
 .PHONY: prepare
 prepare: system-packages ## Install, compile, and fetch the servers that the tests need
-	@scripts/together.sh '$(MAKE) --no-print-directory $(WARM_STAMP) $(COLLECTED_STAMP)' \
+	@scripts/together.sh '$(MAKE) --no-print-directory $(SETUP_STAMP); \
+		scripts/together.sh "$(MAKE) --no-print-directory $(WARM_STAMP) $(COLLECTED_STAMP)" \
+			"$(MAKE) --no-print-directory $(BESIDE)"' \
 		'$(MAKE) --no-print-directory kafka-jars opensearch-jars databases'
 
 # Each worker would compile all test modules for itself.
@@ -108,7 +117,7 @@ conformance: setup kafka-jars ## Run the same scenarios on the embedded broker a
 lint: $(SETUP_STAMP) ## Check style and types
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy --strict --num-workers 2
+	@$(BIN)/mypy --strict --num-workers $(MYPY_WORKERS)
 
 .PHONY: format
 format: $(SETUP_STAMP) ## Format the code and mend what can be mended without thought
@@ -150,7 +159,7 @@ databases: ## Install the database servers that the tests need
 	@scripts/mysql-server.sh
 
 .PHONY: kafka-jars
-kafka-jars: $(CLASSES_STAMP) ## Fetch Apache Kafka's jars and compile its test client
+kafka-jars: $(CLASSES_STAMP) $(ARCHIVE) ## Fetch Apache Kafka's jars and compile its test client
 
 $(JARS_STAMP): conformance/kafka/pom.xml
 	@scripts/system-packages.sh test
@@ -164,6 +173,10 @@ $(CLASSES_STAMP): $(JAVA_SOURCES) $(JARS_STAMP)
 	@rm -rf $(KAFKA)/classes
 	@javac --release 17 -Xlint:all -Werror -proc:none -d $(KAFKA)/classes -cp '$(KAFKA)/jars/*' $(JAVA_SOURCES)
 	@touch $@
+
+# Each start of Kafka takes half as long with it; without it all works as well.
+$(ARCHIVE): $(JARS_STAMP) scripts/kafka-archive.sh
+	@scripts/kafka-archive.sh $(KAFKA) || echo "kafka-jars: there is no class archive, Kafka starts slowly"
 
 .PHONY: spark-jars
 spark-jars: $(SPARK_JARS_STAMP) ## Fetch Spark's own Kafka connector, for comparison

@@ -18,6 +18,7 @@ from penstock.testing.mysql import MySQL
 from penstock.testing.opensearch import OpenSearch
 from penstock.testing.postgres import PostgresServer
 from penstock.testing.redis import RedisServer
+from tests.harness.profiles import PROFILE, Profile
 from tests.harness.servers import servers_key
 
 PostgresOf = Callable[[str], PostgresServer]
@@ -26,9 +27,20 @@ pytest_plugins = ["tests.harness.plugin"]
 
 # Spark in processes that tests start lives for a minute: code compiled once more for speed comes
 # too late, and compiling it takes half of the time of a core.
-os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+os.environ.setdefault(
+    "SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=256m"
+)
 # An archive is used where there is one; to make one would take time from the tests.
 os.environ.setdefault("PENSTOCK_SPARK_ARCHIVE", "use")
+
+
+@pytest.fixture(scope="session")
+def penstock_spark_settings(penstock_spark_settings: dict[str, str]) -> dict[str, str]:
+    """In `proof` Spark makes code of queries, as it does for users; else the flows of `penstock
+    run` do, in processes of their own."""
+    if PROFILE is Profile.PROOF:
+        return {k: v for k, v in penstock_spark_settings.items() if not k.startswith("spark.sql.")}
+    return penstock_spark_settings
 
 
 @pytest.fixture(scope="session")

@@ -28,6 +28,7 @@ from penstock.testing.apache_kafka import ApacheKafkaCluster
 from penstock.testing.broker import Broker
 from penstock.testing.reading import read_topic
 from penstock.testing.spark_cluster import SparkCluster, quick_java_options
+from tests.spark.interpreted import INTERPRETED
 from tests.waiting import eventually
 
 PARTITIONS: Final = 3
@@ -124,6 +125,7 @@ def flows(folder: Path, master: str, bootstrap: str) -> Iterator[subprocess.Pope
         *("--conf", "spark.executor.memory=700m", "--conf", "spark.driver.memory=700m"),
         *("--conf", "spark.driver.host=127.0.0.1", "--conf", "spark.sql.shuffle.partitions=2"),
         *("--conf", f"spark.executor.extraJavaOptions={quick_java_options()}"),
+        *(word for each in INTERPRETED.items() for word in ("--conf", "=".join(each))),
     ]
     with (folder / "run.log").open("wb") as log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)

@@ -13,16 +13,28 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
+# Who looks must not take the processor from what is waited for: so much longer than a look takes
+# is the pause after it, within limits.
+PAUSE_PER_LOOK = 4
+LONGEST_PAUSE_S = 0.5
+
+
 def eventually(check: Callable[[], T], timeout_s: float = 60.0, poll_s: float = 0.02) -> T:
-    """What `check` returns once it is true; AssertionError if it never gets there."""
+    """What `check` returns once it is true; AssertionError if it never gets there.
+
+    It is asked every `poll_s`, less often if asking takes long, and without pause for zero.
+    """
     deadline = monotonic() + timeout_s
     pause = threading.Event()
     while True:
+        begun = monotonic()
         value = check()
         if value:
             return value
-        assert monotonic() < deadline, f"not true within {timeout_s:.0f} s: {value!r}"
-        pause.wait(poll_s)
+        now = monotonic()
+        assert now < deadline, f"not true within {timeout_s:.0f} s: {value!r}"
+        longer = min(PAUSE_PER_LOOK * (now - begun), LONGEST_PAUSE_S) if poll_s else 0.0
+        pause.wait(max(poll_s, longer))
 
 
 def read_until(descriptor: int, pattern: str, text: str = "", timeout_s: float = 60.0) -> str:

@@ -73,7 +73,7 @@ class Controller:
         self._session = session
         self._started = started
         self._items = session.items
-        self._queue = schedule.Queue(session.items)
+        self._queue = schedule.Queue(session.items, count)
         self._count = count
         self._workers: dict[str, Worker] = {}
         self._selector = selectors.DefaultSelector()

@@ -78,7 +78,7 @@ ORACLE_VERSIONS: Final = _of(3, 100, 100)
 # Records of a writer whose broker dies three times meanwhile: thousands, by three.
 WRITER_RECORDS: Final = _of(9_000, 15_000, 30_000)
 # Records written while a node of three dies and comes back.
-FAILOVER_RECORDS: Final = _of(3_000, 3_000, 6_000)
+FAILOVER_RECORDS: Final = _of(1_800, 1_800, 6_000)
 
 # ---- Spark -----------------------------------------------------------------------------------
 #                                          check    test      proof

@@ -44,6 +44,15 @@ def test_a_worker_with_nothing_left_of_its_own_helps() -> None:
     assert [queue.next_for("other") for _ in range(3)] == [LONG, QUICK, S1]
 
 
+def test_no_more_sessions_than_keep_the_processors_busy() -> None:
+    queue = Queue([*LANES, item("s3.py::one", "penstock_spark", java=())], workers=3)
+    assert [queue.next_for(name) for name in ("a", "b", "b", "c")] == [S2, LONG, QUICK, S1]
+    # The third would need a third session.
+    assert queue.next_for("b") == []
+    assert queue.next_for("c") == [4]
+    assert len(queue) == 0
+
+
 def test_spark_has_a_new_owner_when_its_worker_has_died() -> None:
     queue = Queue([*LANES, item("s2.py::two", "penstock_spark", java=())])
     assert queue.next_for("owner") == [2, 4]

@@ -27,7 +27,7 @@ from types import TracebackType
 from typing import Final, Self
 from uuid import uuid4
 
-from penstock.testing.java import KafkaToolsError, java_command, kafka_home
+from penstock.testing.java import QUICK_COMPILER, KafkaToolsError, kafka_command, kafka_home
 
 # What Kafka's own start script passes to Java, heap included.
 SCRIPT_JVM_OPTIONS: Final = (
@@ -44,7 +44,7 @@ SCRIPT_JVM_OPTIONS: Final = (
 SMALL_JVM_OPTIONS: Final = (
     "-Xmx512m",
     "-XX:+UseSerialGC",
-    "-XX:TieredStopAtLevel=1",
+    QUICK_COMPILER,
     "-Djava.awt.headless=true",
 )
 # Three of them fit into a small machine.
@@ -250,7 +250,7 @@ class ApacheKafka:
     def _launch(self, ports: tuple[int, int]) -> None:
         properties = self.prepare(ports)
         options = self._jvm_options + LOGGING_OPTIONS
-        command = [*java_command(self._home, options, "kafka.Kafka"), str(properties)]
+        command = [*kafka_command(self._home, options, "kafka.Kafka"), str(properties)]
         launched = monotonic()
         with self.server_log.open("wb") as log:
             self._process = subprocess.Popen(
@@ -290,7 +290,7 @@ class ApacheKafka:
     def _format(self, properties: Path) -> None:
         cluster_id = self._cluster_id or new_cluster_id()
         command = [
-            *java_command(self._home, SMALL_JVM_OPTIONS, "kafka.tools.StorageTool"),
+            *kafka_command(self._home, SMALL_JVM_OPTIONS, "kafka.tools.StorageTool"),
             *("format", f"--cluster-id={cluster_id}", "--config", str(properties)),
             *(
                 f"--add-scram={mechanism}=[name={name},password={password}]"

@@ -27,9 +27,12 @@ import orjson
 from penstock.errors import PenstockError
 
 HOME_VARIABLE: Final = "PENSTOCK_KAFKA_HOME"
+# Of Kafka's own classes, in the folder of the jars; `scripts/kafka-archive.sh` makes it.
+ARCHIVE_FILE: Final = "kafka.jsa"
+QUICK_COMPILER: Final = "-XX:TieredStopAtLevel=1"
 # Short-lived, light work: the quick compiler and the collector without threads start soonest.
 JVM_OPTIONS: Final = (
-    "-XX:TieredStopAtLevel=1",
+    QUICK_COMPILER,
     "-XX:+UseSerialGC",
     "-Xmx512m",
     "-Dorg.slf4j.simpleLogger.defaultLogLevel=error",
@@ -72,7 +75,23 @@ def kafka_home() -> Path:
 
 
 def java_command(home: Path, options: tuple[str, ...], main_class: str) -> list[str]:
-    """The command line that runs a class from the jars."""
+    """The command line that runs a class of ours or from the jars."""
+    return _command(options, [home / "classes", home / "jars" / "*"], main_class)
+
+
+def kafka_command(home: Path, options: tuple[str, ...], main_class: str) -> list[str]:
+    """The command line that runs a program of Kafka's; it starts from the class archive, if there
+    is one and it is to start soon."""
+    archive = home / ARCHIVE_FILE
+    if QUICK_COMPILER in options and archive.exists():
+        # An archive that does not fit is ignored, and nothing is said of it.
+        options += (f"-XX:SharedArchiveFile={archive}", "-Xshare:auto")
+        options += ("-Xlog:disable", "-Xlog:all=error:stderr")
+    # An archive bears no folder of classes.
+    return _command(options, [home / "jars" / "*"], main_class)
+
+
+def _command(options: tuple[str, ...], classpath: list[Path], main_class: str) -> list[str]:
     java_home = os.environ.get("JAVA_HOME")
     java = shutil.which("java", path=f"{java_home}/bin") if java_home else None
     java = java or shutil.which("java")
@@ -80,8 +99,7 @@ def java_command(home: Path, options: tuple[str, ...], main_class: str) -> list[
         raise KafkaToolsError(
             "there is no java on this machine", advice="Install a JDK, 17 or newer."
         )
-    classpath = os.pathsep.join((str(home / "classes"), str(home / "jars" / "*")))
-    return [java, *options, "-cp", classpath, main_class]
+    return [java, *options, "-cp", os.pathsep.join(map(str, classpath)), main_class]
 
 
 class JavaProcess:

@@ -2,7 +2,8 @@
 
 `penstock_broker` is a broker of the test's own; `penstock_shared_broker` is one for the whole
 run, for tests that use topics of their own. `penstock_flows` tests flows: see `testing.flows`; all
-tests of a run share the one Spark session `penstock_spark`.
+tests of a run share the one Spark session `penstock_spark`, whose settings are those that the
+fixture `penstock_spark_settings` returns: override it to have others.
 """
 
 from __future__ import annotations
@@ -41,20 +42,30 @@ def penstock_shared_broker() -> Iterator[Broker]:
 
 
 @pytest.fixture(scope="session")
-def penstock_spark() -> Iterator[SparkSession]:
+def penstock_spark_settings() -> dict[str, str]:
+    """Settings of the session, for many small queries: each is compiled, and run once.
+
+    So Java does not compile a second time for speed, has room for what it has compiled (or it
+    throws that away and begins again), and expressions are interpreted instead of made to code.
+    """
+    return {
+        "spark.driver.memory": "1g",
+        "spark.driver.extraJavaOptions": (
+            "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=256m"
+        ),
+        "spark.ui.enabled": "false",
+        "spark.sql.adaptive.enabled": "false",
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    }
+
+
+@pytest.fixture(scope="session")
+def penstock_spark(penstock_spark_settings: dict[str, str]) -> Iterator[SparkSession]:
     """One Spark session for the whole run, small; starting it takes seconds."""
     from penstock.spark import session
 
-    spark = session(
-        "penstock tests",
-        "local[2]",
-        **{
-            "spark.driver.memory": "1g",
-            # For short runs: what is compiled once more for speed comes too late.
-            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-            "spark.ui.enabled": False,
-        },
-    )
+    spark = session("penstock tests", "local[2]", **penstock_spark_settings)
     yield spark
     spark.stop()
 

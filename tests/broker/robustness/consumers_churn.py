@@ -1,8 +1,13 @@
 """A group whose members come, go, die, hang and are held, while records flow.
 
 Each member is a process that tells what its callbacks say. From that follows who owned which
-partition from when to when: no two at once, except where the first was told that it has *lost* it
-(it was silent for too long, and could not know), or was held and could not be told.
+partition from when to when: no two at once, except where one could not know that it was not the
+owner any more. It was told that it has *lost* the partition; or it was held and could not be told;
+or the group had removed it as silent, and what its callbacks said then was from before. A client
+hands a callback over when the application polls next, so on a busy machine a member may hear that
+it has been assigned a partition, or is to give it up, when the group has long removed it and given
+the partition to somebody else. So the broker's log is asked whom it has removed, and what it has
+assigned to each since.
 
 In the end, whatever happened: every partition has one owner, and was read and committed to its
 end.
@@ -11,6 +16,7 @@ end.
 from __future__ import annotations
 
 import itertools
+import re
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -31,6 +37,11 @@ PARTITIONS: Final = 6
 MOST_MEMBERS: Final = 5
 # So many are always well: the work goes on.
 LEAST_MEMBERS: Final = 2
+_ORDER: Final = re.compile(
+    rf"^(?P<time>\S+ \S+) .*: group {GROUP}: member (?P<member>\S+) "
+    r"(?:of client (?P<client>\S+) is assigned, in epoch \d+: (?P<assigned>.*)|is removed: .*)$",
+    re.MULTILINE,
+)
 
 
 @dataclass
@@ -44,12 +55,23 @@ class Span:
     excused: bool = False
 
 
+@dataclass(frozen=True)
+class Order:
+    """What the broker decided of a member: to remove it, or what it may read from then on."""
+
+    member: str
+    at: float
+    assigned: frozenset[int] | None
+
+
 @dataclass
 class Ownership:
     """Who owned what when, by the word of the owners."""
 
     spans: list[Span] = field(default_factory=list)
     owned: dict[str, set[int]] = field(default_factory=dict)
+    # In the order of the broker's log.
+    orders: list[Order] = field(default_factory=list)
 
     def assigned(self, member: str, partitions: list[int], at: float) -> None:
         self.owned.setdefault(member, set()).update(partitions)
@@ -83,15 +105,50 @@ class Ownership:
         for number, spans in itertools.groupby(by_partition, key=lambda span: span.partition):
             for one, other in itertools.combinations(spans, 2):
                 overlap = one.end is None or one.end > other.begin
-                if overlap and not one.excused and one.member != other.member:
+                if not overlap or one.excused or one.member == other.member:
+                    continue
+                if not self._outdated(one, other.begin) and not self._outdated(other, other.begin):
                     found.append(f"{number}: {one} and {other}")
         return found
+
+    def _outdated(self, span: Span, at: float) -> bool:
+        """Whether the group had removed the member, and not assigned it the partition again."""
+        removed = False
+        for order in self.orders:
+            if order.member != span.member or order.at > at:
+                continue
+            if order.assigned is None:
+                removed = True
+            elif span.partition in order.assigned:
+                removed = False
+        return removed
 
     def is_whole(self, members: set[str]) -> bool:
         """Whether these members, and nobody else, own each partition once."""
         owners = Counter(n for name, numbers in self.owned.items() for n in numbers)
         known = {name for name, numbers in self.owned.items() if numbers} <= members
         return known and owners == Counter(range(PARTITIONS))
+
+
+def orders(log: str) -> list[Order]:
+    """What a broker's log says of the members of a group of the newer protocol.
+
+    Its times are those of the wall clock, and become those that members tell.
+    """
+    ahead_s = time.time() - time.monotonic()
+    clients: dict[str, str] = {}
+    found: list[Order] = []
+    for line in _ORDER.finditer(log):
+        second, _, millisecond = line["time"].partition(",")
+        at = time.mktime(time.strptime(second, "%Y-%m-%d %H:%M:%S")) + int(millisecond) / 1e3
+        at -= ahead_s
+        if line["client"] is not None:
+            clients[line["member"]] = line["client"]
+            numbers = frozenset(int(n) for n in re.findall(rf"{TOPIC}-(\d+)", line["assigned"]))
+            found.append(Order(line["client"], at, numbers))
+        elif line["member"] in clients:
+            found.append(Order(clients[line["member"]], at, None))
+    return found
 
 
 class Churn:
@@ -137,7 +194,7 @@ class Churn:
     def _join(self) -> None:
         number = next(self._numbers)
         name = f"member-{number}"
-        config: dict[str, Any] = {"group.id": GROUP}
+        config: dict[str, Any] = {"group.id": GROUP, "client.id": name}
         if self._protocol == "consumer":
             config["group.protocol"] = "consumer"
         else:
@@ -253,6 +310,7 @@ class Churn:
         return {place.partition: place.offset for place in found} == ends
 
     def verify(self) -> None:
+        self.ownership.orders = orders(self.scene.broker.log_text())
         conflicts = self.ownership.conflicts()
         assert not conflicts, "\n".join(conflicts[:10])
         for number in range(PARTITIONS):

@@ -14,6 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from penstock.spark import session
 from penstock.spark.archive import MODE_VARIABLE
 from penstock.spark.sink import ExactlyOnce, exactly_once, tasks
+from tests.spark.interpreted import INTERPRETED
 
 
 class FailsOnce(tasks.Write):
@@ -40,6 +41,7 @@ def main(bootstrap: str, topic: str, flag: str) -> None:
             "spark.driver.memory": "768m",
             "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
             "spark.ui.enabled": False,
+            **INTERPRETED,
         },
     )
     sink = ExactlyOnce("retries", bootstrap, topic=topic, query_id="life", driver_bytes=0)

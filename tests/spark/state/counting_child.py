@@ -13,6 +13,7 @@ from penstock.spark.flows.declare import Collected
 from penstock.spark.flows.folder import Folder
 from penstock.spark.flows.manager import Manager
 from penstock.spark.flows.overseeing import Settings
+from tests.spark.interpreted import INTERPRETED
 from tests.spark.state.counting import counting, naming
 
 
@@ -33,6 +34,7 @@ def main(bootstrap: str, rows: str, names: str, counts: str, named: str, folder:
             "spark.sql.shuffle.partitions": 2,
             "spark.local.dir": f"{folder}/spark",
             "spark.ui.enabled": False,
+            **INTERPRETED,
         },
     )
     flows = Collected.of([counting(rows, counts, batch=40), naming(rows, names, named, batch=40)])

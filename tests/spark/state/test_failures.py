@@ -206,7 +206,7 @@ def patiently(check: Callable[[], bool], driver: subprocess.Popen[bytes], folder
         return check()
 
     try:
-        eventually(done, 240.0, 0.2)
+        eventually(done, 240.0, 0.5)
     except AssertionError as error:
         text = (folder / "driver.log").read_text(errors="replace")
         raise AssertionError(f"{error}\n{text[-4000:]}") from error

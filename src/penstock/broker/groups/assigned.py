@@ -66,6 +66,9 @@ _HASTY_PER_MEMBER_MS: Final = 2
 # When a member that was to be removed is looked at again, in case that could not be written.
 _AGAIN_MS: Final = 1_000
 
+# Of the names of partitions, in one line of the log.
+_LOGGED_CHARACTERS: Final = 1_000
+
 _SESSION: Final = "session"
 _REBALANCE: Final = "rebalance"
 
@@ -200,6 +203,7 @@ class AssignedGroup(ABC):
         member = members[member.id]
         standing = self._lead(member, beat, heading.epoch)
         if standing != member.standing:
+            self._log_assignment(member, standing)
             member = replace(member, standing=standing)
         entries = self._entries(heading, members, member)
         self.timers.set((_SESSION, member.id), elapsed_ms + self.session_timeout_ms)
@@ -216,6 +220,18 @@ class AssignedGroup(ABC):
         )
         assigned = standing.assigned if tell else None
         return Answer(member.id, standing.epoch, self._interval_ms(elapsed_ms), assigned), entries
+
+    def _log_assignment(self, member: Member, new: Standing) -> None:
+        if new.assigned == member.standing.assigned or not log.isEnabledFor(logging.INFO):
+            return
+        topics = self._context.catalog.by_id
+        places = [(topics[id_].name, n) for id_, n in new.assigned if id_ in topics]
+        text = ", ".join(f"{topic}-{n}" for topic, n in sorted(places)) or "nothing"
+        client = member.profile.client_id
+        log.info(
+            "group %s: member %s of client %s is assigned, in epoch %d: %.*s",
+            self.id, member.id, client, new.epoch, _LOGGED_CHARACTERS, text,
+        )  # fmt: skip
 
     def _check_profile(self, member: Member, before: Member | None) -> None:
         """ApiError if a member asks for what cannot be given."""
