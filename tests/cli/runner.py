@@ -6,12 +6,15 @@ their own would start another Java.
 
 from __future__ import annotations
 
+import gc
 import io
+import logging
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -58,14 +61,22 @@ class Ran:
         return self
 
 
-class Live:
-    """What a command that still runs has said so far."""
+class _TerminalText(io.TextIOWrapper):
+    """Text that goes to a terminal, as far as the command can tell."""
 
-    def __init__(self) -> None:
+    def isatty(self) -> bool:
+        return True
+
+
+class Live:
+    """What a running command has written so far; `terminal` makes its output a terminal's."""
+
+    def __init__(self, *, terminal: bool = False) -> None:
+        text = _TerminalText if terminal else io.TextIOWrapper
         self.out_bytes, self.err_bytes = io.BytesIO(), io.BytesIO()
         # Kept by name: a wrapper that is thrown away closes what was captured.
-        self.out_text = io.TextIOWrapper(self.out_bytes, write_through=True)
-        self.err_text = io.TextIOWrapper(self.err_bytes, write_through=True)
+        self.out_text = text(self.out_bytes, write_through=True)
+        self.err_text = text(self.err_bytes, write_through=True)
 
     @property
     def out(self) -> str:
@@ -87,17 +98,29 @@ def share_session(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PYTHONPATH")
 
 
-def run_until(look: Callable[[Live], None], *args: str, stop: signal.Signals) -> Ran:
-    """`penstock ARGS`, which runs until it is told to stop: `look` looks on in another thread, and
-    when it has seen enough, or failed, the command gets the signal `stop`.
+def run_until(
+    look: Callable[[Live], None],
+    *args: str,
+    stop: signal.Signals,
+    is_handled: bool = True,
+    terminal: bool = False,
+) -> Ran:
+    """`penstock ARGS`, which runs until it is told to stop: `look` observes it from another thread,
+    and once `look` returns or fails, the command gets the signal `stop`.
 
-    `look` must not run commands itself: there is one `sys.stdout`.
+    `is_handled`: whether the command installs a handler for the signal. Otherwise SIGINT raises
+    `KeyboardInterrupt`, as it does in a process of its own. `look` must not run commands itself:
+    there is one `sys.stdout`.
     """
-    live, failures = Live(), list[BaseException]()
+    live, failures = Live(terminal=terminal), list[BaseException]()
     has_ended = threading.Event()
 
     def harmless(number: int, frame: object) -> None:
-        """Takes the signal if it comes when the command has just ended by itself."""
+        """Ignores a signal that arrives just after the command has ended by itself."""
+
+    def interrupt(number: int, frame: object) -> None:
+        if not has_ended.is_set():
+            raise KeyboardInterrupt
 
     def watch() -> None:
         try:
@@ -108,7 +131,7 @@ def run_until(look: Callable[[Live], None], *args: str, stop: signal.Signals) ->
         if not has_ended.is_set():
             os.kill(os.getpid(), stop)
 
-    before = signal.signal(stop, harmless)
+    before = signal.signal(stop, harmless if is_handled else interrupt)
     # While Spark starts the command ignores it.
     ours = (harmless, signal.SIG_IGN)
     watcher = threading.Thread(target=watch, name="looks-on", daemon=True)
@@ -125,11 +148,29 @@ def run_until(look: Callable[[Live], None], *args: str, stop: signal.Signals) ->
     return ran
 
 
+@contextmanager
+def _process_settings() -> Iterator[None]:
+    """Put back what a command sets for its whole process: logging and the garbage collector."""
+    root = logging.getLogger()
+    level, handlers = root.level, root.handlers[:]
+    is_collecting, thresholds = gc.isenabled(), gc.get_threshold()
+    try:
+        with patch.object(gc, "freeze"):
+            yield
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+        gc.set_threshold(*thresholds)
+        if is_collecting:
+            gc.enable()
+
+
 def run(*args: str, stdin: bytes = b"", live: Live | None = None) -> Ran:
     """`penstock ARGS`, with `stdin` piped in."""
     live = live or Live()
     status = 0
     with (
+        _process_settings(),
         patch.object(sys, "argv", ["penstock", *args]),
         patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin))),
         patch.object(sys, "stdout", live.out_text),

@@ -1,4 +1,7 @@
-"""`penstock up` as the process that it is: ready, stopped cleanly, or refused with a reason."""
+"""`penstock up`: ready, stopped cleanly, or refused with a reason.
+
+One test runs it as the process that it is in production; the others run it in this one.
+"""
 
 from __future__ import annotations
 
@@ -8,106 +11,135 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import orjson
 import pytest
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType
 
 from penstock.log.store import LogStore
 from penstock.log.verify import verify
-from tests.cli.runner import run
-from tests.waiting import read_until
+from tests.broker import requests as rq
+from tests.broker.raw import RawClient
+from tests.cli.runner import Live, Ran, run, run_until
+from tests.waiting import eventually, read_until
 
 COMMAND = (sys.executable, "-m", "penstock.cli", "up")
-READY_TIMEOUT_S = 60.0
+TIMEOUT_S = 60.0
+QUIET_READY = r"^(\S+)\n"
+STOPPED = "stopped cleanly; everything is on disk\n"
 
 
-class Up:
-    """A running `penstock up`."""
-
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self.process = process
-        self.printed = ""
-
-    def wait_for(self, pattern: str) -> re.Match[str]:
-        """Read what it prints until the pattern is there."""
-        assert self.process.stdout is not None
-        self.printed = read_until(self.process.stdout.fileno(), pattern, self.printed)
-        match = re.search(pattern, self.printed, re.DOTALL)
-        assert match is not None
-        return match
-
-    def stop(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
-        self.process.send_signal(number)
-        _, err = self.process.communicate(timeout=READY_TIMEOUT_S)
-        return self.process.returncode, err.decode()
+def printed(live: Live, pattern: str) -> re.Match[str]:
+    """What matches in the command's output, once it is there."""
+    return eventually(lambda: re.search(pattern, live.out, re.DOTALL), TIMEOUT_S)
 
 
-@contextmanager
-def up(data: Path, *args: str) -> Iterator[Up]:
-    command = [*COMMAND, "--data", str(data), "--listen", "127.0.0.1:0", *args]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    try:
-        yield Up(process)
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
+def nothing(_: Live) -> None:
+    """Stop it as soon as it is ready."""
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.processes
-def test_it_says_where_it_is_and_stops_cleanly(tmp_path: Path, number: signal.Signals) -> None:
-    data = tmp_path / "data"
-    with up(data) as running:
-        address = running.wait_for(r"ready at (\S+)")[1]
-        running.wait_for(r"penstock consume greetings --bootstrap \S+\n")
-        assert str(data) in running.printed
-        assert re.search(r"cluster +\S{22}\n", running.printed)
-        assert "durability  disk: " in running.printed
-        run("produce", "greetings", "-b", address, "-v", "hello").ok()
-        status, err = running.stop(number)
-    assert (status, err) == (0, "stopped cleanly; everything is on disk\n")
+def up(
+    data: Path,
+    *args: str,
+    look: Callable[[Live], None] = nothing,
+    stop: signal.Signals = signal.SIGTERM,
+) -> Ran:
+    """`penstock up` in this process: once `look` returns, it is told to stop."""
+    return run_until(look, "up", "--data", str(data), "--listen", "127.0.0.1:0", *args, stop=stop)
+
+
+def write(address: str, value: bytes) -> None:
+    with RawClient(address) as client:
+        client.call(rq.metadata("greetings", create_missing=True))
+        assert not rq.one(client.call(rq.produce("greetings", rq.batch(value)), 12)).error_code
+
+
+def read(address: str) -> list[bytes | None]:
+    with RawClient(address) as client:
+        return rq.values_of(rq.one(client.call(rq.fetch("greetings"), 12)).records)
+
+
+def check_greeting(text: str, data: Path) -> None:
+    assert str(data) in text
+    assert re.search(r"cluster +\S{22}\n", text)
+    assert "durability  disk: " in text
+    assert re.search(r"penstock consume greetings --bootstrap \S+\n", text)
+
+
+def check_clean_stop(data: Path) -> None:
     report = verify(str(data))
     assert (report.clean_stop, report.findings) == (True, [])
 
 
 @pytest.mark.processes
+def test_as_a_process_it_says_where_it_is_and_stops_cleanly(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    command = [*COMMAND, "--data", str(data), "--listen", "127.0.0.1:0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        text = read_until(process.stdout.fileno(), r"penstock consume greetings \S+ \S+\n")
+        check_greeting(text, data)
+        match = re.search(r"ready at (\S+)", text)
+        assert match is not None
+        run("produce", "greetings", "-b", match[1], "-v", "hello").ok()
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=TIMEOUT_S)
+    finally:
+        process.kill()
+        process.communicate()
+    assert (process.returncode, err.decode()) == (0, STOPPED)
+    check_clean_stop(data)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_says_where_it_is_and_stops_cleanly(tmp_path: Path, number: signal.Signals) -> None:
+    data = tmp_path / "data"
+
+    def look(live: Live) -> None:
+        write(printed(live, r"ready at (\S+) ")[1], b"hello")
+
+    ran = up(data, look=look, stop=number)
+    assert (ran.status, ran.err) == (0, STOPPED)
+    check_greeting(ran.out, data)
+    check_clean_stop(data)
+
+
 def test_records_are_there_after_a_restart(tmp_path: Path) -> None:
     for number in range(2):
-        with up(tmp_path / "data", "--quiet") as running:
-            address = running.wait_for(r"(\S+)\n")[1]
-            run("produce", "greetings", "-b", address, "-v", str(number)).ok()
-            out = run("consume", "greetings", "-b", address, "--value-only").ok().lines
-            assert out == [str(n) for n in range(number + 1)]
-            assert running.stop() == (0, "")
+
+        def look(live: Live) -> None:
+            address = printed(live, QUIET_READY)[1]
+            write(address, b"%d" % number)  # noqa: B023 - called in this round
+            assert read(address) == [b"%d" % n for n in range(number + 1)]  # noqa: B023
+
+        ran = up(tmp_path / "data", "--quiet", look=look)
+        assert (ran.status, ran.err) == (0, "")
 
 
-@pytest.mark.processes
 def test_defaults_for_topics_come_from_options(tmp_path: Path) -> None:
+    def look(live: Live) -> None:
+        admin = AdminClient({"bootstrap.servers": printed(live, QUIET_READY)[1], "log_level": 0})
+        admin.create_topics([NewTopic("t")])["t"].result(TIMEOUT_S)
+        resource = ConfigResource(ResourceType.TOPIC, "t")
+        settings = admin.describe_configs([resource])[resource].result(TIMEOUT_S)
+        assert settings["durability"].value == "os"
+        assert settings["retention.ms"].value == "5000"
+        assert len(admin.list_topics("t", timeout=TIMEOUT_S).topics["t"].partitions) == 3
+
     options = ("-q", "--durability", "os", "-c", "retention.ms=5000", "--partitions", "3")
-    with up(tmp_path / "data", *options) as running:
-        address = running.wait_for(r"(\S+)\n")[1]
-        run("topics", "create", "t", "-b", address).ok()
-        topic = run("topics", "describe", "t", "-b", address, "--json").ok().json[0]
-        settings = {item["name"]: item["value"] for item in topic["settings"]}
-        assert (settings["durability"], settings["retention.ms"]) == ("os", "5000")
-        assert len(topic["partitions"]) == 3
-        running.stop()
+    up(tmp_path / "data", *options, look=look).ok()
 
 
-@pytest.mark.processes
 def test_clients_are_told_the_advertised_address(tmp_path: Path) -> None:
-    from confluent_kafka.admin import AdminClient
+    def look(live: Live) -> None:
+        with RawClient(printed(live, QUIET_READY)[1]) as client:
+            (node,) = client.call(rq.metadata("t"), 12).brokers
+        assert (node.host, node.port) == ("broker.example", 1234)
 
-    with up(tmp_path / "data", "-q", "--advertise", "broker.example:1234") as running:
-        address = running.wait_for(r"(\S+)\n")[1]
-        admin = AdminClient({"bootstrap.servers": address, "log_level": 0})
-        (node,) = admin.list_topics("t", timeout=60).brokers.values()
-        assert f"{node.host}:{node.port}" == "broker.example:1234"
-        running.stop()
+    up(tmp_path / "data", "-q", "--advertise", "broker.example:1234", look=look).ok()
 
 
 def test_a_taken_port_is_explained(tmp_path: Path) -> None:
@@ -121,7 +153,6 @@ def test_a_taken_port_is_explained(tmp_path: Path) -> None:
     assert "--listen" in ran.err
 
 
-@pytest.mark.processes
 def test_a_failed_start_leaves_nothing_of_its_own_behind(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
@@ -133,13 +164,13 @@ def test_a_failed_start_leaves_nothing_of_its_own_behind(tmp_path: Path) -> None
         (tmp_path / "empty").mkdir()
         run("up", "--data", str(tmp_path / "empty"), "--listen", port)
         assert (tmp_path / "empty").exists()
-        with up(tmp_path / "data", "-q") as running:
-            address = running.wait_for(r"(\S+)\n")[1]
-            run("produce", "greetings", "-b", address, "-v", "hello").ok()
-            running.stop()
+
+        def look(live: Live) -> None:
+            write(printed(live, QUIET_READY)[1], b"hello")
+
+        up(tmp_path / "data", "-q", look=look).ok()
         assert run("up", "--data", str(tmp_path / "data"), "--listen", port).status == 1
-    report = verify(str(tmp_path / "data"))
-    assert (report.clean_stop, report.findings) == (True, [])
+    check_clean_stop(tmp_path / "data")
     assert (tmp_path / "data" / "greetings-0").is_dir()
 
 
@@ -160,12 +191,10 @@ def test_a_new_directory_that_another_broker_took_is_left_to_it(
     assert (data / "meta.properties").exists()
 
 
-@pytest.mark.processes
 def test_a_port_alone_is_one_of_this_machine(tmp_path: Path) -> None:
     for where in ("0", ":0"):
-        with up(tmp_path / "data", "-q", "--listen", where) as running:
-            running.wait_for(r"127\.0\.0\.1:\d+\n")
-            running.stop()
+        ran = up(tmp_path / "data", "-q", "--listen", where).ok()
+        assert re.fullmatch(r"127\.0\.0\.1:\d+\n", ran.out)
     for option in ("--listen", "--metrics"):
         ran = run("up", "--data", str(tmp_path / "data"), option, "abc")
         assert ran.status == 2
@@ -229,39 +258,31 @@ def test_an_unknown_topic_setting_is_explained(tmp_path: Path) -> None:
     assert "no.such.setting" in ran.err
 
 
-@pytest.mark.processes
 def test_an_open_address_brings_a_warning(tmp_path: Path) -> None:
-    with up(tmp_path / "data", "--listen", "0.0.0.0:0", "-q") as running:
-        running.wait_for(r"0\.0\.0\.0:\d+\n")
-        status, err = running.stop()
-    assert status == 0
-    assert "there is no authentication" in err
+    ran = up(tmp_path / "data", "--listen", "0.0.0.0:0", "-q").ok()
+    assert re.fullmatch(r"0\.0\.0\.0:\d+\n", ran.out)
+    assert "there is no authentication" in ran.err
 
 
-@pytest.mark.processes
 def test_a_project_that_names_another_broker_brings_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "penstock.toml"
     monkeypatch.setenv("PENSTOCK_PROJECT", str(file))
     file.write_text("[broker]\nbootstrap = '127.0.0.1:1'\n")
-    with up(tmp_path / "data") as running:
-        own = running.wait_for(r"ready at 127.0.0.1:(\d+)")[1]
-        _, err = running.stop()
-    assert "commands in this folder use the broker at 127.0.0.1:1," in err
-    file.write_text(f"[broker]\nbootstrap = 'localhost:{own}'\n")
-    with up(tmp_path / "data", "--advertise", f"127.0.0.1:{own}") as running:
-        running.wait_for("ready at")
-        _, err = running.stop()
-    assert err == "stopped cleanly; everything is on disk\n"
+    ran = up(tmp_path / "data").ok()
+    assert "commands in this folder use the broker at 127.0.0.1:1," in ran.err
+    ready = re.search(r"ready at 127.0.0.1:(\d+)", ran.out)
+    assert ready is not None
+    file.write_text(f"[broker]\nbootstrap = 'localhost:{ready[1]}'\n")
+    ran = up(tmp_path / "data", "--advertise", f"127.0.0.1:{ready[1]}").ok()
+    assert ran.err == STOPPED
 
 
-@pytest.mark.processes
 def test_log_lines_can_be_json(tmp_path: Path) -> None:
-    with up(tmp_path / "data", "-q", "--log-level", "info", "--log-json") as running:
-        address = running.wait_for(r"(\S+)\n")[1]
-        run("topics", "create", "t", "-b", address).ok()
-        status, err = running.stop()
-    assert status == 0
-    lines = [orjson.loads(line) for line in err.splitlines() if line.startswith("{")]
-    assert any("created topic t" in line["message"] for line in lines)
+    def look(live: Live) -> None:
+        write(printed(live, QUIET_READY)[1], b"x")
+
+    ran = up(tmp_path / "data", "-q", "--log-level", "info", "--log-json", look=look).ok()
+    lines = [orjson.loads(line) for line in ran.err.splitlines() if line.startswith("{")]
+    assert any("created topic greetings" in line["message"] for line in lines)

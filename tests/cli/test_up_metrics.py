@@ -9,32 +9,30 @@ from urllib.request import urlopen
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.cli.runner import run
-from tests.cli.test_up import up
+from tests.cli.runner import Live, run
+from tests.cli.test_up import printed, up
 
 
 @pytest.mark.parametrize("where", ["0", ":0", "127.0.0.1:0", "[::1]:0"])
-@pytest.mark.processes
 def test_the_page_is_where_it_says(tmp_path: Path, where: str) -> None:
-    with up(tmp_path / "data", "--metrics", where) as running:
-        address = running.wait_for(r"metrics +(\S+)\n")[1]
+    def look(live: Live) -> None:
+        address = printed(live, r"metrics +(\S+)\n")[1]
         with urlopen(address, timeout=60) as answer:
             families = list(text_string_to_metric_families(answer.read().decode()))
         assert "penstock_info" in {family.name for family in families}
         with urlopen(address.replace("/metrics", "/healthz"), timeout=60) as answer:
             assert answer.read() == b"ok\n"
-        assert running.stop()[0] == 0
+
+    up(tmp_path / "data", "--metrics", where, look=look).ok()
 
 
-@pytest.mark.processes
 def test_what_cannot_be_served_is_explained(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        with up(tmp_path / "data", "--metrics", port) as running:
-            _, err = running.process.communicate(timeout=60)
-            assert running.process.returncode == 1
-            assert b"cannot serve metrics" in err
-            assert b"--metrics" in err
+        ran = run("up", "--data", str(tmp_path / "data"), "--listen", "0", "--metrics", port)
+    assert ran.status == 1
+    assert "cannot serve metrics" in ran.err
+    assert "--metrics" in ran.err
 
 
 @pytest.mark.parametrize(
