@@ -165,14 +165,17 @@ def _process_settings() -> Iterator[None]:
             gc.enable()
 
 
-def run(*args: str, stdin: bytes = b"", live: Live | None = None) -> Ran:
-    """`penstock ARGS`, with `stdin` piped in."""
+def run(
+    *args: str, stdin: bytes = b"", live: Live | None = None, asks_terminal: bool = False
+) -> Ran:
+    """`penstock ARGS`, with `stdin` piped in, or typed if the command asks a terminal."""
     live = live or Live()
+    stdin_text = _TerminalText if asks_terminal else io.TextIOWrapper
     status = 0
     with (
         _process_settings(),
         patch.object(sys, "argv", ["penstock", *args]),
-        patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin))),
+        patch.object(sys, "stdin", stdin_text(io.BytesIO(stdin))),
         patch.object(sys, "stdout", live.out_text),
         patch.object(sys, "stderr", live.err_text),
     ):

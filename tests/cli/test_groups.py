@@ -1,4 +1,7 @@
-"""`penstock groups` on Penstock's own broker, and what does not need one."""
+"""`penstock groups --watch`, its questions, and what needs no broker.
+
+What the commands do on any broker is in `test_groups_on_brokers.py`.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
@@ -37,18 +41,12 @@ from penstock.records.control import Marker, encode_marker
 from penstock.records.record import Record, encode
 from penstock.testing.broker import Broker
 from penstock.wire.messages.describe_acls import DescribeAclsRequest
-from tests.cli import group_scenarios
-from tests.cli.group_scenarios import SCENARIOS
-from tests.cli.runner import run
+from tests.cli.runner import Live, Ran, run, run_until
+from tests.cli.topic_and_group import FIRST_MS, TopicAndGroup
 from tests.harness.profiles import some
 from tests.waiting import eventually, read_until
 
 READY_TIMEOUT_S = 60.0
-
-
-@pytest.mark.parametrize("name", SCENARIOS)
-def test_on_penstock(name: str, at: str) -> None:
-    SCENARIOS[name](at)
 
 
 def test_no_groups_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,14 +57,14 @@ def test_no_groups_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_names_are_completed(at: str) -> None:
-    place = group_scenarios.Place(at)
+    place = TopicAndGroup(at)
     place.commit(1, 1)
     assert complete_groups(place.group[:6]) == [place.group]
     assert complete_groups("no-such") == []
 
 
 def test_the_broker_and_the_command_agree(at: str, broker: Broker) -> None:
-    place = group_scenarios.Place(at, retention_ms="86400000")
+    place = TopicAndGroup(at, retention_ms="86400000")
     place.commit(4, 10)
     look = asyncio.run_coroutine_threadsafe(broker.server.lag_watch.look(), broker.server.loop)
     look.result(READY_TIMEOUT_S)
@@ -88,7 +86,7 @@ def test_completion_is_silent_without_a_broker(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_topic_that_was_deleted_does_not_hide_the_others(at: str) -> None:
-    place, other = group_scenarios.Place(at), group_scenarios.Place(at)
+    place, other = TopicAndGroup(at), TopicAndGroup(at)
     other.group = place.group
     place.commit(1, 2)
     other.commit(3, 4)
@@ -121,7 +119,7 @@ def test_wrong_use_ends_with_2(args: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("name", [LetterKind("g", "t", "limit").progress_group, f"{OWN_PREFIX}x"])
 def test_progress_of_commands_is_not_a_reader(name: str, at: str, broker: Broker) -> None:
-    place = group_scenarios.Place(at)
+    place = TopicAndGroup(at)
     place.group = name
     place.commit(1, 2)
     assert name not in {row["group"] for row in place.groups("list", "--json").ok().json}
@@ -194,16 +192,14 @@ def test_the_first_record_from_an_offset_on() -> None:
 
 
 def test_a_consumer_finds_them_too(at: str) -> None:
-    place = group_scenarios.Place(at, partitions=4, records=3_000, step_ms=1)
+    place = TopicAndGroup(at, partitions=4, records=3_000, step_ms=1)
     consumer = connect(at, []).consumer({"fetch.message.max.bytes": 1024})
     unread = {(place.topic, number): Unread(700 * number, 3_000) for number in range(4)}
     try:
         times = read_singly(consumer, unread, monotonic() + READY_TIMEOUT_S)
     finally:
         consumer.close()
-    assert times == {
-        (place.topic, number): group_scenarios.FIRST_MS + 700 * number for number in range(4)
-    }
+    assert times == {(place.topic, number): FIRST_MS + 700 * number for number in range(4)}
 
 
 def test_what_is_not_known_is_not_shown_as_good_news() -> None:
@@ -258,42 +254,46 @@ def test_whom_we_can_ask() -> None:
 # ---- live ------------------------------------------------------------------------------------
 
 
-def watching(place: group_scenarios.Place, *args: str) -> list[str]:
+def watching(place: TopicAndGroup, *args: str) -> list[str]:
+    """The arguments of `penstock` that watch the group."""
     return [
-        sys.executable, "-m", "penstock.cli", "groups", "describe", place.group, "--watch",
-        "--sample", "50ms", "--bootstrap", place.at, *args,
+        "groups", "describe", place.group, "--watch", "--sample", "50ms",
+        "--bootstrap", place.at, *args,
     ]  # fmt: skip
 
 
-@pytest.mark.processes
-def test_watching_for_programs(at: str) -> None:
-    place = group_scenarios.Place(at)
-    place.commit(4, 6)
-    process = subprocess.Popen(
-        watching(place, "--json"), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+def watched(
+    place: TopicAndGroup, look: Callable[[Live], None], *args: str, terminal: bool = False
+) -> Ran:
+    """The command in this process, until Ctrl-C after `look`."""
+    ran = run_until(
+        look, *watching(place, *args), stop=signal.SIGINT, is_handled=False, terminal=terminal
     )
-    assert process.stdout is not None
-    try:
-        read_until(process.stdout.fileno(), r'"committed":4.*\n.*"committed":4.*\n')
-        place.commit(9, 6)
-        read_until(process.stdout.fileno(), r'"committed":9.*\n')
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=READY_TIMEOUT_S)
-    finally:
-        process.kill()
-        process.communicate()
-    assert (process.returncode, err) == (130, b"")
+    assert ran.status == 130
+    return ran
+
+
+def shown(live: Live, pattern: str, start: int = 0) -> int:
+    """Wait until the pattern is in the output from `start` on; where it ends."""
+    match = eventually(lambda: re.compile(pattern, re.DOTALL).search(live.out, start))
+    return match.end()
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What rich asks about a terminal that is not there."""
+    for name, value in (("TERM", "xterm"), ("COLUMNS", "120"), ("LINES", "40")):
+        monkeypatch.setenv(name, value)
 
 
 @pytest.mark.processes
-def test_watching_at_a_terminal(at: str) -> None:
-    place = group_scenarios.Place(at)
+def test_watching_at_a_terminal_as_a_process(at: str) -> None:
+    place = TopicAndGroup(at)
     place.commit(4, 6)
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120", "LINES": "40"}
-    process = subprocess.Popen(
-        watching(place), stdout=theirs, stderr=subprocess.PIPE, env=environment
-    )
+    command = [sys.executable, "-m", "penstock.cli", *watching(place)]
+    process = subprocess.Popen(command, stdout=theirs, stderr=subprocess.PIPE, env=environment)
     os.close(theirs)
     try:
         read_until(ours, "10 records behind")
@@ -308,64 +308,59 @@ def test_watching_at_a_terminal(at: str) -> None:
     assert (process.returncode, err) == (130, b"")
 
 
-@pytest.mark.processes
+def test_watching_for_programs(at: str) -> None:
+    place = TopicAndGroup(at)
+    place.commit(4, 6)
+
+    def look(live: Live) -> None:
+        shown(live, r'"committed":4.*\n.*"committed":4.*\n')
+        place.commit(9, 6)
+        shown(live, r'"committed":9.*\n')
+
+    assert watched(place, look, "--json").err == ""
+
+
+@pytest.mark.usefixtures("terminal")
 def test_a_group_that_goes_away_is_waited_for() -> None:
     with Broker() as broker:
-        place = group_scenarios.Place(broker.bootstrap)
+        place = TopicAndGroup(broker.bootstrap)
         place.commit(4, 6)
-        ours, theirs = pty.openpty()
-        process = subprocess.Popen(
-            watching(place, "-X", "socket.timeout.ms=1000"), stdout=theirs, stderr=theirs,
-            env={**os.environ, "TERM": "xterm", "COLUMNS": "120"},
-        )  # fmt: skip
-        os.close(theirs)
-        try:
-            read_until(ours, "10 records behind")
+
+        def look(live: Live) -> None:
+            position = shown(live, "10 records behind")
             # The group is gone, and then it is there again.
             admin = AdminClient({"bootstrap.servers": broker.bootstrap})
             for future in admin.delete_consumer_groups([place.group]).values():
                 future.result(READY_TIMEOUT_S)
-            read_until(ours, "trying again")
+            position = shown(live, "trying again", position)
             place.commit(9, 9)
-            read_until(ours, "2 records behind")
-            process.send_signal(signal.SIGINT)
-            assert process.wait(READY_TIMEOUT_S) == 130
-        finally:
-            process.kill()
-            process.wait()
-            os.close(ours)
+            shown(live, "2 records behind", position)
+
+        watched(place, look, "-X", "socket.timeout.ms=1000", terminal=True)
 
 
-@pytest.mark.processes
+@pytest.mark.usefixtures("terminal")
 def test_a_broker_that_goes_away_is_told_of_and_waited_for() -> None:
     with Broker() as broker:
-        place = group_scenarios.Place(broker.bootstrap)
+        place = TopicAndGroup(broker.bootstrap)
         place.commit(4, 6)
-        ours, theirs = pty.openpty()
-        process = subprocess.Popen(
-            watching(place), stdout=theirs, stderr=theirs,
-            env={**os.environ, "TERM": "xterm", "COLUMNS": "120"},
-        )  # fmt: skip
-        os.close(theirs)
-        try:
-            read_until(ours, "10 records behind")
+
+        def look(live: Live) -> None:
+            position = shown(live, "10 records behind")
             broker.crash()
             # The last numbers stay, and it is said that they are old.
-            read_until(ours, "out of date, as of .*no broker answers.*10 records behind")
+            outdated = "out of date, as of .*no broker answers.*10 records behind"
+            position = shown(live, outdated, position)
             broker.start()
             place.commit(9, 9)
-            read_until(ours, "2 records behind")
-            process.send_signal(signal.SIGINT)
-            assert process.wait(READY_TIMEOUT_S) == 130
-        finally:
-            process.kill()
-            process.wait()
-            os.close(ours)
+            shown(live, "2 records behind", position)
+
+        watched(place, look, terminal=True)
 
 
 def test_a_restart_between_two_looks_is_got_over() -> None:
     with Broker() as broker:
-        place = group_scenarios.Place(broker.bootstrap)
+        place = TopicAndGroup(broker.bootstrap)
         place.commit(4, 6)
         collector = Collector(connect(broker.bootstrap, []))
         eye = _Eye(collector, [place.group], lambda: connect(broker.bootstrap, []))
@@ -385,7 +380,7 @@ def test_a_client_that_waits_in_vain_is_followed_by_a_new_one(
 ) -> None:
     monkeypatch.setattr("penstock.cli.group_view.REQUEST_TIMEOUT_S", 0.5)
     with Broker() as broker, socket.create_server(("127.0.0.1", 0)) as silent:
-        place = group_scenarios.Place(broker.bootstrap)
+        place = TopicAndGroup(broker.bootstrap)
         place.commit(4, 6)
         made = []
 
@@ -405,28 +400,20 @@ def test_a_client_that_waits_in_vain_is_followed_by_a_new_one(
         assert [part.committed for part in view.partitions] == [4, 6]
 
 
-@pytest.mark.processes
 def test_programs_are_told_too_when_the_broker_goes_away() -> None:
     with Broker() as broker:
-        place = group_scenarios.Place(broker.bootstrap)
+        place = TopicAndGroup(broker.bootstrap)
         place.commit(4, 6)
-        process = subprocess.Popen(
-            watching(place, "--json"), stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
-        assert process.stdout is not None
-        assert process.stderr is not None
-        try:
-            read_until(process.stdout.fileno(), r'"committed":4')
+
+        def look(live: Live) -> None:
+            position = shown(live, r'"committed":4')
             broker.crash()
-            read_until(process.stderr.fileno(), "warning: .*trying again\n")
+            eventually(lambda: re.search("warning: .*trying again\n", live.err))
             broker.start()
             place.commit(9, 9)
-            read_until(process.stdout.fileno(), r'"committed":9')
-            process.send_signal(signal.SIGINT)
-            assert process.wait(READY_TIMEOUT_S) == 130
-        finally:
-            process.kill()
-            process.communicate()
+            shown(live, r'"committed":9', position)
+
+        watched(place, look, "--json")
 
 
 # ---- the question before deleting ------------------------------------------------------------
@@ -450,18 +437,36 @@ def interrupt(process: subprocess.Popen[bytes]) -> None:
 
 
 STATUS_AFTER = {"ctrl-c": 130, "ctrl-d": 1, "n": 1, "y": 0}
-# Both commands ask in the same way: of the second one answer is enough.
-QUESTIONS = [
-    *(("groups", answer) for answer in STATUS_AFTER),
-    *(("topics", answer) for answer in ("y", "n", "ctrl-d", "ctrl-c")),
-]
+COMMANDS = ("groups", "topics")
 
 
-@pytest.mark.parametrize(("what", "answer"), some(QUESTIONS, test=5))
-@pytest.mark.processes
+def names(what: str, at: str) -> set[str]:
+    """The groups or topics that there are."""
+    key = "group" if what == "groups" else "name"
+    return {row[key] for row in run(what, "list", "--json", "--bootstrap", at).ok().json}
+
+
+@pytest.mark.parametrize("answer", ["y", "n", "ctrl-d"])
+@pytest.mark.parametrize("what", COMMANDS)
 def test_the_question_before_deleting(what: str, answer: str, at: str) -> None:
-    status = STATUS_AFTER[answer]
-    place = group_scenarios.Place(at, records=1)
+    place = TopicAndGroup(at, records=1)
+    place.commit(1, 1)
+    name = place.group if what == "groups" else place.topic
+    stdin = b"" if answer == "ctrl-d" else f"{answer}\n".encode()
+    ran = run(what, "delete", name, "--bootstrap", at, stdin=stdin, asks_terminal=True)
+    assert "for good? [y/N]:" in ran.err
+    assert ran.status == STATUS_AFTER[answer]
+    assert (name in names(what, at)) == (answer != "y")
+
+
+# Ctrl-C needs a process of its own; one test shows that a terminal is asked.
+AT_A_TERMINAL = [(what, answer) for answer in STATUS_AFTER for what in COMMANDS]
+
+
+@pytest.mark.parametrize(("what", "answer"), some(AT_A_TERMINAL, test=1))
+@pytest.mark.processes
+def test_the_question_at_a_terminal(what: str, answer: str, at: str) -> None:
+    place = TopicAndGroup(at, records=1)
     place.commit(1, 1)
     name = place.group if what == "groups" else place.topic
     ours, theirs = pty.openpty()
@@ -477,11 +482,9 @@ def test_the_question_before_deleting(what: str, answer: str, at: str) -> None:
             interrupt(process)
         else:
             os.write(ours, b"\x04" if answer == "ctrl-d" else f"{answer}\n".encode())
-        assert process.wait(READY_TIMEOUT_S) == status
+        assert process.wait(READY_TIMEOUT_S) == STATUS_AFTER[answer]
     finally:
         process.kill()
         process.wait()
         os.close(ours)
-    key = "group" if what == "groups" else "name"
-    left = {row[key] for row in run(what, "list", "--json", "--bootstrap", at).ok().json}
-    assert (name in left) == (status != 0)
+    assert (name in names(what, at)) == (answer != "y")

@@ -128,41 +128,61 @@ def test_ctrl_c_ends_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (ran.status, ran.out, ran.err) == (130, "", "")
 
 
-@pytest.mark.parametrize("words", ["penstock to", "penstock topics de", "penstock consume --fo"])
+COMPLETED = {
+    "penstock to": "topics", "penstock topics de": "delete", "penstock consume --fo": "--follow",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", COMPLETED)
+def test_words_are_completed(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in completion(words).items():
+        monkeypatch.setenv(name, value)
+    assert COMPLETED[words] in run().out.split()
+
+
 @pytest.mark.processes
-def test_the_shell_completes(words: str) -> None:
-    environment = {
-        **os.environ,
+def test_the_shell_completes() -> None:
+    words = "penstock topics de"
+    code = "from penstock.cli.main import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **completion(words)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert COMPLETED[words] in done.stdout.split()
+
+
+def completion(words: str) -> dict[str, str]:
+    """What the shell tells the command."""
+    return {
         "_PENSTOCK_COMPLETE": "complete_bash",
         "COMP_WORDS": words,
         "COMP_CWORD": str(len(words.split()) - 1),
     }
-    code = "from penstock.cli.main import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
-    )
-    expected = {"to": "topics", "de": "delete", "--fo": "--follow"}[words.rpartition(" ")[2]]
-    assert expected in done.stdout.split()
 
 
-@pytest.mark.parametrize("args", [["--help"], ["up", "--help"], ["consume", "--help"]])
 @pytest.mark.processes
-def test_help_does_not_wait_for_heavy_libraries(args: list[str]) -> None:
+def test_help_does_not_wait_for_heavy_libraries() -> None:
     """Time is measured elsewhere; what takes it is the loading of these."""
     code = (
         "import sys\n"
-        f"sys.argv = ['penstock', *{args!r}]\n"
         "from penstock.cli.main import main\n"
-        "try:\n"
-        "    main()\n"
-        "except SystemExit:\n"
-        "    pass\n"
-        "print('LOADED', *sys.modules)\n"
+        "for args in ['--help'], ['up', '--help'], ['consume', '--help']:\n"
+        "    sys.argv = ['penstock', *args]\n"
+        "    try:\n"
+        "        main()\n"
+        "    except SystemExit as ended:\n"
+        "        assert not ended.code\n"
+        "    print('LOADED', *args, ':', *sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded = set(done.stdout.rpartition("LOADED")[2].split())
+    lines = [line for line in done.stdout.splitlines() if line.startswith("LOADED")]
+    assert len(lines) == 3
     heavy = {"confluent_kafka", "rich", "asyncio", "penstock.broker", "penstock.log", "orjson"}
-    assert loaded & heavy == set()
+    for line in lines:
+        assert set(line.split()) & heavy == set(), line.partition(":")[0]
 
 
 @pytest.mark.parametrize(("ends", "wanted"), [(130, 0), (1, 1), (0, 0), (None, 0)])

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import random
+import signal
 from pathlib import Path
 
-import orjson
 import pytest
 from confluent_kafka import TopicPartition
 
@@ -32,7 +32,7 @@ from tests.cli.migrating import (
     short_waits,  # noqa: F401
     values,
 )
-from tests.cli.runner import run
+from tests.cli.runner import Live, run, run_until
 from tests.harness.profiles import MIGRATION_KILLS, MIGRATION_STOPS, some
 
 PARTITIONS = 2
@@ -60,9 +60,7 @@ def test_killed_again_and_again_nothing_is_lost_or_twice(
                 command.kill()
             there = extent(apache_kafka.bootstrap, topic, PARTITIONS)
     commit(broker.bootstrap, f"g-{topic}", TopicPartition(topic, 1, 17))
-    status, out, err = Command(*way, "--json").wait()
-    assert status == 0, err
-    summary = orjson.loads(out)
+    summary = run("migrate", *way, "--json").ok().json
     assert {part["verdict"] for part in summary["topics"][0]["partitions"]} == {"same"}
     for number in range(PARTITIONS):
         expected = rows(broker.bootstrap, topic, number)
@@ -149,8 +147,7 @@ def test_stopped_again_and_again(
             command.interrupt()
             status, _, err = command.wait()
         assert status in (0, 130), err
-    status, _, err = Command(*way).wait()
-    assert status == 0, err
+    run("migrate", *way).ok()
     for number in range(6):
         assert values(there, topic, number) == numbers(0, 2000)
 
@@ -212,39 +209,42 @@ def test_following_until_the_cut_over(
     broker: Broker, apache_kafka: ApacheKafka, topic: str
 ) -> None:
     create(broker.bootstrap, topic, PARTITIONS)
-    way = ("--from", broker.bootstrap, "--to", apache_kafka.bootstrap, "--topic", topic)
-    with Command(*way, "--follow", "--json") as command:
-        with Writer(broker.bootstrap, topic, PARTITIONS) as writer:
-            migrating.until(lambda: extent(apache_kafka.bootstrap, topic, PARTITIONS) > 300)
+    there = apache_kafka.bootstrap
+    writer = Writer(broker.bootstrap, topic, PARTITIONS)
+
+    def look(_: Live) -> None:
+        with writer:
+            migrating.until(lambda: extent(there, topic, PARTITIONS) > 300)
         # Producers have stopped; now finish.
-        command.interrupt()
-        status, out, err = command.wait()
-    assert status == 0, err
-    assert "finishing" in err
-    summary = orjson.loads(out)
-    assert summary["ok"]
-    assert summary["records"] == writer.count
+
+    way = ("--from", broker.bootstrap, "--to", there, "--topic", topic, "--follow", "--json")
+    ran = run_until(look, "migrate", *way, stop=signal.SIGINT).ok()
+    assert "finishing" in ran.err
+    assert ran.json["ok"]
+    assert ran.json["records"] == writer.count
     for number in range(PARTITIONS):
         expected = rows(broker.bootstrap, topic, number)
-        assert rows(apache_kafka.bootstrap, topic, number) == expected
+        assert rows(there, topic, number) == expected
 
 
 @pytest.mark.processes
 def test_the_target_dies_and_comes_back(broker: Broker, topic: str, tmp_path: Path) -> None:
     """The command goes on by itself: what was open is tried again, what was decided counts."""
     create(broker.bootstrap, topic, PARTITIONS)
+    writer = Writer(broker.bootstrap, topic, PARTITIONS)
     with BrokerProcess(tmp_path / "data", durability="disk") as target:
-        way = ("--from", broker.bootstrap, "--to", target.bootstrap, "--topic", topic)
-        with Command(*way, "--follow", "--batch", "20", "--json") as command:
-            with Writer(broker.bootstrap, topic, PARTITIONS) as writer:
+
+        def look(_: Live) -> None:
+            with writer:
                 migrating.until(lambda: extent(target.bootstrap, topic, PARTITIONS) > 100)
                 target.kill()
                 target.start()
                 migrating.until(lambda: extent(target.bootstrap, topic, PARTITIONS) > 500)
-            command.interrupt()
-            status, out, err = command.wait()
-        assert status == 0, err
-        assert orjson.loads(out)["records"] == writer.count
+
+        way = ("--from", broker.bootstrap, "--to", target.bootstrap, "--topic", topic)
+        how = ("--follow", "--batch", "20", "--json")
+        ran = run_until(look, "migrate", *way, *how, stop=signal.SIGINT).ok()
+        assert ran.json["records"] == writer.count
         for number in range(PARTITIONS):
             expected = rows(broker.bootstrap, topic, number)
             assert rows(target.bootstrap, topic, number) == expected

@@ -13,9 +13,12 @@ import pytest
 
 from penstock.cli import produce
 from penstock.testing.broker import Broker
+from tests.broker import requests
 from tests.broker.overload.guarded import GROUP, fill, guarded_topic
 from tests.broker.raw import RawClient
-from tests.cli.runner import run
+from tests.broker.requests import batch, one
+from tests.cli.runner import Live, run, run_until
+from tests.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("at")
 
@@ -201,24 +204,21 @@ def test_an_unknown_topic_and_wrong_options(topic: str) -> None:
         assert run(command, topic, *args).status == 2, args
 
 
-# ---- as processes ------------------------------------------------------------------------
+# ---- until Ctrl-C, and as processes ------------------------------------------------------
 
 
-@pytest.mark.processes
-def test_following_ends_with_ctrl_c(ten: str) -> None:
-    with subprocess.Popen(
-        [*COMMAND, "consume", ten, "--follow", "--value-only"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as process:
-        assert process.stdout is not None
-        assert [process.stdout.readline() for _ in range(10)][-1] == b"9\n"
-        run("produce", ten, "-v", "later").ok()
-        assert process.stdout.readline() == b"later\n"
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert b"Traceback" not in err
+def test_following_ends_with_ctrl_c(ten: str, at: str) -> None:
+    def look(live: Live) -> None:
+        eventually(lambda: live.out.endswith("\n9\n"))
+        with RawClient(at) as client:
+            assert not one(client.call(requests.produce(ten, batch(b"later")), 12)).error_code
+        eventually(lambda: live.out.endswith("\n9\nlater\n"))
+
+    following = ("consume", ten, "--follow", "--value-only")
+    ran = run_until(look, *following, stop=signal.SIGINT, is_handled=False)
+    assert ran.status == 130
+    assert ran.lines == [*(str(n) for n in range(10)), "later"]
+    assert "Traceback" not in ran.err
 
 
 @pytest.mark.processes
@@ -274,17 +274,18 @@ def test_a_full_topic_is_named_as_the_reason(full: str, monkeypatch: pytest.Monk
     assert f"overflow=reject: producers are refused until the slowest of {GROUP}" in shown
 
 
-@pytest.mark.processes
-def test_interrupted_it_says_what_was_acknowledged(full: str, at: str, tmp_path: Path) -> None:
+def test_interrupted_it_says_what_was_acknowledged(
+    full: str, at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "input"
     path.write_bytes(b"a\nb\nc\n")
-    impatient = "from penstock.cli import main, produce; produce.STALLED_AFTER_S = 0.2; main.main()"
-    command = [sys.executable, "-c", impatient, "produce", full, "-b", at, "--file", str(path)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
-        assert process.stderr is not None
-        assert b"may be full" in process.stderr.readline()
-        process.send_signal(signal.SIGINT)
-        said = process.stderr.read().decode()
-    assert process.returncode == 130
-    assert "sent 0 records" in said
-    assert "gave up 3 records" in said
+    monkeypatch.setattr(produce, "STALLED_AFTER_S", 0.2)
+
+    def look(live: Live) -> None:
+        eventually(lambda: "may be full" in live.err)
+
+    producing = ("produce", full, "-b", at, "--file", str(path))
+    ran = run_until(look, *producing, stop=signal.SIGINT, is_handled=False)
+    assert ran.status == 130
+    assert "sent 0 records" in ran.err
+    assert "gave up 3 records" in ran.err

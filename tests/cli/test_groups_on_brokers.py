@@ -1,121 +1,49 @@
-"""What `penstock groups` does, told once for any broker: the same on Penstock's and on Kafka."""
+"""`penstock groups` on Penstock's broker and on Apache Kafka, with Kafka's own tool beside it."""
 
 from __future__ import annotations
 
+import re
+import subprocess
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, Final
-from uuid import uuid4
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 
-from confluent_kafka import Consumer, Message, Producer, ShareConsumer, TopicPartition
+import pytest
+from confluent_kafka import Producer, ShareConsumer, TopicPartition
+from confluent_kafka.admin import AdminClient
 
-from tests.cli.runner import Ran, run
+from penstock.testing.apache_kafka import SMALL_JVM_OPTIONS, ApacheKafka
+from penstock.testing.broker import Broker
+from penstock.testing.java import java_command, kafka_home
+from tests.cli.runner import run
+from tests.cli.topic_and_group import FIRST_MS, STEP_MS, TIMEOUT_S, TopicAndGroup
 
-TIMEOUT_S: Final = 60.0
-FIRST_MS: Final = int(time.time() * 1000) - 3_600_000
-STEP_MS: Final = 60_000
-
-Scenario = Callable[[str], None]
-SCENARIOS: dict[str, Scenario] = {}
-
-
-def scenario(function: Scenario) -> Scenario:
-    SCENARIOS[function.__name__] = function
-    return function
+TOOL = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
 
 
-class Place:
-    """A broker with a topic and a group of this scenario's own."""
-
-    def __init__(
-        self,
-        at: str,
-        partitions: int = 2,
-        records: int = 10,
-        step_ms: int = STEP_MS,
-        **settings: str,
-    ) -> None:
-        self.at = at
-        self.topic = f"t-{uuid4().hex[:8]}"
-        self.group = f"g-{uuid4().hex[:8]}"
-        options = [f"-c{name.replace('_', '.')}={value}" for name, value in settings.items()]
-        self.run("topics", "create", self.topic, "-p", str(partitions), *options).ok()
-        producer = Producer({"bootstrap.servers": at})
-        for number in range(partitions):
-            for n in range(records):
-                producer.produce(
-                    self.topic, b"x" * 100, partition=number, timestamp=FIRST_MS + n * step_ms
-                )
-        producer.flush(TIMEOUT_S)
-
-    def run(self, *args: str, stdin: bytes = b"") -> Ran:
-        return run(*args, "--bootstrap", self.at, stdin=stdin)
-
-    def groups(self, *args: str) -> Ran:
-        return self.run("groups", *args)
-
-    def reset(self, *args: str) -> Ran:
-        return self.groups("reset", self.group, *args)
-
-    def plan(self, *args: str) -> list[tuple[int, int | None, int]]:
-        """Partition, old and new offset of each step."""
-        rows = self.reset("--json", *args).ok().json["partitions"]
-        return [(row["partition"], row["old"], row["new"]) for row in rows]
-
-    def commit(self, *offsets: int) -> None:
-        consumer = Consumer({"bootstrap.servers": self.at, "group.id": self.group})
-        places = [TopicPartition(self.topic, n, offset) for n, offset in enumerate(offsets)]
-        for place in consumer.commit(offsets=places, asynchronous=False) or ():
-            assert place.error is None
-        consumer.close()
-
-    @contextmanager
-    def member(self, **settings: str) -> Iterator[Callable[[], Message | None]]:
-        """A consumer that has joined the group and got partitions; what gives its records."""
-        consumer = Consumer(
-            {
-                "bootstrap.servers": self.at,
-                "group.id": self.group,
-                "client.id": "reader",
-                "auto.offset.reset": "earliest",
-                "enable.auto.commit": False,
-                **{name.replace("_", "."): value for name, value in settings.items()},
-            }
-        )
-        try:
-            consumer.subscribe([self.topic])
-            first = None
-            deadline = time.monotonic() + TIMEOUT_S
-            while not consumer.assignment():
-                assert time.monotonic() < deadline, "no partitions were assigned"
-                first = consumer.poll(0.1)
-            # What assigns the partitions may bring the first record along.
-            early = [first] if first is not None else []
-            yield lambda: early.pop() if early else consumer.poll(0.1)
-        finally:
-            consumer.close()
-
-    def described(self, *args: str) -> Any:
-        (view,) = self.groups("describe", self.group, "--json", "--sample", "0", *args).ok().json
-        return view
+@pytest.fixture(params=["penstock", pytest.param("kafka", marks=pytest.mark.java)])
+def bootstrap(request: pytest.FixtureRequest) -> str:
+    """The address of each broker in turn."""
+    if request.param == "penstock":
+        own: Broker = request.getfixturevalue("broker")
+        return own.bootstrap
+    kafka: ApacheKafka = request.getfixturevalue("apache_kafka")
+    return kafka.bootstrap
 
 
 # ---- list and describe -----------------------------------------------------------------------
 
 
-@scenario
-def a_group_is_listed_with_its_state(at: str) -> None:
-    place = Place(at)
+def test_a_group_is_listed_with_its_state(bootstrap: str) -> None:
+    place = TopicAndGroup(bootstrap)
     place.commit(3, 4)
     listed = {row["group"]: row for row in place.groups("list", "--json").ok().json}
     assert listed[place.group] == {"group": place.group, "kind": "classic", "state": "empty"}
     assert place.group in place.groups("list").ok().out
 
 
-@scenario
-def describe_says_how_far_behind(at: str) -> None:
-    place = Place(at, retention_ms="86400000")
+def test_describe_says_how_far_behind(bootstrap: str) -> None:
+    place = TopicAndGroup(bootstrap, retention_ms="86400000")
     place.commit(4, 10)
     view = place.described()
     assert (view["state"], view["kind"], view["members"]) == ("empty", "classic", [])
@@ -134,9 +62,10 @@ def describe_says_how_far_behind(at: str) -> None:
     assert "empty, classic group, 0 members, 6 records behind" in shown
 
 
-@scenario
-def describe_knows_the_age_in_every_partition(at: str) -> None:
-    place = Place(at, partitions=6, records=10_000, step_ms=1, retention_ms="86400000")
+def test_describe_knows_the_age_in_every_partition(bootstrap: str) -> None:
+    place = TopicAndGroup(
+        bootstrap, partitions=6, records=10_000, step_ms=1, retention_ms="86400000"
+    )
     place.commit(0, 0, 1, 5_000, 9_999, 10_000)
     *behind, last = place.described()["partitions"]
     for part in behind:
@@ -150,10 +79,9 @@ def describe_knows_the_age_in_every_partition(at: str) -> None:
     assert "?" not in shown
 
 
-@scenario
-def markers_of_transactions_cannot_be_lost(at: str) -> None:
-    place = Place(at, partitions=1, records=0, retention_ms="86400000")
-    producer = Producer({"bootstrap.servers": at, "transactional.id": place.group})
+def test_markers_of_transactions_cannot_be_lost(bootstrap: str) -> None:
+    place = TopicAndGroup(bootstrap, partitions=1, records=0, retention_ms="86400000")
+    producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": place.group})
     producer.init_transactions(TIMEOUT_S)
     for _ in range(2):
         producer.begin_transaction()
@@ -168,13 +96,10 @@ def markers_of_transactions_cannot_be_lost(at: str) -> None:
         assert part["time_to_loss_known"]
 
 
-@scenario
-def describe_says_how_many_were_missed(at: str) -> None:
-    from confluent_kafka.admin import AdminClient
-
-    place = Place(at, partitions=1)
+def test_describe_says_how_many_were_missed(bootstrap: str) -> None:
+    place = TopicAndGroup(bootstrap, partitions=1)
     place.commit(2)
-    admin = AdminClient({"bootstrap.servers": at})
+    admin = AdminClient({"bootstrap.servers": bootstrap})
     futures = admin.delete_records([TopicPartition(place.topic, 0, 7)])
     for future in futures.values():
         future.result(TIMEOUT_S)
@@ -184,9 +109,8 @@ def describe_says_how_many_were_missed(at: str) -> None:
     assert "5 records missed; offset 2 was removed, the log starts at 7" in shown
 
 
-@scenario
-def describe_shows_members_and_their_partitions(at: str) -> None:
-    place = Place(at)
+def test_describe_shows_members_and_their_partitions(bootstrap: str) -> None:
+    place = TopicAndGroup(bootstrap)
     with place.member():
         view = place.described()
         assert view["state"] == "stable"
@@ -203,9 +127,8 @@ def describe_shows_members_and_their_partitions(at: str) -> None:
         assert f"{place.topic}: 0, 1" in shown
 
 
-@scenario
-def describe_knows_the_newer_protocol(at: str) -> None:
-    place = Place(at)
+def test_describe_knows_the_newer_protocol(bootstrap: str) -> None:
+    place = TopicAndGroup(bootstrap)
     with place.member(group_protocol="consumer"):
         view = place.described()
         assert (view["kind"], view["protocol"], len(view["members"])) == ("consumer", "uniform", 1)
@@ -217,18 +140,17 @@ def describe_knows_the_newer_protocol(at: str) -> None:
         assert listed[place.group]["kind"] == "consumer"
 
 
-@scenario
-def a_group_that_is_not_there(at: str) -> None:
+def test_a_group_that_is_not_there(bootstrap: str) -> None:
     for command in (
         # It is not waited for rates of what is not there.
         ("describe", "no-such-group", "--sample", "1h"),
         ("reset", "no-such-group", "--to-latest"),
     ):
-        ran = run("groups", *command, "--bootstrap", at)
+        ran = run("groups", *command, "--bootstrap", bootstrap)
         assert ran.status == 1
         assert "there is no group no-such-group" in ran.err
         assert "penstock groups list" in ran.err
-    ran = run("groups", "delete", "no-such-group", "--yes", "--bootstrap", at)
+    ran = run("groups", "delete", "no-such-group", "--yes", "--bootstrap", bootstrap)
     assert ran.status == 1
     assert ran.err.startswith("error: ")
 
@@ -236,9 +158,8 @@ def a_group_that_is_not_there(at: str) -> None:
 # ---- reset -----------------------------------------------------------------------------------
 
 
-@scenario
-def a_reset_is_first_only_a_plan(at: str) -> None:
-    place = Place(at)
+def test_a_reset_is_first_only_a_plan(bootstrap: str) -> None:
+    place = TopicAndGroup(bootstrap)
     place.commit(4, 6)
     ran = place.reset("--to-earliest").ok()
     assert "--execute" in ran.err
@@ -248,9 +169,8 @@ def a_reset_is_first_only_a_plan(at: str) -> None:
     assert [part["committed"] for part in place.described()["partitions"]] == [0, 0]
 
 
-@scenario
-def every_way_to_say_where_to(at: str) -> None:
-    place = Place(at)
+def test_every_way_to_say_where_to(bootstrap: str) -> None:
+    place = TopicAndGroup(bootstrap)
     place.commit(4, 6)
     minute_5 = str(FIRST_MS + 5 * STEP_MS)
     ago_ms = int(time.time() * 1000) - (FIRST_MS + 2 * STEP_MS)
@@ -275,9 +195,8 @@ def every_way_to_say_where_to(at: str) -> None:
     assert rows[1]["note"] == ""
 
 
-@scenario
-def topics_and_partitions_can_be_chosen(at: str) -> None:
-    place = Place(at, partitions=3)
+def test_topics_and_partitions_can_be_chosen(bootstrap: str) -> None:
+    place = TopicAndGroup(bootstrap, partitions=3)
     place.commit(4, 5, 6)
     assert place.plan("--to-offset", "1", "-t", f"{place.topic}:0,2") == [(0, 4, 1), (2, 6, 1)]
     assert place.plan("--to-offset", "1", "--topic", place.topic, "--execute") == [
@@ -292,9 +211,8 @@ def topics_and_partitions_can_be_chosen(at: str) -> None:
         assert reason in ran.err
 
 
-@scenario
-def a_new_group_can_be_given_offsets(at: str) -> None:
-    place = Place(at)
+def test_a_new_group_can_be_given_offsets(bootstrap: str) -> None:
+    place = TopicAndGroup(bootstrap)
     ran = place.reset("--to-offset", "5", "-t", place.topic, "--execute").ok()
     assert "is a new group" in ran.err
     assert [part["committed"] for part in place.described()["partitions"]] == [5, 5]
@@ -303,9 +221,8 @@ def a_new_group_can_be_given_offsets(at: str) -> None:
     assert "no offset" in other.err
 
 
-@scenario
-def a_group_with_members_is_left_alone(at: str) -> None:
-    place = Place(at)
+def test_a_group_with_members_is_left_alone(bootstrap: str) -> None:
+    place = TopicAndGroup(bootstrap)
     place.commit(4, 6)
     with place.member():
         ran = place.reset("--to-earliest", "--execute")
@@ -320,9 +237,8 @@ def a_group_with_members_is_left_alone(at: str) -> None:
     assert place.plan("--to-earliest", "--execute") == [(0, 4, 0), (1, 6, 0)]
 
 
-@scenario
-def consumers_go_on_where_a_reset_put_them(at: str) -> None:
-    place = Place(at, partitions=1)
+def test_consumers_go_on_where_a_reset_put_them(bootstrap: str) -> None:
+    place = TopicAndGroup(bootstrap, partitions=1)
     place.commit(10)
     place.reset("--to-offset", "7", "--execute").ok()
     with place.member() as next_record:
@@ -339,9 +255,8 @@ def consumers_go_on_where_a_reset_put_them(at: str) -> None:
 # ---- delete ----------------------------------------------------------------------------------
 
 
-@scenario
-def a_group_is_deleted_with_its_offsets(at: str) -> None:
-    place = Place(at)
+def test_a_group_is_deleted_with_its_offsets(bootstrap: str) -> None:
+    place = TopicAndGroup(bootstrap)
     place.commit(4, 6)
     ran = place.groups("delete", place.group, "no-such-group", "--yes")
     assert ran.status == 1
@@ -353,14 +268,13 @@ def a_group_is_deleted_with_its_offsets(at: str) -> None:
 # ---- queues ----------------------------------------------------------------------------------
 
 
-@scenario
-def share_groups_are_pointed_to_their_own_command(at: str) -> None:
-    place = Place(at)
-    consumer = ShareConsumer({"bootstrap.servers": at, "group.id": place.group})
+def test_share_groups_are_pointed_to_their_own_command(bootstrap: str) -> None:
+    place = TopicAndGroup(bootstrap)
+    consumer = ShareConsumer({"bootstrap.servers": bootstrap, "group.id": place.group})
     try:
         consumer.subscribe([place.topic])
         deadline = time.monotonic() + TIMEOUT_S
-        while (place.group, "share", "stable") not in listed(at):
+        while (place.group, "share", "stable") not in listed(bootstrap):
             assert time.monotonic() < deadline
             consumer.poll(0.1)
         for args in (
@@ -374,11 +288,43 @@ def share_groups_are_pointed_to_their_own_command(at: str) -> None:
         assert "Stop its consumers first" in place.groups("delete", place.group, "--yes").err
     finally:
         consumer.close()
-    assert (place.group, "share", "empty") in listed(at)
+    assert (place.group, "share", "empty") in listed(bootstrap)
     place.groups("delete", place.group, "--yes").ok()
-    assert place.group not in {name for name, _, _ in listed(at)}
+    assert place.group not in {name for name, _, _ in listed(bootstrap)}
 
 
-def listed(at: str) -> set[tuple[str, str, str]]:
-    rows = run("groups", "list", "--json", "--bootstrap", at).ok().json
+def listed(bootstrap: str) -> set[tuple[str, str, str]]:
+    rows = run("groups", "list", "--json", "--bootstrap", bootstrap).ok().json
     return {(row["group"], row["kind"], row["state"]) for row in rows}
+
+
+# ---- beside Kafka's own tool ------------------------------------------------------------------
+
+
+def tool(place: TopicAndGroup, *args: str) -> list[tuple[int, int]]:
+    """What Kafka's own tool would set: partitions and new offsets."""
+    command = [
+        *java_command(kafka_home(), SMALL_JVM_OPTIONS, TOOL),
+        "--bootstrap-server", place.at, "--group", place.group,
+        "--reset-offsets", "--all-topics", "--dry-run", *args,
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    rows = re.findall(rf"^{place.group}\s+{place.topic}\s+(\d+)\s+(\d+)", done.stdout, re.MULTILINE)
+    assert rows, done.stdout + done.stderr
+    return sorted((int(partition), int(offset)) for partition, offset in rows)
+
+
+def test_resets_are_what_kafkas_own_tool_makes_of_them(apache_kafka: ApacheKafka) -> None:
+    place = TopicAndGroup(apache_kafka.bootstrap)
+    place.commit(4, 6)
+    at_ms = FIRST_MS + 5 * STEP_MS - 1
+    moment = datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    pairs = [
+        (("--to-offset", "99"), ("--to-offset", "99")),
+        (("--shift-by", "-5"), ("--shift-by", "-5")),
+        (("--to-time", str(at_ms)), ("--to-datetime", moment.replace("+00:00", "Z"))),
+    ]
+    ours = [[(number, new) for number, _, new in place.plan(*args)] for args, _ in pairs]
+    with ThreadPoolExecutor(2) as threads:
+        theirs = list(threads.map(lambda pair: tool(place, *pair[1]), pairs))
+    assert ours == theirs
