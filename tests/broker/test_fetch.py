@@ -59,10 +59,8 @@ def test_a_waiting_fetch_is_woken_by_a_record(
     reader = connect(shared)
     reader.send(fetch(topic, max_wait_ms=LONG_MS), 12)
     wait_for_fetches(shared, 1)
-    began = monotonic()
     client.call(produce(topic, batch(b"news")), 12)
     assert values_of(one(reader.receive()).records) == [b"news"]
-    assert monotonic() - began < 5
     # Once when it came, once when it was woken: nothing looks in between.
     assert len(collections) == 2
     assert shared.call(waiting_fetches) == 0
@@ -73,7 +71,7 @@ def test_a_fetch_that_waits_in_vain_looks_twice(
 ) -> None:
     began = monotonic()
     assert not one(client.call(fetch(topic, max_wait_ms=300), 12)).records
-    assert 0.25 < monotonic() - began < 5
+    assert monotonic() - began > 0.25
     assert len(collections) == 2
 
 

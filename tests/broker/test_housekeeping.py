@@ -36,6 +36,7 @@ from tests.log.keeping import (
     stored,
     sync,
 )
+from tests.waiting import eventually
 
 DAY_MS = 24 * 3_600_000
 PLAIN = TopicConfig(retention_ms=DAY_MS, segment_bytes=1024)
@@ -358,9 +359,7 @@ def test_a_deletion_that_nobody_noted_is_noticed() -> None:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 - nobody tells of it
-            await asyncio.sleep(0.005)
+    await asyncio.to_thread(eventually, condition)
 
 
 @pytest.mark.processes

@@ -51,7 +51,7 @@ def test_data_and_address_survive_a_stop_and_a_crash(
                 assert kafka.bootstrap == bootstrap
                 records = client.consume("kept", [1])
         assert [record.value for record in records] == values
-        assert 0 < kafka.startup_s < 60
+        assert kafka.startup_s > 0
         last = psutil.Process(kafka.pid)
     assert not last.is_running()
     assert kafka.log_dir.is_dir()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import sqlite3
 import threading
@@ -28,6 +29,7 @@ from penstock.capture.sqlite.source import SqliteSource
 from penstock.capture.sqlite.tables import affinity, column_type
 from penstock.capture.sqlite.watch import Watch
 from tests.capture.sqlite.model import Replica, assert_agree, opened, user
+from tests.waiting import eventually
 
 TIMEOUT_S = 60.0
 
@@ -263,11 +265,25 @@ def test_a_commit_wakes_the_stream(
         ]
 
 
+class CountedPolls:
+    """Counts how often somebody began to wait."""
+
+    def __init__(self, poll: select.poll) -> None:
+        self._poll = poll
+        self.count = 0
+
+    def poll(self, timeout_ms: float) -> list[tuple[int, int]]:
+        self.count += 1
+        return self._poll.poll(timeout_ms)
+
+
 def test_only_the_databases_own_files_wake(tmp_path: Path) -> None:
     with closing(Watch(tmp_path / "x.db")) as watch:
         if not watch.is_told:
             pytest.skip("this system does not tell")
         waited = threading.Event()
+        polls = CountedPolls(watch._poll)
+        watch._poll = polls  # type: ignore[assignment]
 
         def wait() -> None:
             watch.wait(3_600_000)
@@ -275,8 +291,13 @@ def test_only_the_databases_own_files_wake(tmp_path: Path) -> None:
 
         waiter = threading.Thread(target=wait)
         waiter.start()
-        (tmp_path / "other").write_text("x")
-        assert not waited.wait(0.05)
+        # Each is one event; after it the watch waits for the next.
+        other = tmp_path / "other"
+        for number, change in enumerate((other.touch, lambda: other.write_text("x")), 1):
+            eventually(lambda: polls.count >= number)  # noqa: B023 - called in this round
+            change()
+        eventually(lambda: polls.count >= 3)
+        assert not waited.is_set()
         (tmp_path / "x.db-wal").write_text("x")
         assert waited.wait(TIMEOUT_S)
         waiter.join()
