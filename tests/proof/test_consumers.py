@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 
 from tests.broker.robustness.consumers_churn import Churn
-from tests.broker.robustness.consumers_pipeline import PROTOCOLS, Pipeline
+from tests.broker.robustness.consumers_pipeline import FAULTS, HOLD, PROTOCOLS, Pipeline
 from tests.broker.robustness.consumers_queue import QueueTest
 from tests.harness.profiles import SOAK_MINUTES
 from tests.proof.progress import say
 
 KILLS = 50
 TOTAL = 3_000
-FAULTS = 30
+FAULTS_PER_ROUND = 30
 
 Test = Pipeline | Churn | QueueTest
 Round = Callable[[Path, int], Test]
@@ -37,7 +37,7 @@ def soak(data: Path, seed: int, rounds: list[Round]) -> None:
             break
         test = make(data, seed + number)
         try:
-            test.run(FAULTS)
+            test.run(FAULTS_PER_ROUND)
         except BaseException:
             say(f"round {number} failed; its own seed was {seed + number}", begun)
             raise
@@ -51,7 +51,9 @@ def soak(data: Path, seed: int, rounds: list[Round]) -> None:
 @pytest.mark.proof
 def test_exactly_once(tmp_path: Path, seed: int) -> None:
     def make(protocol: str) -> Round:
-        return lambda data, own: Pipeline(data, own, total=TOTAL, protocol=protocol, holds=True)
+        return lambda data, own: Pipeline(
+            data, own, total=TOTAL, protocol=protocol, faults=(*FAULTS, HOLD)
+        )
 
     soak(tmp_path / "data", seed, [make(protocol) for protocol in PROTOCOLS])
 

@@ -1,7 +1,7 @@
 """Load for a long time: retention, compaction, topics that come and go, a restart now and then.
 
-`PENSTOCK_SOAK_MINUTES` says how long; ten minutes unless set. Everything is read back and compared
-again and again, and neither memory nor open files may grow.
+`PENSTOCK_SOAK_MINUTES` says how long, in `make proof`; `make test` does two rounds. Everything is
+read back and compared again and again, and neither memory nor open files may grow.
 """
 
 from __future__ import annotations
@@ -32,33 +32,65 @@ TOPICS = {
 }  # fmt: skip
 
 
+class LoadTest(KillTest):
+    """A broker under load, whose memory and open files are watched."""
+
+    def __init__(self, data: Path, seed: int) -> None:
+        super().__init__(data, seed, TOPICS)
+        self.memory_bytes = self.open_files = self.restarts = 0
+
+    def check(self) -> None:
+        """Compare all records with what was acknowledged, and resources with their bounds."""
+        process = psutil.Process(self.broker.pid)
+        self.memory_bytes = max(self.memory_bytes, process.memory_info().rss)
+        self.open_files = max(self.open_files, process.num_fds())
+        assert self.memory_bytes < MEMORY_MAX_BYTES
+        assert self.open_files < FILES_MAX
+        self.verify()
+
+    def restart(self) -> None:
+        assert self.broker.stop() == 0
+        assert (self.broker.data / CLEAN_MARKER).exists()
+        self.broker.start()
+        self.restarts += 1
+
+    def finish(self) -> None:
+        """The load has ended: everything is there after one more restart."""
+        self.broker.start()
+        self.verify()
+        self.stop_cleanly()
+
+    def __str__(self) -> str:
+        return (
+            f"{self.report}, {self.restarts} restarts, at most {self.memory_bytes >> 20} MiB and "
+            f"{self.open_files} open files"
+        )
+
+
+@pytest.mark.processes
+def test_a_short_time_under_load(tmp_path: Path, seed: int) -> None:
+    test = LoadTest(tmp_path / "data", seed)
+    with test.running():
+        for _ in range(2):
+            test.wait_for_load()
+            test.check()
+            test.restart()
+    test.finish()
+    print(test)
+
+
 @pytest.mark.proof
 def test_a_long_time_under_load(tmp_path: Path, seed: int) -> None:
     begun = time.monotonic()
-    test = KillTest(tmp_path / "data", seed, TOPICS)
-    memory = files = restarts = 0
+    test = LoadTest(tmp_path / "data", seed)
     with test.running():
         while time.monotonic() - begun < SOAK_MINUTES * 60:
             round_end = time.monotonic() + ROUND_S
             while time.monotonic() < round_end:
                 test.wait_for_load()
-            process = psutil.Process(test.broker.pid)
-            memory = max(memory, process.memory_info().rss)
-            files = max(files, process.num_fds())
-            assert memory < MEMORY_MAX_BYTES
-            assert files < FILES_MAX
-            test.verify()
-            say(f"{test.report}, {memory >> 20} MiB, {files} open files", begun)
+            test.check()
+            say(str(test), begun)
             if test.rng.random() < 0.3:
-                assert test.broker.stop() == 0
-                assert (test.broker.data / CLEAN_MARKER).exists()
-                test.broker.start()
-                restarts += 1
-    test.broker.start()
-    test.verify()
-    test.stop_cleanly()
-    say(
-        f"summary: {test.report}, {restarts} restarts, at most {memory >> 20} MiB and {files} "
-        f"open files; seed {seed}",
-        begun,
-    )
+                test.restart()
+    test.finish()
+    say(f"summary: {test}; seed {seed}", begun)

@@ -9,7 +9,7 @@ source record once, in order, and nothing of a transaction that was not committe
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -28,6 +28,10 @@ PARTITIONS: Final = 3
 WORKERS: Final = 3
 # The newer protocol, or the older one with one of its assignors.
 PROTOCOLS: Final = ("consumer", "range", "cooperative-sticky")
+FAULTS: Final = ("worker", "worker", "broker", "network", "network")
+# A worker stops for a while. That takes long: what it has written holds up the others until its
+# transaction has timed out.
+HOLD: Final = "hold"
 # Of the newer protocol; in the older it is the client's to say.
 SESSION: Final = {
     "consumer_session_timeout_ms": "2000",
@@ -39,15 +43,19 @@ class Pipeline:
     """The workers, their source, and the history of both topics."""
 
     def __init__(
-        self, data: Path, seed: int, *, total: int, protocol: str, holds: bool = False
+        self,
+        data: Path,
+        seed: int,
+        *,
+        total: int,
+        protocol: str,
+        faults: Sequence[str] = FAULTS,
     ) -> None:
         self.scene = Scene(data, seed)
         self.history = History()
         self.source = Source(self.scene, self.history, SOURCE, PARTITIONS, total)
         self._protocol = protocol
-        # Workers are held too. That takes long: what one has written holds up the others until
-        # its transaction has timed out.
-        self._kinds = ["worker", "worker", "broker", "network", "network"] + ["hold"] * holds
+        self._kinds = faults
         self._held: set[int] = set()
         self.committed = 0
         self.troubles: Counter[str] = Counter()
@@ -146,8 +154,8 @@ class Pipeline:
             self.scene.disturb_network()
         else:
             number = self.scene.rng.randrange(WORKERS)
-            self.scene.faults["worker held" if kind == "hold" else "worker killed"] += 1
-            if kind == "hold":
+            self.scene.faults["worker held" if kind == HOLD else "worker killed"] += 1
+            if kind == HOLD:
                 self.scene.children[f"worker-{number}"].hold()
                 self._held.add(number)
                 return

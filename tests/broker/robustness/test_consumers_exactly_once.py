@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.broker.robustness.consumers_pipeline import PROTOCOLS, Pipeline
+from tests.broker.robustness.consumers_pipeline import HOLD, PROTOCOLS, Pipeline
 from tests.harness.profiles import CONSUMER_FAULTS
 
 TOTAL = 300
@@ -21,4 +21,13 @@ def test_each_record_is_copied_once(tmp_path: Path, seed: int, kind: str) -> Non
     protocol = PROTOCOLS[0] if kind == "newer" else PROTOCOLS[1 + seed % 2]
     pipeline = Pipeline(tmp_path / "data", seed, total=TOTAL, protocol=protocol)
     pipeline.run(CONSUMER_FAULTS)
+    print(protocol, pipeline.report())
+
+
+@pytest.mark.processes
+def test_each_record_is_copied_once_while_workers_are_held(tmp_path: Path, seed: int) -> None:
+    protocol = PROTOCOLS[seed % len(PROTOCOLS)]
+    pipeline = Pipeline(tmp_path / "data", seed, total=90, protocol=protocol, faults=[HOLD])
+    pipeline.run(2)
+    assert pipeline.scene.faults["worker held"] == 2
     print(protocol, pipeline.report())
