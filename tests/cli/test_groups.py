@@ -276,6 +276,7 @@ def watched(
 def shown(live: Live, pattern: str, start: int = 0) -> int:
     """Wait until the pattern is in the output from `start` on; where it ends."""
     match = eventually(lambda: re.compile(pattern, re.DOTALL).search(live.out, start))
+    assert match is not None
     return match.end()
 
 

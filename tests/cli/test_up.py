@@ -33,7 +33,9 @@ STOPPED = "stopped cleanly; everything is on disk\n"
 
 def printed(live: Live, pattern: str) -> re.Match[str]:
     """What matches in the command's output, once it is there."""
-    return eventually(lambda: re.search(pattern, live.out, re.DOTALL), TIMEOUT_S)
+    match = eventually(lambda: re.search(pattern, live.out, re.DOTALL), TIMEOUT_S)
+    assert match is not None
+    return match
 
 
 def nothing(_: Live) -> None:
