@@ -130,6 +130,9 @@ STATEMENTS_PER_KILL: Final = _of(6, 6, 1)
 STORE_BATCHES: Final = _of(4, 5, 12)
 STORE_LIMITS: Final = _of(1, 1, 8)
 BUCKET_BATCHES: Final = _of(2, 2, 3)
+# Random tables of ten columns of each kind of database, in every store, and their rows.
+RANDOM_TABLES: Final = _of(1, 3, 40)
+RANDOM_TABLE_ROWS: Final = _of(20, 20, 60)
 # Rows of a table that is compared with a store while somebody writes to it.
 VERIFIED_ROWS: Final = _of(300, 600, 3_000)
 # Kills of a migration, and Ctrl-C.

@@ -370,8 +370,8 @@ def test_blocks_of_lines_say_what_single_lines_say(seed: int, odd: float) -> Non
         for _ in range(making.random.choice((1, ROWS_MIN, 60, 300)))
     ]
     relation = relation_of(names)
-    single = decode_lines(relation, lines, "t")
-    together: list[list[Row] | RowBlock] = list(decode_blocks(relation, lines, "t"))  # type: ignore[arg-type]
+    single = decode_lines(relation, lines)
+    together: list[list[Row] | RowBlock] = list(decode_blocks(relation, lines))  # type: ignore[arg-type]
     assert [row for piece in together for row in piece] == single
     for more in ({}, {"schemas": True}, {"keys": {"s.t": ("%1",)}}, {"skip": frozenset("c")}):
         assert rows_of(relation, together, **more) == rows_of(relation, [single], **more)
@@ -384,11 +384,11 @@ def test_ordinary_lines_come_in_blocks() -> None:
     cells[3] = None
     relation = relation_of(names)
     lines = [line_of([b"%d" % at, *cells[1:]]) for at in range(1000)]
-    blocks = list(decode_blocks(relation, lines, "t"))
+    blocks = list(decode_blocks(relation, lines))
     assert all(isinstance(block, RowBlock) for block in blocks)
     (block,) = blocks
     assert isinstance(block, RowBlock)
-    rows = decode_lines(relation, lines, "t")
+    rows = decode_lines(relation, lines)
     assert list(block) == rows
     assert (block[-1], list(block[3:5]), list(block[:-1])) == (rows[-1], rows[3:5], rows[:-1])
     assert rows_weight(block) > sum(len(fragment) for row in rows for fragment in row)
@@ -399,13 +399,13 @@ def test_ordinary_lines_come_in_blocks() -> None:
 def test_marks_of_blocks_are_those_of_lists() -> None:
     relation = relation_of(["int8", "text"])
     lines = [line_of([b"%d" % at, b"x"]) for at in range(100)]
-    rows = decode_lines(relation, lines, "t")
+    rows = decode_lines(relation, lines)
 
     def marked(in_blocks: bool) -> list[tuple[Row, str]]:
         marks, made = Marks(), []
         for some in (lines[:50], lines[50:]):
-            listed = [decode_lines(relation, some, "t")]
-            for piece in decode_blocks(relation, some, "t") if in_blocks else listed:
+            listed = [decode_lines(relation, some)]
+            for piece in decode_blocks(relation, some) if in_blocks else listed:
                 made += marks.add(relation.table, piece)
         made += [*marks.end(relation.table), *marks.finish()]
         return [(row, one.mark) for one in made for row in one.rows]
@@ -417,10 +417,10 @@ def test_marks_of_blocks_are_those_of_lists() -> None:
 def test_a_line_that_is_too_long_for_a_block_is_a_row_all_the_same() -> None:
     relation = relation_of(["int8", "text"])
     lines = [line_of([b"%d" % at, b"x" * (BYTES_MAX if at == 20 else 9)]) for at in range(60)]
-    pieces = list(decode_blocks(relation, lines, "t"))
-    assert [row for piece in pieces for row in piece] == decode_lines(relation, lines, "t")
+    pieces = list(decode_blocks(relation, lines))
+    assert [row for piece in pieces for row in piece] == decode_lines(relation, lines)
     assert any(isinstance(piece, RowBlock) for piece in pieces)
-    assert list(decode_blocks(relation, [], "t")) == []
+    assert list(decode_blocks(relation, [])) == []
 
 
 @settings(max_examples=examples(25))
@@ -434,5 +434,5 @@ def test_lines_that_are_none_are_told_of_whichever_way_they_are_read(lines: list
         except MalformedError as error:
             return str(error)
 
-    together = outcome(lambda: decode_blocks(relation, lines, "t"))
-    assert together == outcome(lambda: [decode_lines(relation, lines, "t")])
+    together = outcome(lambda: decode_blocks(relation, lines))
+    assert together == outcome(lambda: [decode_lines(relation, lines)])

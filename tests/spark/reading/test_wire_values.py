@@ -335,6 +335,29 @@ def test_times_of_a_day(given_: list[int | None]) -> None:
             assert (-size if text[0] == "-" else size) == us
 
 
+def test_decimals_that_are_not_numbers() -> None:
+    """PostgreSQL's NaN and infinities are words: text and JSON say them, decimals refuse them."""
+    numeric = decimal_kind(12, 2)
+    words = [unscaled(111), "NaN", "Inf", "-Inf", None]
+    assert converted(numeric, words) == [Decimal("1.11"), REFUSED, REFUSED, REFUSED, None]
+    texts = ["1.11", "NaN", "Infinity", "-Infinity", None]
+    assert converted(numeric, words, pa.string()) == texts
+    quoted = ["1.11", '"NaN"', '"Infinity"', '"-Infinity"', None]
+    assert converted(numeric, words, pa.string(), as_json=True) == quoted
+    scaled = [each and {"scale": 2 if len(each) > 4 else 0, "value": each} for each in words]
+    assert converted(VARIABLE, scaled)[1:] == [REFUSED, REFUSED, REFUSED, None]
+    assert converted(VARIABLE, scaled, pa.string())[1:] == texts[1:]
+    assert converted(VARIABLE, scaled, pa.string(), as_json=True)[1:] == quoted[1:]
+    assert [shown(numeric, word) for word in words[1:4]] == texts[1:4]
+    assert shown(VARIABLE, {"scale": 0, "value": "-Inf"}) == "-Infinity"
+    lists = ValueType("array", items=numeric)
+    assert converted(lists, [["NaN", unscaled(111)]], pa.string(), as_json=True) == ['["NaN",1.11]']
+    # No decoder of base64 takes a word for a number.
+    for word in ("NaN", "Inf", "-Inf"):
+        with pytest.raises(ValueError, match="padding"):
+            base64.b64decode(word)
+
+
 def test_durations_are_iso_8601() -> None:
     values = [
         0,

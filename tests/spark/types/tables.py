@@ -126,7 +126,7 @@ IN_STORES: Final[dict[str, tuple[pa.DataType, Any]]] = {
     "clock": (pa.time64("us"), dt.time(10, 11, 12, 345678)),
     "clock3": (pa.time64("us"), dt.time(10, 11, 12, 345000)),
     "clockz": (pa.string(), "10:11:12Z"),
-    "span": (pa.string(), "PT26H3M4.5S"),
+    "span": (pa.string(), "P0Y0M1DT2H3M4.5S"),
     "doc": (pa.string(), '{"a": [1.50, null]}'),
     "plain": (pa.string(), '[1, "x"]'),
     "uid": (pa.string(), "0d1f4c3e-2a7b-4c5d-8e9f-001122334455"),

@@ -308,6 +308,11 @@ def _misfit(
                 fragment_writer(column.type)(part)
         except (ValueError, TypeError, AttributeError, OverflowError) as reason:
             shown = part[:80].decode(errors="replace")
+            if b'"NaN"' in part or b'Inf"' in part:
+                return CaptureError(
+                    f"{what}.{column.name}: Avro's decimal cannot say {shown}",
+                    advice="Set the option decimal.handling.mode to string or double.",
+                )
             kind = column.type.name
             return CaptureError(f"{what}.{column.name}: {shown} is no {kind}: {reason}")
     return CaptureError(f"{what}: a row that does not fit its schema: {error}")

@@ -346,9 +346,7 @@ class Chunker:
         if lines:
             texts = relation.key_text(lines[-1], relation.key_columns)
             last_key = tuple(orjson.dumps(text) for text in texts)
-        return _Read(
-            relation, decode_lines(relation, lines, request.table), visible, last_key, is_last
-        )
+        return _Read(relation, decode_lines(relation, lines), visible, last_key, is_last)
 
 
 def settle(relation: Relation, rows: list[Row], late: Iterable[Change]) -> list[Row]:

@@ -157,12 +157,11 @@ def _generate(table: Table, codings: Sequence[Coding]) -> Decoders:
             names[f"convert{index}"] = coding.convert
             expressions.append(f"convert{index}({{v}})")
     required = [not column.optional for column in table.columns]
-    checked = [need and coding.may_be_null for need, coding in zip(required, codings, strict=True)]
     source = "\n".join(
         (
-            *_tuple_code("row", expressions, required, checked, last=True),
-            *_tuple_code("first", expressions, [False] * len(required), checked, last=False),
-            *_line_code(expressions, required, checked),
+            *_tuple_code("row", expressions, required, last=True),
+            *_tuple_code("first", expressions, [False] * len(required), last=False),
+            *_line_code(expressions, required),
         )
     )
     exec(compile(source, f"<rows of {table.full_name}>", "exec"), names)
@@ -184,7 +183,6 @@ def _tuple_code(
     name: str,
     expressions: Sequence[str],
     required: Sequence[bool],
-    checked: Sequence[bool],
     *,
     last: bool,
 ) -> list[str]:
@@ -204,7 +202,6 @@ def _tuple_code(
             "        p = q + n",
             "        v = d[q:p]",
             f"        c{index} = {expression.format(v='v')}",
-            *([f"        if c{index} is NULL: stale({index})"] if checked[index] else ()),
             "    elif k == 110:",
             f"        c{index} = {null}",
             "        p += 1",
@@ -222,9 +219,7 @@ def _tuple_code(
     return code
 
 
-def _line_code(
-    expressions: Sequence[str], required: Sequence[bool], checked: Sequence[bool]
-) -> list[str]:
+def _line_code(expressions: Sequence[str], required: Sequence[bool]) -> list[str]:
     """A decoder of a line of COPY: without a backslash in it nothing is NULL or escaped."""
     if not expressions:
         return ["def line(s):", "    return ()"]
@@ -232,9 +227,12 @@ def _line_code(
     plain = "".join(
         f"{expression.format(v=f'c{index}')}, " for index, expression in enumerate(expressions)
     )
-    code = ["def line(s):", f"    {targets}= s.split(b'\\t')"]
-    if not any(checked):
-        code += ["    if BACKSLASH not in s:", f"        return ({plain})"]
+    code = [
+        "def line(s):",
+        f"    {targets}= s.split(b'\\t')",
+        "    if BACKSLASH not in s:",
+        f"        return ({plain})",
+    ]
     for index, expression in enumerate(expressions):
         code += [
             f"    if c{index} == COPY_NULL:",
@@ -242,7 +240,6 @@ def _line_code(
             "    else:",
             f"        v = unescape(c{index}) if BACKSLASH in c{index} else c{index}",
             f"        c{index} = {expression.format(v='v')}",
-            *([f"        if c{index} is NULL: stale({index})"] if checked[index] else ()),
         ]
     code.append(f"    return ({targets})")
     return code

@@ -66,7 +66,7 @@ class PostgresOptions:
             streaming=_flag(options, "streaming", default=True),
             modes=TypeModes(
                 decimal=options.get("decimal.handling.mode", "precise"),
-                interval=options.get("interval.handling.mode", "numeric"),
+                interval=options.get("interval.handling.mode", "string"),
             ),
             spool_memory_bytes=_number(options, "spool.memory.bytes", MEMORY_MAX_BYTES),
             spool_max_bytes=_number(options, "spool.max.bytes", DISK_MAX_BYTES),

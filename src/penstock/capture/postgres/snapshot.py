@@ -36,7 +36,7 @@ from penstock.capture.postgres.connect import (
     cancelled_after,
     explained,
 )
-from penstock.capture.postgres.decoders import Relation, StaleError
+from penstock.capture.postgres.decoders import Relation
 from penstock.capture.postgres.pgoutput import parse_lsn
 from penstock.capture.postgres.setup import held_up, qualified
 from penstock.capture.source import (
@@ -191,7 +191,7 @@ class PostgresSnapshot(Snapshot):
                 clauses = [f"({clause})" for clause in (condition, where) if clause]
                 query = select(relation.table, info, " AND ".join(clauses))
                 for lines in copy_lines(connection, query, table.full_name):
-                    yield from decode_blocks(relation, lines, table.full_name)
+                    yield from decode_blocks(relation, lines)
         except BaseException:
             # In the middle of a COPY it is of no use any more.
             self._drop(connection)
@@ -306,22 +306,13 @@ def copy_lines(connection: Connection, query: sql.Composed, what: str) -> Iterat
         yield lines
 
 
-def decode_blocks(relation: Relation, lines: Sequence[bytes], what: str) -> Iterator[Sequence[Row]]:
+def decode_blocks(relation: Relation, lines: Sequence[bytes]) -> Iterator[Sequence[Row]]:
     """Rows in blocks, where they are ordinary; the others in lists, in their place."""
     blocks = relation.blocks
     if blocks is None:
-        return iter((decode_lines(relation, lines, what),))
-    return in_blocks(lines, blocks.lines, lambda some: decode_lines(relation, some, what))
+        return iter((decode_lines(relation, lines),))
+    return in_blocks(lines, blocks.lines, lambda some: decode_lines(relation, some))
 
 
-def decode_lines(relation: Relation, lines: Sequence[bytes], what: str) -> list[Row]:
-    try:
-        return list(map(relation.line, lines))
-    except StaleError as error:
-        # Under the snapshot's own catalog nothing can be stale but numeric NaN, which JSON's
-        # Decimal cannot say, in a column that is NOT NULL.
-        raise CaptureError(
-            f"{what} has a value that cannot be written in column "
-            f"{relation.table.columns[error.column].name}: NaN or infinity",
-            advice="Set the option decimal.handling.mode to string or double.",
-        ) from error
+def decode_lines(relation: Relation, lines: Sequence[bytes]) -> list[Row]:
+    return list(map(relation.line, lines))

@@ -9,7 +9,7 @@ itself prints: never another type than it says.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import orjson
@@ -28,7 +28,7 @@ class TypeModes:
     """How types with more than one form are written; the names are Debezium's settings."""
 
     decimal: str = "precise"
-    interval: str = "numeric"
+    interval: str = "string"
 
     def __post_init__(self) -> None:
         for name, value, known in (
@@ -65,8 +65,6 @@ class Coding:
     labels: Mapping[bytes, bytes] | None = None
     convert: Convert = values.text
     inline: str = ""
-    # May make null of a value that is not NULL (numeric NaN).
-    may_be_null: bool = field(default=False)
 
 
 _STRING: Final = Coding(ValueType("string"), inline="text({v})")
@@ -268,7 +266,6 @@ def _numeric(typmod: int, modes: TypeModes) -> Coding:
         return Coding(
             ValueType("struct", "io.debezium.data.VariableScaleDecimal", fields=fields),
             convert=values.variable_decimal,
-            may_be_null=True,
         )
     precision, scale = _numeric_shape(typmod)
     return Coding(
@@ -278,7 +275,6 @@ def _numeric(typmod: int, modes: TypeModes) -> Coding:
             parameters={"scale": str(scale), "connect.decimal.precision": str(precision)},
         ),
         convert=values.decimal(scale),
-        may_be_null=True,
     )
 
 

@@ -4,8 +4,9 @@ The text is what a session of ours gets: ISO dates in UTC, `postgres` intervals,
 without a locale. Every function here takes the bytes of one value that is not NULL.
 
 What JSON or Debezium's types cannot say:
-- numeric NaN and infinity have no unscaled value: `null` where decimals are `precise`, the words
-  "NaN", "Infinity" and "-Infinity" otherwise. Floats use these words too.
+- numeric NaN and infinity have no unscaled value: where decimals are `precise` they are the words
+  "NaN", "Inf" and "-Inf", which no decoder of base64 takes for a number. Otherwise they are "NaN",
+  "Infinity" and "-Infinity", as for floats.
 - date infinity is the largest and the smallest int32; timestamp infinity is Debezium's
   9223372036825200000 and -9223372036832400000; timestamptz infinity the same instants in words.
 - an array of several dimensions is an array of arrays.
@@ -34,7 +35,7 @@ _EPOCH_ORDINAL: Final = date(1970, 1, 1).toordinal()
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC).replace(tzinfo=None)
 _US: Final = timedelta(microseconds=1)
 _KNOWN_DATES_MAX: Final = 1 << 16
-# What a month is when an interval must be one number: as Debezium has it.
+# The length of a month when an interval must be one number, as in Debezium.
 _DAYS_PER_MONTH: Final = 365.25 / 12
 
 _dates: dict[bytes, int] = {}
@@ -69,18 +70,24 @@ def unscaled(number: int) -> bytes:
     return b'"%b"' % b2a_base64(data, newline=False)
 
 
+# What numeric prints for what is not a number, and the words for it in the place of base64.
+_NOT_A_NUMBER: Final = {b"NaN": b'"NaN"', b"Infinity": b'"Inf"', b"-Infinity": b'"-Inf"'}
+
+
 def decimal(scale: int) -> Convert:
     """numeric(p, s) to its unscaled value; the server always prints s digits."""
     if scale < 0:
         unit = 10**-scale
 
         def coarse(value: bytes) -> bytes:
-            return NULL if value[-1] > 57 else unscaled(int(value) // unit)
+            return _NOT_A_NUMBER[value] if value[-1] > 57 else unscaled(int(value) // unit)
 
         return coarse
 
     def convert(value: bytes) -> bytes:
-        return NULL if value[-1] > 57 else unscaled(int(value.replace(b".", b"")))
+        if value[-1] > 57:
+            return _NOT_A_NUMBER[value]
+        return unscaled(int(value.replace(b".", b"")))
 
     return convert
 
@@ -88,7 +95,7 @@ def decimal(scale: int) -> Convert:
 def variable_decimal(value: bytes) -> bytes:
     """numeric without a scale: each value says its own."""
     if value[-1] > 57:
-        return NULL
+        return b'{"scale":0,"value":%b}' % _NOT_A_NUMBER[value]
     whole, _, fraction = value.partition(b".")
     return b'{"scale":%d,"value":%b}' % (len(fraction), unscaled(int(whole + fraction)))
 

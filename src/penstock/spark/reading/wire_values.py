@@ -476,7 +476,7 @@ def _as_text(kind: ValueType, values: pa.Array) -> Converted:
     """The text of each value, as a person would write it."""
     semantic = kind.semantic or ""
     if semantic == DECIMAL:
-        return _decimal_texts(unscaled(values), _scale(kind))
+        return _with_words(values, _decimal_texts(unscaled(values), _scale(kind)))
     if semantic == VARIABLE:
         numbers, scales, unread = _variable(values)
         made = pa.nulls(len(values), pa.string())
@@ -485,7 +485,8 @@ def _as_text(kind: ValueType, values: pa.Array) -> Converted:
             texts, unfit = _decimal_texts((part, np.zeros(len(values), np.bool_)), scale)
             made = pc.coalesce(made, texts)
             unread = unread if unfit is None else unread | unfit
-        return _checked(made, unread)
+        at = [field.name for field in values.type].index("value")
+        return _with_words(pc.struct_field(values, [at]), _checked(made, unread))
     if semantic in _DATES:
         days, unfit = wire_times.dates(values)
         return _checked(days.cast(pa.string()), unfit)
@@ -501,6 +502,21 @@ def _as_text(kind: ValueType, values: pa.Array) -> Converted:
     if kind.name in _FLOATS:
         return Converted(_float_texts(values))
     return Converted(values if pa.types.is_string(values.type) else values.cast(pa.string()))
+
+
+# What stands in the place of a decimal's bytes where PostgreSQL has no number.
+_NOT_A_NUMBER: Final = {"NaN": "NaN", "Inf": "Infinity", "-Inf": "-Infinity"}
+
+
+def _with_words(values: pa.StringArray, texts: Converted) -> Converted:
+    """The texts of decimals, and of those that are not numbers."""
+    if texts.unfit is None:
+        return texts
+    words = [_NOT_A_NUMBER.get(each) for each in values.filter(pa.array(texts.unfit)).to_pylist()]
+    filled = np.full(len(values), None, object)
+    filled[texts.unfit] = words
+    kept = pa.array(filled, pa.string())
+    return _checked(pc.coalesce(texts.values, kept), texts.unfit & ~np.asarray(kept.is_valid()))
 
 
 def _decimal_texts(numbers: tuple[pa.Array, Mask], scale: int) -> Converted:
@@ -539,7 +555,7 @@ def _as_json(kind: ValueType, values: pa.Array) -> Converted:
     texts, unfit = _as_text(kind, values)
     is_number = kind.semantic in (DECIMAL, VARIABLE) or _is_unsigned(kind)
     if is_number or (kind.name in _BARE and flow_type(kind) == wire_type(kind)):
-        if kind.name in _FLOATS:
+        if kind.name in _FLOATS or kind.semantic in (DECIMAL, VARIABLE):
             odd = pc.match_substring_regex(texts, "[Ny]")
             texts = pc.if_else(odd, _quoted(texts), texts)
         return Converted(texts, unfit)
@@ -640,6 +656,8 @@ def _told(kind: ValueType, value: Any) -> str:
 
 
 def _number(text: str, scale: int) -> str:
+    if text in _NOT_A_NUMBER:
+        return _NOT_A_NUMBER[text]
     data = base64.b64decode(text, validate=True)
     if data == _UNAVAILABLE:
         return _UNAVAILABLE.decode()
