@@ -104,6 +104,8 @@ def test_what_is_a_use_of_old_rows(spark: SparkSession) -> None:
         rows.where("_op = 'u'"),
         rows.select("*").union(rows),
         rows.select(F.expr("coalesce(_after.id, _before.id)").alias("id")),
+        # As a view has the key of a captured table.
+        rows.select(F.expr("coalesce(_after.id, _before.id, CAST(upper(_op) AS bigint))")),
     ):
         assert not uses_old_rows([unused])
 

@@ -32,10 +32,8 @@ _KEEPING: Final = frozenset({"Aggregate", "Deduplicate", "Distinct", "Join"})
 _IDS: Final = re.compile(r"#\d+L?(-T\d+ms)?")
 _NAMES: Final = re.compile(r" AS [\w`.()]+")
 MAX_DESCRIBED: Final = 2_000
-# The old row in an expression; where it comes from is no use of it, nor is passing it on.
-_OLD_ROW: Final = re.compile(r"(?<![\w.])_before#\d+")
-_MADE: Final = re.compile(r" AS _before#\d+")
-_EITHER: Final = re.compile(r"coalesce\([^()]*_after#[^()]*\)")
+_OLD_ROW: Final = "_before"
+_NEW_ROW: Final = "_after"
 
 
 def _nodes(plan: Any) -> Iterator[Any]:
@@ -103,14 +101,44 @@ def uses_old_rows(results: Iterable[DataFrame]) -> bool:
     views do with keys: both are right without it.
     """
     for node in (node for rows in results for node in streaming_nodes(rows)):
-        expressions = node.expressions()
-        if str(node.nodeName()) == "MapInArrow" or "_before#" not in str(expressions):
+        if str(node.nodeName()) == "MapInArrow":
             continue
+        expressions = node.expressions()
         for at in range(expressions.size()):
-            text = _EITHER.sub("", _MADE.sub("", str(expressions.apply(at).toString())))
-            if _OLD_ROW.search(text) and not _OLD_ROW.fullmatch(text):
+            if not _passes_on_old_row(expressions.apply(at)) and _reads(expressions.apply(at)):
                 return True
     return False
+
+
+def _passes_on_old_row(expression: Any) -> bool:
+    """Whether an expression is `_before` itself, under its own name."""
+    while str(expression.nodeName()) == "Alias" and str(expression.name()) == _OLD_ROW:
+        expression = expression.child()
+    return _is_column(expression, _OLD_ROW)
+
+
+def _reads(expression: Any) -> bool:
+    """Whether an expression reads `_before`, other than where `_after` is null."""
+    if _is_column(expression, _OLD_ROW):
+        return True
+    if str(expression.nodeName()) == "Coalesce" and _mentions(expression, _NEW_ROW):
+        return False
+    return any(map(_reads, _children(expression)))
+
+
+def _mentions(expression: Any, column: str) -> bool:
+    return _is_column(expression, column) or any(
+        _mentions(child, column) for child in _children(expression)
+    )
+
+
+def _is_column(expression: Any, name: str) -> bool:
+    return str(expression.nodeName()) == "AttributeReference" and str(expression.name()) == name
+
+
+def _children(expression: Any) -> list[Any]:
+    children = expression.children()
+    return [children.apply(at) for at in range(children.size())]
 
 
 def unbounded(rows: DataFrame) -> list[str]:
