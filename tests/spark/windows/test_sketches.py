@@ -6,7 +6,7 @@ import math
 import random
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +19,7 @@ from penstock.spark.windows.aggregates import Aggregate
 from penstock.spark.windows.errors import WindowError
 from penstock.spark.windows.merging import Windows
 from penstock.spark.windows.shapes import Hops
-from penstock.spark.windows.sketches import Bloom
+from penstock.spark.windows.sketches import Bloom, CountMin
 from tests.harness.profiles import examples
 from tests.spark.windows.cutting import SECOND, Row, count_min, cuts, hashed, partials, run
 
@@ -27,8 +27,8 @@ SIZE_S, EVERY_S = 10, 5
 KEY = pa.schema([("key", pa.string())])
 ASKED = (0, 1, 7)
 ERROR, ACCURACY, ITEMS = 0.01, 0.02, 300
-COUNTS = w.count_min("number", relative_error=ERROR).bound("number", pa.int64())
-BLOOM = w.bloom("number", items=ITEMS).bound("number", pa.int64())
+COUNTS = cast("CountMin", w.count_min("number", relative_error=ERROR).bound("number", pa.int64()))
+BLOOM = cast("Bloom", w.bloom("number", items=ITEMS).bound("number", pa.int64()))
 VALUES: tuple[tuple[str, Aggregate], ...] = (
     ("kinds", w.approx_distinct("number").bound("number", pa.int64())),
     ("counts", COUNTS),
@@ -103,8 +103,8 @@ def check(row: dict[str, Any], group: Sequence[Row]) -> None:
         estimate = dict(row["asked"])[str(number)]
         assert estimate == w.frequency(row["counts"], number) >= counts[number]
     # One sketch for what several have seen is that of all of it, as Spark would build it.
-    assert row["counts"] == count_min([*counts.elements()], COUNTS)  # type: ignore[arg-type]
-    assert all(may_contain(row["seen"], BLOOM, number) for number in counts)  # type: ignore[arg-type]
+    assert row["counts"] == count_min([*counts.elements()], COUNTS)
+    assert all(may_contain(row["seen"], BLOOM, number) for number in counts)
     numbers = sorted(each.x for each in group if not math.isnan(each.x))
     for name, p in (("median", 0.5), ("most", 1.0)):
         if numbers:
