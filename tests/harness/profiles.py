@@ -83,7 +83,7 @@ FAILOVER_RECORDS: Final = _of(1_800, 1_800, 6_000)
 # ---- Spark -----------------------------------------------------------------------------------
 #                                          check    test      proof
 # Kills of the driver, of Python workers and of the broker, under a stream.
-SPARK_KILLS: Final = _of(3, 3, 10)
+SPARK_KILLS: Final = _of(3, 4, 10)
 RESIDENT_KILLS: Final = _of(1, 2, 30)
 # Kills of a driver whose flows keep state, and rows for each.
 STATE_KILLS: Final = _of(1, 1, 3)
