@@ -83,7 +83,7 @@ FAILOVER_RECORDS: Final = _of(1_800, 1_800, 6_000)
 # ---- Spark -----------------------------------------------------------------------------------
 #                                          check    test      proof
 # Kills of the driver, of Python workers and of the broker, under a stream.
-SPARK_KILLS: Final = _of(3, 3, 10)
+SPARK_KILLS: Final = _of(3, 4, 10)
 RESIDENT_KILLS: Final = _of(1, 2, 30)
 # Kills of a driver whose flows keep state, and rows for each.
 STATE_KILLS: Final = _of(1, 1, 3)
@@ -96,6 +96,10 @@ ONE_JOB_ROUNDS: Final = _of(1, 1, 2)
 ONE_JOB_TURNS: Final = _of(3, 3, 4)
 ONE_JOB_SECONDS: Final = _of(30, 30, 60)
 ONE_JOB_RESTS: Final = _of(2, 2, 3)
+# Of rows that are packed, what happens to one attempt at a micro-batch after the other.
+PACKED_ATTEMPTS: Final[tuple[str, ...]] = _of(
+    ("before", "after"), ("before", "after"), ("none", "before", "between", "after")
+)
 # Of views in small micro-batches and large ones: micro-batches for each view.
 VIEW_BATCHES: Final = _of(3, 3, 5)
 # Records of a micro-batch, where a topic is read in several: the more, the fewer of them.

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812
 
 from penstock.spark.flows.declare import flow, stream, topic
 from penstock.spark.flows.errors import DeclarationError
@@ -148,20 +148,23 @@ def retracted(at: int, change: Change, changes: Sequence[Change]) -> bool:
 
 
 def split(
-    data: st.DataObject, events: Sequence[Event], changes: Sequence[Change]
+    choose: Callable[[int], int], events: Sequence[Event], changes: Sequence[Change]
 ) -> list[tuple[list[Event], list[Change], int | None]]:
-    """Both logs cut at random places, with the watermark that follows from what was read."""
+    """Both logs cut where `choose` says, with the watermark that follows from what was read."""
     batches: list[tuple[list[Event], list[Change], int | None]] = []
     left_events, left_changes = list(events), list(changes)
     while left_events or left_changes:
-        a = data.draw(st.integers(0, len(left_events)))
-        b = data.draw(st.integers(0, len(left_changes)))
+        a, b = choose(len(left_events)), choose(len(left_changes))
         taken, known = left_events[:a], left_changes[:b]
         left_events, left_changes = left_events[a:], left_changes[b:]
         # Nothing that is still to come is before it.
         coming = [each.time for each in left_events] + [each.time for each in left_changes]
         batches.append((taken, known, min(coming, default=1_000)))
     return batches
+
+
+def drawn(data: st.DataObject) -> Callable[[int], int]:
+    return lambda most: data.draw(st.integers(0, most))
 
 
 ODD = (0.0, -0.0, math.nan)
@@ -199,7 +202,7 @@ def test_as_of_is_the_same_however_the_log_is_cut(
     data: st.DataObject, events: list[Event], changes: list[Change]
 ) -> None:
     # A deletion says nothing of the future but of what was to be valid then.
-    told, state = run(AsOf(SHAPE, False), split(data, events, changes))
+    told, state = run(AsOf(SHAPE, False), split(drawn(data), events, changes))
     assert told == run(AsOf(SHAPE, True), [(events, changes, None)])[0]
     assert told == naive(events, changes)
     assert len(state.table("rows", KEPT, ["_k0"])) <= 3
@@ -240,7 +243,7 @@ def test_as_of_is_what_duckdb_says(events: list[Event], changes: list[Change]) -
 def test_latest_is_the_table_after_the_micro_batch(
     data: st.DataObject, events: list[Event], changes: list[Change]
 ) -> None:
-    batches = split(data, events, changes)
+    batches = split(drawn(data), events, changes)
     told, _ = run(Latest(SHAPE), batches)
     table, expected = dict[object, Change](), dict[int, int | None]()
     for taken, known, _ in batches:
@@ -283,6 +286,89 @@ def test_events_wait_for_the_watermark_and_versions_go() -> None:
     assert kept is not None
     assert kept["_c_rate"].to_pylist() == [2, 3, 4]
     assert state.table("rows", KEPT, ["_k0"]).scan()["_c_rate"].to_pylist() == [1]
+
+
+Row = tuple[int, str, int]
+NAMES = "abcd"
+
+
+def history(luck: random.Random) -> tuple[list[tuple[Any, ...]], list[dict[str, Row]]]:
+    """Rows that come, go, swap their names and take those of others, and who has which name then.
+
+    The changes are (id, before, after, time, partition, offset); some are of no row at all.
+    """
+    told: list[tuple[Any, ...]] = []
+    holders: list[dict[str, Row]] = []
+    table: dict[int, Row] = {}
+
+    def change(second: int, id: int, name: str | None) -> None:
+        before, after = table.pop(id, None), None if name is None else (id, name, second)
+        table.update({} if after is None else {id: after})
+        told.append((id, before, after, second, id % 2, len(told)))
+
+    for second in range(60):
+        used = {name: id for id, name, _ in table.values()}
+        name, id = luck.choice(NAMES), luck.randrange(6)
+        other = used.get(name)
+        if other in {None, id} or luck.random() < 0.2:
+            if other not in {None, id}:
+                # It takes the name first, and who had it goes afterwards.
+                change(second, id, name)
+                change(second, other, None)
+            else:
+                change(second, id, name if luck.random() < 0.7 else None)
+        elif id in table:
+            names = {id: name, other: table[id][1]}
+            for each in luck.sample(sorted(names), 2):
+                change(second, each, names[each])
+        holders.append({row[1]: row for row in table.values()})
+    return told, holders
+
+
+def by_name(told: Sequence[tuple[Any, ...]]) -> list[Change]:
+    """What Spark makes of changes: a row that has left its name is gone from there."""
+    found = []
+    for id, before, after, second, partition, offset in told:
+        moved = before is not None and (after is None or before[1] != after[1])
+        for row, gone in [(before, True)] * moved + [(after, False)] * (after is not None):
+            rate = None if gone else number_of(row)
+            found.append(
+                Change(NAMES.index(row[1]), rate, second, second, id + 1, partition, offset)
+            )
+    return found
+
+
+def number_of(row: Row) -> int:
+    return row[0] * 100 + row[2]
+
+
+@settings(max_examples=examples(10))
+@given(st.integers(0, 10**6))
+def test_names_that_move_between_rows(number: int) -> None:
+    """What is deleted or moves away leaves the row that has come into its place."""
+    luck = random.Random(number)
+    told, holders = history(luck)
+    changes = by_name(told)
+    asked = [(second, key) for second in range(len(holders)) for key in range(len(NAMES))]
+    events = [Event(at, key, second) for at, (second, key) in enumerate(asked)]
+    expected = {
+        at: number_of(holders[second][NAMES[key]]) if NAMES[key] in holders[second] else None
+        for at, (second, key) in enumerate(asked)
+    }
+    batches = split(lambda most: luck.randint(0, min(most, 50)), events, changes)
+    assert run(AsOf(SHAPE, False), batches)[0] == expected
+    # With the latest row: events that stand at the end of a micro-batch see the table of then.
+    ends = sorted({*luck.sample(range(60), luck.randrange(6)), 59})
+    batches = [
+        (
+            [each for each in events if each.time == end],
+            [each for each in changes if start < each.time <= end],
+            None,
+        )
+        for start, end in pairwise([-1, *ends])
+    ]
+    latest = run(Latest(SHAPE), batches)[0]
+    assert latest == {at: rate for at, rate in expected.items() if asked[at][0] in ends}
 
 
 # ---- through Spark -----------------------------------------------------------------------
@@ -352,80 +438,53 @@ def test_through_spark(penstock_spark: SparkSession, tmp_path: Path) -> None:
     assert (told["e0"], told["e5"]) == ("anna", None)
 
 
-def history(
-    luck: random.Random,
-) -> tuple[list[tuple[Any, ...]], list[tuple[Any, dict[int, tuple[str, int]]]]]:
-    """Rows that come, go, swap their names and take those of others, and the table after each."""
-    told: list[tuple[Any, ...]] = []
-    tables: list[tuple[Any, dict[int, tuple[str, int]]]] = []
-    table: dict[int, tuple[str, int]] = {}
-
-    def change(second: int, id: int, new: tuple[str, int] | None) -> None:
-        sides = [None if each is None else (id, *each) for each in (table.get(id), new)]
-        table.pop(id, None)
-        table.update({} if new is None else {id: new})
-        key = bytearray(f'{{"id":{id}}}'.encode())
-        told.append((*sides, key, "people", id % 2, len(told), at(second)))
-
-    for second in range(60):
-        used = {name: id for id, (name, _) in table.items()}
-        name, id = luck.choice("abcd"), luck.randrange(6)
-        other = used.get(name)
-        if other in {None, id} or luck.random() < 0.2:
-            if other not in {None, id}:
-                # It takes the name first, and who had it goes afterwards.
-                change(second, id, (name, second))
-                change(second, other, None)
-            else:
-                change(second, id, (name, second) if luck.random() < 0.7 else None)
-        elif id in table:
-            names = {id: name, other: table[id][0]}
-            for each in luck.sample(sorted(names), 2):
-                change(second, each, (names[each], second))
-        tables.append((second, dict(table)))
-    return told, tables
-
-
-def test_names_that_move_between_rows(penstock_spark: SparkSession, tmp_path: Path) -> None:
-    """What is deleted or moves away leaves the row that has come into its place."""
-    told, tables = history(random.Random(11))
+def test_moved_names_and_tombstones_through_spark(penstock_spark: SparkSession) -> None:
+    """What Spark makes of changes before they come to the operator, in one job."""
+    told, holders = history(random.Random(11))
     row = "struct<id: bigint, name: string, made: bigint>"
-    schema = (
+    changes = penstock_spark.createDataFrame(
+        [
+            (before, after, json_key(id=id), "people", partition, offset, at(second))
+            for id, before, after, second, partition, offset in told
+        ],
         f"_before {row}, _after {row}, _key binary, _topic string, _partition int, "
-        "_offset bigint, _timestamp timestamp"
-    )
-    changes = penstock_spark.createDataFrame(told, schema).coalesce(1).cache()
-    asked = [(second, name) for second, _ in tables for name in "abcd"]
+        "_offset bigint, _timestamp timestamp",
+    )  # fmt: skip
     seen = penstock_spark.createDataFrame(
-        [(name, second, at(second)) for second, name in asked],
+        [(name, second, at(second)) for second in range(len(holders)) for name in NAMES],
         "name string, second int, _time timestamp",
     )
-    expected = {
-        (second, name): next((value for value in table.items() if value[1][0] == name), None)
-        for second, table in tables
-        for name in "abcd"
+    named = enrich(seen, changes, on="name", columns=["id", "made"], version="as_of")
+    sales, rates = rates_with_tombstones(penstock_spark)
+    taxed = enrich(
+        sales, rates, on="c", columns=["rate"], version="as_of", valid_from="since"
+    ).selectExpr("c", "second", "rate", "null")
+    found = {
+        (each.name, each.second): None if each.id is None else (each.id, each.made)
+        for each in named.select("name", "second", "id", "made").union(taxed).collect()
+    }
+    expected: dict[tuple[str, int], tuple[int, int | None] | None] = {
+        (name, second): None if name not in table else (table[name][0], table[name][2])
+        for second, table in enumerate(holders)
+        for name in NAMES
     }
     assert sum(each is not None for each in expected.values()) > 100
-
-    def found(rows: DataFrame) -> dict[tuple[int, str], Any]:
-        return {
-            (each.second, each.name): None if each.id is None else (each.id, (each.name, each.made))
-            for each in rows.collect()
-        }
-
-    asking: dict[str, Any] = {"on": "name", "columns": ["id", "made"]}
-    assert found(enrich(seen, changes, version="as_of", **asking)) == expected
-    for number, upto in enumerate((20, 40, 60)):
-        low = F.timestamp_seconds(F.lit(upto - 20))
-        part = changes.where((F.col("_timestamp") >= low) & (F.col("_timestamp") < at(upto)))
-        with entered(Batch(folder=str(tmp_path), batch_id=number, watermark_us=0)):
-            now = found(enrich(seen.where(F.col("second") == upto - 1), part, **asking))
-        assert now == {key: value for key, value in expected.items() if key[0] == upto - 1}
+    # A tombstone ends its own row.
+    rates_then = {5: None, 15: 16, 25: 19, 35: 19, 95: 19}
+    expected |= {
+        ("DE", second): None if rate is None else (rate, None)
+        for second, rate in rates_then.items()
+    }
+    assert found == expected
 
 
-def test_a_tombstone_ends_its_own_row(penstock_spark: SparkSession) -> None:
+def json_key(**columns: Any) -> bytearray:
+    return bytearray(json.dumps(columns).encode())
+
+
+def rates_with_tombstones(spark: SparkSession) -> tuple[DataFrame, DataFrame]:
     def key(since: int) -> bytearray:
-        return bytearray(json.dumps({"c": "DE", "since": at(since).isoformat()}).encode())
+        return json_key(c="DE", since=at(since).isoformat())
 
     told = [
         ("DE", at(10), 16, key(10), at(0)),
@@ -435,7 +494,7 @@ def test_a_tombstone_ends_its_own_row(penstock_spark: SparkSession) -> None:
         (None, None, None, key(10), at(30)),
         (None, None, None, key(90), at(40)),
     ]
-    changes = penstock_spark.createDataFrame(
+    changes = spark.createDataFrame(
         [(*each, "rates", 0, offset) for offset, each in enumerate(told)],
         "c string, since timestamp, rate int, _key binary, _timestamp timestamp, _topic string, "
         "_partition int, _offset bigint",
@@ -444,15 +503,11 @@ def test_a_tombstone_ends_its_own_row(penstock_spark: SparkSession) -> None:
         "if(false, _after, null) AS _before",
         *("_key", "_timestamp", "_topic", "_partition", "_offset"),
     )
-    sales = penstock_spark.createDataFrame(
+    sales = spark.createDataFrame(
         [("DE", second, at(second)) for second in (5, 15, 25, 35, 95)],
         "c string, second int, _time timestamp",
     )
-    taxed = enrich(
-        sales, changes, on="c", columns=["rate"], version="as_of", valid_from="since"
-    ).collect()
-    rates = {each.second: each.rate for each in taxed}
-    assert rates == {5: None, 15: 16, 25: 19, 35: 19, 95: 19}
+    return sales, changes
 
 
 def test_in_a_flow(spark: SparkSession, tmp_path: Path) -> None:

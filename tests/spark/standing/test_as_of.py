@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -377,33 +378,39 @@ def of_rows(rows: Sequence[Mapping[str, Any]]) -> list[Hit]:
 
 
 def test_in_batch(penstock_spark: SparkSession) -> None:
+    """In one job: all there is, up to a time that the rows say, and queries of a changelog."""
     documents, changes = frames(penstock_spark)
-    rows = match(documents, changes.repartition(3), fields=FIELDS, version="as_of")
-    expected = naive(SHOWN, WRITTEN)
-    assert of_rows([each.asDict() for each in rows.collect()]) == expected
+    of_text = match(documents, changes.repartition(3), fields=FIELDS, version="as_of")
     # The rows say up to when all of them are there: as a flow that has come so far.
     marks = [F.lit(at(second)).alias("_watermark_end") for second in (50, 40)]
-    rows = match(documents.select("*", marks[0]), changes.select("*", marks[1]), fields=FIELDS,
-                 version="as_of")  # fmt: skip
-    early = naive([each for each in SHOWN if each.time < 40], WRITTEN)
-    assert of_rows([each.asDict() for each in rows.collect()]) == early != expected
-
-
-def test_queries_of_a_changelog(penstock_spark: SparkSession) -> None:
+    early = match(documents.select("*", marks[0]), changes.select("*", marks[1]), fields=FIELDS,
+                  version="as_of")  # fmt: skip
     told = [("a", ("red",), 0), ("b", ("red OR",), 0), ("c", (None,), 0), ("a", None, 20)]
-    changes = penstock_spark.createDataFrame(
+    rows = penstock_spark.createDataFrame(
         [(bytearray(name.encode()), row, 0, offset, at(second))
          for offset, (name, row, second) in enumerate(told)],
         "_key binary, _after struct<query: string>, _partition int, _offset long, _time timestamp",
     )  # fmt: skip
-    documents = frames(penstock_spark)[0]
-    found = match(documents, changes, fields=FIELDS, version="as_of").collect()
-    assert [(each.query, each.id) for each in sorted(found, key=lambda each: int(each.id))] == [
-        ("a", 1), ("a", 4), ("a", 5)
-    ]  # fmt: skip
+    of_changelog = match(documents, rows, fields=FIELDS, version="as_of")
+    bad = bad_queries(rows, fields=FIELDS).select(
+        "query", F.array("text").alias("matched"), F.lit(0).cast("long").alias("id")
+    )
+    parts = {"text": of_text, "early": early, "rows": of_changelog, "bad": bad}
+    every = [
+        each.select("query", "matched", "id", F.lit(part).alias("part"))
+        for part, each in parts.items()
+    ]
+    found: dict[str, list[Mapping[str, Any]]] = {part: [] for part in parts}
+    for row in reduce(DataFrame.union, every).collect():
+        found[row.part].append(row.asDict())
+    expected = naive(SHOWN, WRITTEN)
+    assert of_rows(found["text"]) == expected
+    before = naive([each for each in SHOWN if each.time < 40], WRITTEN)
+    assert of_rows(found["early"]) == before != expected
+    red = ("title:red",)
+    assert of_rows(found["rows"]) == [(1, "a", red), (4, "a", red), (5, "a", red)]
     # What says no query is none, and what is gone is no wrong one.
-    bad = bad_queries(changes, fields=FIELDS).collect()
-    assert {(each.query, each.text) for each in bad} == {("b", "red OR"), ("c", "")}
+    assert of_rows(found["bad"]) == [(0, "b", ("red OR",)), (0, "c", ("",))]
 
 
 @pytest.mark.filterwarnings("ignore:flow 'found'.*:penstock.spark.UnboundedStateWarning")

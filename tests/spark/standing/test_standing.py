@@ -22,7 +22,7 @@ from penstock.spark.standing import QueryError, asking, bad_queries, match, matc
 from penstock.spark.standing.index import Index
 from penstock.spark.standing.operators import Latest, Shape
 from penstock.spark.standing.query import All, Either, Kind, Node, Not, Phrase, Range, Word, parse
-from penstock.spark.state import Batch, Shard, State, entered
+from penstock.spark.state import Shard, State
 from penstock.testing import Broker
 from penstock.testing.flows import FlowTester
 from tests.harness.profiles import examples
@@ -216,6 +216,46 @@ def test_queries_that_change_are_asked_as_they_are(
             assert sorted(map(repr, found)) == sorted(map(repr, expected))
 
 
+def test_queries_come_and_go() -> None:
+    """Also twice in a micro-batch; what cannot be understood replaces what had its name."""
+    steps: list[tuple[list[tuple[str, str | None]], list[tuple[str, float]], dict[Any, Any]]] = [
+        (
+            [("a", "red"), ("b", '{"query": "price:>5"}'), ("c", "red OR"), ("a", "blue")],
+            [("red shoes", 9.0), ("blue shoes", 1.0), ("Blue", 6.0)],
+            {
+                ("a", "blue shoes"): {"title:blue"},
+                ("b", "red shoes"): {"price:>5"},
+                ("a", "Blue"): {"title:blue"},
+                ("b", "Blue"): {"price:>5"},
+            },
+        ),
+        (
+            [("b", None), ("c", "title:(red OR (shoes AND none))"), ("a", "title:blue OR")],
+            [("red shoes", 9.0), ("blue", 2.0)],
+            {("c", "red shoes"): {"title:red", "title:shoes"}},
+        ),
+        ([], [("red", 3.0)], {("c", "red"): {"title:red"}}),
+        ([("d", "title:red OR (title:shoes AND price:[1 TO 2])")],
+         [("red hat", 1.0), ("shoes", 1.5), ("none", 1.0)],
+         {("c", "red hat"): {"title:red"}, ("d", "red hat"): {"title:red", "price:[1 TO 2]"},
+          ("d", "shoes"): {"title:shoes", "price:[1 TO 2]"}}),
+    ]  # fmt: skip
+    out = pa.schema([("query", pa.string()), ("matched", pa.list_(pa.string())), *SCHEMA])
+    operator = Latest(Shape(tuple(FIELDS.items()), tuple(SCHEMA.names), out))
+    state = State()
+    for version, (queries, documents, expected) in enumerate(steps):
+        rows = [{"title": title, "price": price} for title, price in documents]
+        table = pa.Table.from_pylist(rows, SCHEMA)
+        inputs = {"documents": table.rename_columns([f"_d_{each}" for each in SCHEMA.names])}
+        if queries:
+            names, texts = zip(*queries, strict=True)
+            inputs["queries"] = pa.table(
+                {"_id": pa.array(names, pa.string()), "_text": pa.array(texts, pa.string())}
+            )
+        matches = operator.process(Shard(0, 1, version, None, state), inputs).to_pylist()
+        assert {(row["query"], row["title"]): set(row["matched"]) for row in matches} == expected
+
+
 def test_more_than_fits_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.spark.standing.index._ROOM", 1)
     documents = [{"title": "red shoes", "price": float(at)} for at in range(50)]
@@ -281,33 +321,35 @@ def documents_of(spark: SparkSession, start: int, *rows: tuple[str, float]) -> D
     )
 
 
-def test_queries_come_and_go(penstock_spark: SparkSession, tmp_path: Path) -> None:
-    spark = penstock_spark
-    steps: list[tuple[list[tuple[str, str | None]], list[tuple[str, float]], set[Any]]] = [
-        (
-            [("a", "red"), ("b", '{"query": "price:>5"}'), ("c", "red OR"), ("a", "blue")],
-            [("red shoes", 9.0), ("blue shoes", 1.0), ("Blue", 6.0)],
-            {("a", "blue shoes"), ("b", "red shoes"), ("a", "Blue"), ("b", "Blue")},
-        ),
-        (
-            [("b", None), ("c", '"red shoes"')],
-            [("red shoes", 9.0), ("blue", 2.0)],
-            {("c", "red shoes"), ("a", "blue")},
-        ),
-        ([], [("all red shoes", 3.0)], {("c", "all red shoes")}),
-    ]
-    asked = told = 0
-    for number, (queries, documents, expected) in enumerate(steps):
-        placed = [(*each, "queries", 0, asked + at) for at, each in enumerate(queries)]
-        rows = spark.createDataFrame(placed, QUERY_ROWS)
-        with entered(Batch(folder=str(tmp_path), batch_id=number)):
-            matches = match(documents_of(spark, told, *documents), rows, fields=SPARK_FIELDS)
-        assert {(each.query, each.title) for each in matches.collect()} == expected
-        if not number:
-            [bad] = bad_queries(rows, fields=SPARK_FIELDS).collect()
-            assert (bad.query, bad.position) == ("c", 6)
-            assert "ends too early" in bad.error
-        asked, told = asked + len(queries), told + len(documents)
+def test_through_spark(penstock_spark: SparkSession) -> None:
+    """In one job: queries as text and as JSON, the last of each name, and those that are wrong."""
+    told = [("a", "red"), ("b", '{"query": "price:>5"}'), ("c", "red OR"), ("a", "blue")]
+    rows = penstock_spark.createDataFrame(
+        [(*each, "queries", 0, offset) for offset, each in enumerate(told)], QUERY_ROWS
+    )
+    documents = documents_of(penstock_spark, 0, ("red shoes", 9.0), ("blue shoes", 1.0),
+                             ("Blue", 6.0))  # fmt: skip
+    matches = match(documents, rows, fields=SPARK_FIELDS).select("query", "title", "matched")
+    bad = bad_queries(rows, fields=SPARK_FIELDS).select(
+        "query", F.col("position").cast("string"), F.array("error")
+    )
+    # Each lane goes to a shard of its own, by Spark's hash.
+    lanes = penstock_spark.createDataFrame([(each,) for each in matching._lanes(5)], "id bigint")
+    shards = lanes.select(
+        F.pmod(F.xxhash64("id"), F.lit(5)).cast("string"), F.col("id").cast("string"), F.array()
+    )
+    found = {(each.query, each.title): each for each in matches.union(bad).union(shards).collect()}
+    error = found.pop(("c", "6")).matched
+    assert "ends too early" in error[0]
+    lane_of = {query: title for query, title in found if query.isdigit()}
+    assert lane_of == {str(shard): str(lane) for shard, lane in enumerate(matching._lanes(5))}
+    matched = {each: set(row.matched) for each, row in found.items() if each[0] not in lane_of}
+    assert matched == {
+        ("a", "blue shoes"): {"title:blue"},
+        ("a", "Blue"): {"title:blue"},
+        ("b", "red shoes"): {"price:>5"},
+        ("b", "Blue"): {"price:>5"},
+    }
 
 
 def test_in_a_flow(spark: SparkSession, tmp_path: Path) -> None:
@@ -339,19 +381,9 @@ def test_in_a_flow(spark: SparkSession, tmp_path: Path) -> None:
         assert len(tester.rows("alerts")) == 1
 
 
-def test_what_matched_and_lanes(penstock_spark: SparkSession) -> None:
-    rows = penstock_spark.createDataFrame([("q", "red OR (shoes AND price:[1 TO 2])", "t", 0, 0)],
-                                          QUERY_ROWS)  # fmt: skip
-    documents = documents_of(penstock_spark, 0, ("red hat", 1.0), ("shoes", 1.5), ("none", 1.0))
-    found = match(documents, rows, fields=SPARK_FIELDS)
-    assert {each.title: set(each.matched) for each in found.collect()} == {
-        "red hat": {"title:red", "price:[1 TO 2]"},
-        "shoes": {"title:shoes", "price:[1 TO 2]"},
-    }
-    # Each goes to a shard of its own, by Spark's hash.
-    lanes = penstock_spark.createDataFrame([(each,) for each in matching._lanes(5)], "id bigint")
-    shards = lanes.select("id", F.pmod(F.xxhash64("id"), F.lit(5)).alias("shard")).collect()
-    assert {each.shard: each.id for each in shards} == dict(enumerate(matching._lanes(5)))
+def test_a_wrong_declaration_points_at_the_place(penstock_spark: SparkSession) -> None:
+    rows = penstock_spark.createDataFrame([("q", "red", "t", 0, 0)], QUERY_ROWS)
+    documents = documents_of(penstock_spark, 0, ("red hat", 1.0))
     with pytest.raises(DeclarationError, match=r"test_standing.py:\d+: match: .*'colour'"):
         match(documents, rows, fields={"colour": "text"})
     with pytest.raises(DeclarationError, match="cannot be searched as time"):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+import struct
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
+import datasketches  # type: ignore[import-untyped]
 import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
@@ -17,7 +20,8 @@ from penstock.spark.state import Operator, Shard, State
 from penstock.spark.windows import exact
 from penstock.spark.windows.aggregates import Avg, Count, First, Max, Min, Sum
 from penstock.spark.windows.merging import Windows, prefix
-from penstock.spark.windows.multisets import Multiset
+from penstock.spark.windows.multisets import ApproxQuantile, Multiset
+from penstock.spark.windows.sketches import ApproxDistinct, Bloom, CountMin
 
 SECOND = 1_000_000
 
@@ -108,7 +112,7 @@ def partials(operator: Windows, events: Sequence[Row]) -> dict[str, pa.Table]:
             }
         found.append(main)
         for at, counted in enumerate(operator.sets.values(), start=1):
-            values_ = Counter(_of(each, counted.column) for each in group)
+            values_ = Counter(_counted(counted, _of(each, counted.column)) for each in group)
             del values_[None]
             found += [{**base, "_set": at, f"_set_{at}": v, "_count": n} for v, n in
                       values_.items()]  # fmt: skip
@@ -143,8 +147,52 @@ def _partial(aggregate: object, values: list[tuple[Row, Any]]) -> dict[str, Any]
             row, value = choose(values, key=lambda each: (each[0].at_us, each[0].offset))
             return {"order0": row.at_us, "order1": "t", "order2": 0, "order3": row.offset,
                     "value": value}  # fmt: skip
+        case ApproxDistinct():
+            sketch = datasketches.hll_sketch(aggregate.precision, datasketches.HLL_8)
+            for value in only:
+                sketch.update(value)
+            return {"sketch": bytes(sketch.serialize_compact())}
+        case CountMin():
+            return {"sketch": count_min(only, aggregate)}
+        case Bloom():
+            return {"hashes": sorted({hashed(value) for value in only})}
         case _:
             raise AssertionError(aggregate)
+
+
+def _counted(counted: Multiset, value: Any) -> Any:
+    if not isinstance(counted, ApproxQuantile):
+        return value
+    if value is None or math.isnan(value):
+        return None
+    gamma = (1 + counted.accuracy) / (1 - counted.accuracy)
+    size = min(max(abs(value), 1e-300), 1e300)
+    code = math.ceil(math.log(size) / math.log(gamma)) + (1 << 40)
+    return 0 if value == 0 else code if value > 0 else -code
+
+
+def hashed(value: int) -> int:
+    """Any hash of 64 bits will do: which one it is is between Spark's two ends."""
+    digest = hashlib.blake2b(str(value).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big", signed=True)
+
+
+def count_min(values: Sequence[int], shape: CountMin) -> bytes:
+    """As org.apache.spark.util.sketch.CountMinSketchImpl builds and writes it."""
+    depth = math.ceil(-math.log1p(-shape.confidence) / math.log(2))
+    width = math.ceil(2 / shape.relative_error)
+    multipliers, seed = [], 42 ^ 0x5DEECE66D
+    for _ in range(depth):  # java.util.Random(42).nextInt(Integer.MAX_VALUE)
+        seed = (seed * 0x5DEECE66D + 0xB) & ((1 << 48) - 1)
+        multipliers.append((seed >> 17) % (2**31 - 1))
+    cells = [[0] * width for _ in range(depth)]
+    for value in values:
+        for row, multiplier in zip(cells, multipliers, strict=True):
+            mixed = multiplier * value
+            mixed = (mixed + (mixed >> 32)) & (2**31 - 1)
+            row[mixed % width] += 1
+    head = struct.pack(f">iqii{depth}q", 1, len(values), depth, width, *multipliers)
+    return head + b"".join(struct.pack(f">{width}q", *row) for row in cells)
 
 
 def _schema(operator: Windows) -> pa.Schema:
@@ -152,7 +200,10 @@ def _schema(operator: Windows) -> pa.Schema:
               ("_set", pa.int32()), ("_first", pa.int64()), ("_last", pa.int64()),
               ("_count", pa.int64())]  # fmt: skip
     for at, (_, each) in enumerate(operator.values):
-        fields += [(prefix(at) + end, kind) for end, (kind, _) in each.fields().items()]
+        if isinstance(each, Bloom):
+            fields.append((prefix(at) + "hashes", pa.list_(pa.int64())))
+        else:
+            fields += [(prefix(at) + end, kind) for end, (kind, _) in each.fields().items()]
     for at, counted in enumerate(operator.sets.values(), start=1):
         fields.append((f"_set_{at}", counted.counted))
     return pa.schema(fields)
