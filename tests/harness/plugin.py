@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 
-from tests.harness import costs, failures, needs, parallel, seeds
+from tests.harness import costs, failures, needs, parallel, seeds, terminal
 from tests.harness.profiles import PROFILE, Profile, examples
 from tests.harness.servers import RemoteServers, ServerHost, Servers, servers_key
 
@@ -49,6 +49,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    terminal.keep()
     # A pytest that a test starts is none of this run.
     named = os.environ.pop(failures.RUN_VARIABLE, None)
     replay = config.stash[replay_key] = os.environ.pop(failures.REPLAY_VARIABLE, None)
