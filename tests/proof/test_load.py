@@ -1,6 +1,6 @@
 """Load for a long time: retention, compaction, topics that come and go, a restart now and then.
 
-`PENSTOCK_SOAK_MINUTES` says how long; ten minutes unless set. Everything is read back and compared
+`PENSTOCK_SOAK_MINUTES` says how long; five minutes unless set. Everything is read back and compared
 again and again, and neither memory nor open files may grow.
 """
 
