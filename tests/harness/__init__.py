@@ -15,6 +15,7 @@ also works under a plain `pytest`, which runs with the budgets of `test`.
 | `flaky`     | tests that failed once and then passed: `tests/flaky.md`                    |
 | `costs`     | `--costs`: the processor time of each test, and the files it leaves open    |
 | `forks`     | what the process has imported that others are forked from                   |
+| `clients`   | collects Kafka clients that tests leave behind                              |
 | `terminal`  | lines that are shown while tests still run                                  |
 | `plugin`    | pytest's hooks, which call the modules above                                |
 | `__main__`  | the run, the second run of each failed test, and the verdict                |

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 
-from tests.harness import costs, failures, needs, parallel, seeds, terminal
+from tests.harness import clients, costs, failures, needs, parallel, seeds, terminal
 from tests.harness.profiles import PROFILE, Profile, examples
 from tests.harness.servers import RemoteServers, ServerHost, Servers, servers_key
 
@@ -150,6 +150,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
         return (yield)
     finally:
         needs.GUARD.watch(None)
+        clients.COLLECTOR.look()
 
 
 class _Results:
