@@ -51,7 +51,7 @@ class Suite:
                 **os.environ, "PYTHONPATH": str(ROOT), PAGE_VARIABLE: str(self.page),
                 "TMPDIR": self.temporary,
             },
-            cwd=self.folder, capture_output=True, text=True, check=False, timeout=100,
+            cwd=self.folder, capture_output=True, text=True, check=False, timeout=280,
         )  # fmt: skip
         return done.returncode, done.stdout + done.stderr
 

@@ -9,7 +9,8 @@ import pytest
 
 from tests.harness.suites import WITH_WORKERS, Suite
 
-pytestmark = pytest.mark.processes
+# Each of seven tests has a process of its own the second time, and a busy machine may be slow.
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 BODY: Final = """
 import os, signal, struct, sys, threading
