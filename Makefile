@@ -91,15 +91,15 @@ $(COLLECTED_STAMP): $(WARM_STAMP)
 	@touch $@
 
 .PHONY: check
-check: lint ## Check style, types and all that needs neither Java nor a database server
+check: lint ## Run `make lint` and every test that starts no process
 	@$(BIN)/python -m tests.harness check $(TEST_OPTIONS) $(ARGS)
 
 .PHONY: test
-test: prepare ## Test all behaviour (a part of it: make test ARGS='tests/log -k recovery')
+test: prepare ## Run all tests but the long ones, without lint (some: make test ARGS='tests/log -k recovery')
 	@$(BIN)/python -m tests.harness test $(TEST_OPTIONS) $(ARGS)
 
 .PHONY: proof
-proof: lint prepare ## Test everything, at length: kills by the dozen, fuzz by the hundred thousand, soaks
+proof: lint prepare ## Run `make lint` and all tests at length: kills by the dozen, fuzzing by the hundred thousand, soaks
 	@$(BIN)/python -m tests.harness proof $(TEST_OPTIONS) --timeout 7200 $(ARGS)
 
 .PHONY: coverage

@@ -101,7 +101,9 @@ class Cluster:
     @property
     def admin(self) -> AdminClient:
         if self._admin is None:
-            self._admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
+            self._admin = self._stack.enter_context(
+                AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
+            )
         return self._admin
 
     @property

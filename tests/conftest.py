@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import logging
-import os
-import random
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.harness import failures
-
-SEED_VARIABLE = "PENSTOCK_SEED"
+from tests.harness import seeds
 
 
 @pytest.fixture(autouse=True)
@@ -27,15 +22,8 @@ def _log_level() -> Iterator[None]:
 def seed(request: pytest.FixtureRequest) -> int:
     """A seed for randomness of the test's own; pytest shows it when the test fails.
 
-    In the second run of a test that failed it is the seed of the first.
+    It follows from the seed of the run, so a failed test that is run once more has the same one.
     """
-    replay, test = os.environ.get(failures.REPLAY_VARIABLE), request.node.nodeid
-    failed = failures.read(Path(replay)) if replay else []
-    known = [outcome.seed for outcome in failed if outcome.nodeid == test]
-    if known and known[-1] is not None:
-        value = known[-1]
-    else:
-        value = int(os.environ.get(SEED_VARIABLE) or random.SystemRandom().getrandbits(32))
-    request.node.user_properties.append((failures.SEED_PROPERTY, value))
-    print(f"seed {value}; to repeat: {SEED_VARIABLE}={value}")
+    value = seeds.seed_of(request.node.nodeid)
+    print(seeds.how_to_repeat(value))
     return value

@@ -45,6 +45,8 @@ CHECKED = sorted(
     for folder in ("src", "tests", "conformance", "benchmarks", "tools", "examples")
     for file in (ROOT / folder).rglob("*.py")
 )
+# The one place that draws a seed.
+SEEDS = "tests/harness/seeds.py"
 TESTS = sorted((ROOT / "tests").rglob("*.py")) + sorted((ROOT / "conformance").rglob("*.py"))
 
 
@@ -60,6 +62,7 @@ class Module:
     imports: tuple[tuple[str, int], ...]
     functions: tuple[tuple[str, int], ...]
     sleeps: tuple[int, ...]
+    chances: tuple[int, ...] = ()
 
 
 @cache
@@ -79,6 +82,7 @@ def module_from(code: str) -> Module:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         ),
         tuple(sleeps(nodes)) if "sleep" in code else (),
+        tuple(unseeded_chances(nodes)) if "andom" in code or "default_rng" in code else (),
     )
 
 
@@ -127,6 +131,28 @@ def sleeps(nodes: list[ast.AST]) -> Iterator[int]:
                 yield node.lineno
 
 
+def unseeded_chances(nodes: list[ast.AST]) -> Iterator[int]:
+    """The lines that draw from chance that no seed repeats.
+
+    That is any function of the module `random`, which has one generator for everybody, and a
+    generator that is made without a seed.
+    """
+    is_module = any(
+        isinstance(node, ast.Import) and any(alias.name == "random" for alias in node.names)
+        for node in nodes
+    )
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom) and node.module == "random":
+            if any(alias.name != "Random" for alias in node.names):
+                yield node.lineno
+        elif isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            makes_one = called.rpartition(".")[2] in {"Random", "default_rng"}
+            draws = is_module and called.startswith("random.") and called.count(".") == 1
+            if (draws and not makes_one) or (makes_one and not node.args and not node.keywords):
+                yield node.lineno
+
+
 def broken(rule: Callable[[Path], list[str]], files: list[Path]) -> list[str]:
     """Each breach of a rule, with the file it is in."""
     return [f"{name_of(file)}: {breach}" for file in files for breach in rule(file)]
@@ -172,6 +198,15 @@ def test_tests_wait_on_conditions() -> None:
     assert sleeping == []
 
 
+def test_tests_take_their_chances_from_a_seed() -> None:
+    """From the fixture `seed`, so that what fails once can fail again."""
+    drawing = broken(
+        lambda file: [f"line {at} draws without a seed" for at in module_of(file).chances],
+        [file for file in TESTS if name_of(file) != SEEDS],
+    )
+    assert drawing == []
+
+
 def test_the_rules_see_what_they_forbid() -> None:
     code = module_from(
         "import penstock.broker\n"
@@ -190,3 +225,8 @@ def test_the_rules_see_what_they_forbid() -> None:
     assert module_from("import time\ntime.sleep(1)").sleeps == (2,)
     assert module_from("from time import sleep\nsleep(1)").sleeps == (2,)
     assert module_from("import asyncio\nasyncio.sleep(0)").sleeps == ()
+    drawing = "import random\nrandom.random()\nrandom.Random()\nrandom.Random(seed).random()\n"
+    assert module_from(drawing).chances == (2, 3)
+    assert module_from("from random import choice, Random\nRandom(1)").chances == (1,)
+    assert module_from("import random\nrandom.SystemRandom()").chances == (2,)
+    assert module_from("np.random.default_rng()\nnp.random.default_rng(1)").chances == (1,)

@@ -35,12 +35,12 @@ from tests.broker.requests import (
     new_name,
     produce,
 )
+from tests.harness.profiles import PRODUCE_ROUNDS
 
 NO_TAGS = b"\0"
 # One tag, unknown; the last two end like a request that has none.
 TAGS = (NO_TAGS, b"\x01\x63\x02ab", b"\x01\x63\x01\x00", b"\x01\x63\x05\0\0\0\0\0")
 PRODUCER_ID = 4000
-ROUNDS = 100
 
 
 class Forgetful(Targets):
@@ -250,7 +250,7 @@ def test_both_ways_give_the_same_bytes(pair: Pair, version: int, seed: int) -> N
     pair.create(f"{base}-compacted", cleanup_policy="compact")
     draw = Random(seed, version, base)
     correlation_id = 0
-    for _ in range(ROUNDS):
+    for _ in range(PRODUCE_ROUNDS):
         for request in draw.change() if draw.rng.random() < 0.1 else ():
             pair.both(partial(_ask_and_learn, request))
         together = [draw.ask() for _ in range(draw.rng.randint(1, 6))]

@@ -18,9 +18,9 @@ from penstock.testing.broker import Broker
 from penstock.testing.tcp_proxy import TcpProxy
 from tests.client.conftest import KEEP, unique
 from tests.client.reader import Through
+from tests.harness.profiles import WRITER_STEPS
 
 PARTITIONS = 3
-STEPS = 150
 
 
 class Model:
@@ -76,7 +76,7 @@ def run(
             linger_ms=dice.choice([0, 1, 1_000]),
         ) as writer:
             writer.begin()
-            for _ in range(STEPS):
+            for _ in range(WRITER_STEPS):
                 step = dice.random()
                 if step < 0.6:
                     partition = dice.randrange(PARTITIONS)

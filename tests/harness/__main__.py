@@ -1,9 +1,10 @@
 """Run the tests of a profile, and those that failed once more: `python -m tests.harness PROFILE`.
 
-A test that fails is run once more, alone, when all others are done. If it fails again, the run
-fails. If it passes, the run passes and prints `flaky: TEST` with the output of both runs, and the
-test is added to `tests/flaky.md`, where it stays until its cause is found. `proof` gives no second
-chance, and neither does a run in which many tests fail.
+A test that fails is run once more, alone in a process of its own and with the same seed, when all
+others are done. If it fails again, the run fails. If it passes, the run passes and prints `flaky:
+TEST` with the output of both runs, and the test is added to `tests/flaky.md`, where it stays until
+its cause is found. `proof` gives no second chance, and neither does a run in which many tests fail
+or which stops before its end.
 
 Further arguments go to pytest.
 """
@@ -19,7 +20,7 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from tests.harness import failures, flaky
+from tests.harness import failures, flaky, seeds
 from tests.harness.profiles import VARIABLE, Profile
 
 # The exit codes of pytest that matter here.
@@ -34,38 +35,38 @@ MARKS: Final = {
 }
 
 
-def pytest(profile: Profile, run: Path, arguments: list[str], replay: Path | None = None) -> int:
+def pytest(profile: Profile, run: Path, arguments: list[str], replay: str | None = None) -> int:
     """One run of pytest in a process of its own; its exit code."""
     # A run inside of a run, as in the tests of this, is not a worker of the outer one.
     inherited = {name: value for name, value in os.environ.items() if "XDIST" not in name}
     environment = {**inherited, VARIABLE: profile, failures.RUN_VARIABLE: str(run)}
     environment.pop(failures.REPLAY_VARIABLE, None)
     if replay is not None:
-        environment[failures.REPLAY_VARIABLE] = str(replay)
+        environment[failures.REPLAY_VARIABLE] = replay
     command = [sys.executable, "-m", "pytest", *arguments]
     return subprocess.run(command, env=environment, check=False).returncode
 
 
 def second_chance(profile: Profile, run: Path) -> int:
-    """Run the failed tests again, alone; the exit code of the whole."""
+    """Run the failed tests again, one by one; the exit code of the whole."""
     first = failures.by_test(failures.read(run / failures.FIRST_FILE))
     if not first or len(first) > SECOND_CHANCES:
         return TESTS_FAILED
+    if not (run / failures.COMPLETE_FILE).exists():
+        print("\nthe run stopped early: no second chance")
+        return TESTS_FAILED
     print(f"\nrun once more, alone: {len(first)} failed", flush=True)
-    files = sorted({nodeid.partition("::")[0] for nodeid in first})
-    arguments = ["-p", "no:cacheprovider", "-q", *files]
-    pytest(profile, run, arguments, run / failures.FIRST_FILE)
+    for nodeid in first:
+        file = nodeid.partition("::")[0]
+        pytest(profile, run, ["-p", "no:cacheprovider", "-q", file], replay=nodeid)
     second = failures.by_test(failures.read(run / failures.SECOND_FILE))
     failed_again = []
     for nodeid, outcomes in first.items():
         again = second.get(nodeid, [])
-        # Not run at all, or not to its end, is not passed.
-        if not any(outcome.phase == "teardown" for outcome in again) or any(
-            outcome.failed for outcome in again
-        ):
-            failed_again.append(nodeid)
-        else:
+        if failures.has_passed(again):
             flaky.report(nodeid, outcomes, again)
+        else:
+            failed_again.append(nodeid)
     for nodeid in failed_again:
         print(f"failed twice: {nodeid}")
     print(f"\n{len(failed_again)} failed twice, {len(first) - len(failed_again)} flaky")
@@ -77,6 +78,8 @@ def main(arguments: list[str]) -> int:
         print(f"usage: python -m tests.harness {'|'.join(Profile)} [pytest's arguments]")
         return 2
     profile = Profile(arguments[0])
+    # Both runs inherit it.
+    seeds.run_seed()
     # A shell lets what it starts in the background ignore Ctrl-C, and so would all that the tests
     # start.
     signal.signal(signal.SIGINT, signal.default_int_handler)

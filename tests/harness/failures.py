@@ -1,8 +1,10 @@
-"""Failed tests, kept so that they can be run once more with the same seeds.
+"""Failed tests, kept so that they can be run once more.
 
-The controller writes one line of JSON per failed phase of a test: its id, what it printed, and its
-seed. In the second run the `seed` fixture takes the seed from there, and hypothesis replays the
-failing examples from its database, so that a fault that depends on them fails twice.
+The controller writes one line of JSON per failed phase of a test: its id and what it printed. A
+file says that the run came to its end. Only then may failed tests have a second chance: of a run
+that stopped early nobody knows what else would have failed. In the second run each test has the
+seed of the first (see `seeds`), and hypothesis replays failing examples from its database, so that
+a fault that depends on them fails twice.
 """
 
 from __future__ import annotations
@@ -17,33 +19,39 @@ import pytest
 
 # The folder of the run; a plain pytest has a folder of its own and keeps no failures.
 RUN_VARIABLE: Final = "PENSTOCK_TEST_RUN"
-# The file with the failures to run again.
+# The id of the one test to run again.
 REPLAY_VARIABLE: Final = "PENSTOCK_TEST_REPLAY"
 FIRST_FILE: Final = "failures.jsonl"
 SECOND_FILE: Final = "second.jsonl"
-SEED_PROPERTY: Final = "seed"
+# Exists if everything was collected and every test came to an end.
+COMPLETE_FILE: Final = "complete"
 # Of one test; a longer text is cut in the middle.
 TEXT_LIMIT: Final = 20_000
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One phase of a test: whether it failed, and its output."""
+    """One phase of a test: `passed`, `failed` or `skipped`, and its output."""
 
     nodeid: str
     phase: str
-    failed: bool
+    outcome: str
     text: str
-    seed: int | None = None
 
 
 def outcome_of(report: pytest.TestReport) -> Outcome:
     """What is kept of a report."""
     parts = [report.longreprtext] if report.longreprtext else []
     parts += [f"---- {name} ----\n{text}" for name, text in report.sections]
-    seeds = [value for name, value in report.user_properties if name == SEED_PROPERTY]
-    seed = seeds[-1] if seeds and isinstance(seeds[-1], int) else None
-    return Outcome(report.nodeid, report.when, report.failed, _cut("\n".join(parts)), seed)
+    return Outcome(report.nodeid, report.when, report.outcome, _cut("\n".join(parts)))
+
+
+def has_passed(outcomes: list[Outcome]) -> bool:
+    """Whether a test ran to its end and passed; a skipped one, or half of one, has not."""
+    phases = {outcome.phase: outcome.outcome for outcome in outcomes}
+    return phases.get("call") == phases.get("teardown") == "passed" and "failed" not in (
+        outcome.outcome for outcome in outcomes
+    )
 
 
 def _cut(text: str) -> str:

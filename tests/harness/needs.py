@@ -11,11 +11,14 @@ A guard keeps the marks true: a test that starts what it is not marked for fails
 from __future__ import annotations
 
 import os
+import platform
 import sys
 from pathlib import PurePath
 from typing import Any, Final
 
 import pytest
+
+from penstock.testing.mysql import mysql_home
 
 JAVA: Final = "java"
 DATABASES: Final = "databases"
@@ -37,6 +40,12 @@ PROGRAMS: Final = {
     "redis-server": DATABASES,
     "redis-check-rdb": DATABASES,
 }
+
+# `scripts/mysql-server.sh` fetches MySQL for Linux on x86-64 alone. There it must not be missing.
+_HAS_MYSQL: Final = sys.platform == "linux" and platform.machine() == "x86_64"
+where_mysql_is: Final = pytest.mark.skipif(
+    not _HAS_MYSQL and mysql_home() is None, reason="MySQL is fetched for Linux on x86-64 alone"
+)
 
 
 def add_marks(items: list[pytest.Item]) -> None:

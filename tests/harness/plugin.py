@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 
-from tests.harness import costs, failures, needs, parallel
-from tests.harness.profiles import PROFILE, Profile
+from tests.harness import clients, costs, failures, needs, parallel, seeds, terminal
+from tests.harness.profiles import PROFILE, Profile, examples
 from tests.harness.servers import RemoteServers, ServerHost, Servers, servers_key
 
 folder_key = pytest.StashKey[Path]()
 host_key = pytest.StashKey[ServerHost]()
+# The id of the one test that is run once more.
+replay_key = pytest.StashKey[str | None]()
 
 # A loaded machine is slow, not wrong: time is bounded per test, not per example. Examples are
 # random in every profile, in CI too; those that fail are kept for the second run.
 settings.register_profile(
     "penstock",
     settings.get_profile("default"),
+    max_examples=examples(100),
     deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
     print_blob=True,
     derandomize=False,
     database=DirectoryBasedExampleDatabase(".hypothesis/examples"),
@@ -44,12 +49,24 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    named = os.environ.get(failures.RUN_VARIABLE)
+    terminal.keep()
+    # A pytest that a test starts is none of this run.
+    named = os.environ.pop(failures.RUN_VARIABLE, None)
+    replay = config.stash[replay_key] = os.environ.pop(failures.REPLAY_VARIABLE, None)
     folder = Path(named) if named else Path(tempfile.mkdtemp(prefix="penstock-run-"))
+    if not named:
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
     config.stash[folder_key] = folder
-    config.stash[servers_key] = Servers()
+    servers = config.stash[servers_key] = Servers()
+    config.pluginmanager.register(
+        _Results(servers, folder if named else None, replay is not None), "penstock-results"
+    )
     if PROFILE is Profile.CHECK:
         needs.hide_java()
+
+
+def pytest_report_header() -> str:
+    return f"seed: {seeds.run_seed()}; to repeat the run: {seeds.RUN_VARIABLE}={seeds.run_seed()}"
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -71,7 +88,9 @@ def pytest_runtestloop(session: pytest.Session) -> bool | None:
     servers = stash[servers_key]
     assert isinstance(servers, Servers)
     stash[host_key] = ServerHost(servers, stash[folder_key])
-    return parallel.run_loop(session, _begin_worker)
+    # What is run once more may end its process or never end.
+    alone = stash[replay_key] is not None
+    return parallel.run_loop(session, stash[folder_key], _begin_worker, always=alone)
 
 
 def _begin_worker(config: pytest.Config) -> None:
@@ -101,10 +120,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if PROFILE is not Profile.PROOF:
         # Their budgets are those of another profile.
         _leave_out(config, items, [item for item in items if item.get_closest_marker("proof")])
-    replay = os.environ.get(failures.REPLAY_VARIABLE)
-    if replay:
-        failed = {outcome.nodeid for outcome in failures.read(Path(replay))}
-        _leave_out(config, items, [item for item in items if item.nodeid not in failed])
+    replay = config.stash[replay_key]
+    if replay is not None:
+        _leave_out(config, items, [item for item in items if item.nodeid != replay])
 
 
 def _leave_out(
@@ -127,18 +145,43 @@ def pytest_collection_finish() -> None:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, bool, bool]:
     needs.GUARD.watch(item)
+    seeds.seed_hypothesis(seeds.seed_of(item.nodeid))
     try:
         return (yield)
     finally:
         needs.GUARD.watch(None)
+        clients.COLLECTOR.look()
 
 
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """In the controller, which sees the reports of all workers."""
-    folder = os.environ.get(failures.RUN_VARIABLE)
-    if folder is None or os.environ.get(parallel.WORKER_VARIABLE):
-        return
-    if os.environ.get(failures.REPLAY_VARIABLE):
-        failures.append(Path(folder) / failures.SECOND_FILE, failures.outcome_of(report))
-    elif report.failed:
-        failures.append(Path(folder) / failures.FIRST_FILE, failures.outcome_of(report))
+class _Results:
+    """Keeps the results of all workers, in the controller."""
+
+    def __init__(self, servers: Servers, folder: Path | None, is_second_run: bool) -> None:
+        self._servers = servers
+        self._folder = folder
+        self._is_second_run = is_second_run
+        self._ended = 0
+        self._is_collected = True
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self._is_collected = self._is_collected and not report.failed
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if os.environ.get(parallel.WORKER_VARIABLE):
+            return
+        self._ended += report.when == "teardown"
+        if report.failed:
+            report.sections += [("Shared servers", text) for text in self._servers.dead()]
+        if self._folder is None:
+            return
+        if self._is_second_run:
+            failures.append(self._folder / failures.SECOND_FILE, failures.outcome_of(report))
+        elif report.failed:
+            failures.append(self._folder / failures.FIRST_FILE, failures.outcome_of(report))
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self._folder is None or self._is_second_run:
+            return
+        if self._is_collected and self._ended == len(session.items):
+            (self._folder / failures.COMPLETE_FILE).touch()

@@ -56,6 +56,13 @@ ABSURD_PLACES: Final = _of(60, 200, 1_000)
 # Writes and syncs that fail, each followed by a crash; at least one for each of fifty steps.
 FAILED_WRITES: Final = _of(50, 100, 1_000)
 RETENTION_LOGS: Final = _of(1, 3, 8)
+# Simulated disks, each with a seed: those that test the simulation itself (a sixth of them is the
+# least that shows all that a disk may do), and those under a part of the log.
+DISKS: Final = _of(300, 300, 3_000)
+FAILED_SYNC_DISKS: Final = _of(4, 10, 100)
+UNSYNCED_NAME_DISKS: Final = _of(10, 30, 300)
+CHECKPOINT_DISKS: Final = _of(70, 200, 2_000)
+RESERVE_DISKS: Final = _of(36, 100, 1_000)
 # Milliseconds between the times that are looked up in a server's archive.
 S3_LOOKUP_STEP: Final = _of(45, 45, 7)
 COMPACTION_LOGS: Final = _of(1, 1, 4)
@@ -68,13 +75,30 @@ PUSHED_RECORDS: Final = _of(400, 400, 1_600)
 BROKER_KILLS: Final = _of(1, 3, 10)
 BROKER_STOPS: Final = _of(1, 2, 3)
 CHAOS_STEPS: Final = _of(60, 150, 400)
-# Random writers, readers and restarts of a topic that waits for its groups.
+# Random writers, readers and restarts of a topic that waits for its groups, and steps of each.
 GUARDED_RUNS: Final = _of(2, 4, 12)
+GUARDED_STEPS: Final = _of(75, 150, 300)
+# Logs that grow to their bound, and clients that wait for their quota.
+BOUNDED_LOGS: Final = _of(10, 30, 300)
+QUOTA_CLIENTS: Final = _of(7, 20, 200)
+# Of each version of Produce: requests that are answered in two ways.
+PRODUCE_ROUNDS: Final = _of(30, 100, 400)
+# Groups that Apache Kafka's assignors divide.
+ASSIGNED_GROUPS: Final = _of(40, 40, 400)
 CONSUMER_FAULTS: Final = _of(2, 4, 7)
+# Records that consumers read meanwhile: once and no more, by groups whose members change, of a
+# queue, with slow readers, and with one that is held.
+PIPELINE_RECORDS: Final = _of(300, 300, 900)
+CHURN_RECORDS: Final = _of(600, 600, 1_800)
+SHARED_RECORDS: Final = _of(400, 400, 1_200)
+SLOW_RECORDS: Final = _of(200, 200, 600)
+ZOMBIE_RECORDS: Final = _of(60, 60, 180)
 QUEUE_RECORDS: Final = _of(200, 400, 1_000)
 ORACLE_ROUNDS: Final = _of(1, 3, 8)
 # Versions of each message that are compared with another implementation.
 ORACLE_VERSIONS: Final = _of(3, 100, 100)
+# Steps of a writer whose connections are cut.
+WRITER_STEPS: Final = _of(60, 150, 600)
 # Records of a writer whose broker dies three times meanwhile: thousands, by three.
 WRITER_RECORDS: Final = _of(9_000, 15_000, 30_000)
 # Records written while a node of three dies and comes back.
@@ -143,8 +167,24 @@ VERIFIED_ROWS: Final = _of(300, 600, 3_000)
 MIGRATION_KILLS: Final = _of(1, 1, 4)
 MIGRATION_STOPS: Final = _of(1, 1, 4)
 
-# ---- examples, documentation, soaks ----------------------------------------------------------
+# ---- examples, documentation -----------------------------------------------------------------
 #                                          check    test      proof
 # The parts of the demo that are killed, one after the other.
 DEMO_KILLS: Final = _of(1, 1, 4)
-SOAK_MINUTES: Final = float(os.environ.get("PENSTOCK_SOAK_MINUTES") or _of(0.5, 1, 5))
+
+# ---- tests/proof, which `make proof` alone runs ----------------------------------------------
+# The least time of each soak.
+SOAK_MINUTES: Final = float(os.environ.get("PENSTOCK_SOAK_MINUTES") or 5)
+# Of consumers: kills of the broker in all, records and faults of each round.
+SOAK_KILLS: Final = 50
+SOAK_RECORDS: Final = 3_000
+SOAK_FAULTS: Final = 30
+# A million frames, as threads of one process send them: rounds, and what each thread sends.
+SOAK_FUZZ_ROUNDS: Final = 20
+SOAK_FUZZ_FRAMES: Final = 46_000
+SOAK_FUZZ_STREAMS: Final = 5_000
+# Two hundred kills of a broker, and of a stream: on so many data directories, and in so many runs.
+SOAK_DIRECTORIES: Final = 10
+SOAK_DIRECTORY_KILLS: Final = 20
+SOAK_SPARK_RUNS: Final = 10
+SOAK_SPARK_KILLS: Final = 20

@@ -10,6 +10,7 @@ crash or configure a server start one of their own.
 from __future__ import annotations
 
 import copy
+import subprocess
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -23,6 +24,7 @@ from penstock.testing.apache_kafka import FOR_TESTS, SMALL_JVM_OPTIONS, ApacheKa
 from tests.harness.needs import DATABASES, GUARD, JAVA
 
 SOCKET_FILE: Final = "servers.sock"
+ACCEPT_AGAIN_S: Final = 0.1
 POSTGRES_SETTINGS: Final = {
     # Small, so that transactions of some hundred rows are streamed before their commit.
     "logical_decoding_work_mem": "64kB",
@@ -101,6 +103,10 @@ class Servers:
         with self._locks[name]:
             if name in self._failed:
                 raise ServerStartError(self._failed[name])
+            died = self._death(name)
+            if died:
+                # Another one would have another address, which those who use it would not know.
+                raise ServerStartError(died)
             if name not in self._running:
                 try:
                     server = self._factories[name]()
@@ -109,6 +115,17 @@ class Servers:
                     self._failed[name] = f"{name} did not start: {failure}"
                     raise ServerStartError(self._failed[name]) from failure
             return _borrowed(self._running[name])
+
+    def dead(self) -> list[str]:
+        """A line for each server that has ended although the run uses it."""
+        return [died for name in list(self._running) if (died := self._death(name))]
+
+    def _death(self, name: str) -> str | None:
+        process = getattr(self._running.get(name), "_process", None)
+        code = process.poll() if isinstance(process, subprocess.Popen) else None
+        if code is None:
+            return None
+        return f"{name} ended while the run used it, with {code}; tests that use it fail"
 
     def close(self) -> None:
         self._stack.close()
@@ -128,22 +145,24 @@ class ServerHost:
         self._servers = servers
         self.address = str(folder / SOCKET_FILE)
         self._listener = Listener(self.address, family="AF_UNIX", backlog=64)
-        self._closed = False
+        self._closed = threading.Event()
         threading.Thread(target=self._accept, name="shared-servers", daemon=True).start()
 
     def close(self) -> None:
-        self._closed = True
+        self._closed.set()
         # A thread that accepts notices a closed socket only by a connection.
         with suppress(OSError):
             Client(self.address, family="AF_UNIX").close()
         self._listener.close()
 
     def _accept(self) -> None:
-        while not self._closed:
+        while not self._closed.is_set():
             try:
                 connection = self._listener.accept()
             except OSError:
-                return
+                # A worker that has gone, or too many open files: that passes.
+                self._closed.wait(ACCEPT_AGAIN_S)
+                continue
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: Connection[Any, Any]) -> None:

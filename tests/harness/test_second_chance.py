@@ -5,54 +5,16 @@ Each run takes seconds, so one suite fails in every way at once and the tests lo
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-from tests.harness.flaky import PAGE_VARIABLE
+from tests.harness.suites import WITH_WORKERS, Suite
 
 pytestmark = pytest.mark.processes
-
-ROOT: Final = Path(__file__).resolve().parents[2]
-CONFTEST: Final = (ROOT / "tests" / "conftest.py").read_text()
-PAGE: Final = "| test | seen | commit | failure |\n|---|---|---|---|\n"
-MARKS: Final = ("java", "databases", "processes", "independent", "proof")
-ALONE: Final = ("--workers", "1")
-WITH_WORKERS: Final = ("--workers", "2")
-
-
-class Suite:
-    """A suite in a folder of its own, with the harness and the fixtures of this one."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.page = folder / "flaky.md"
-        self.page.write_text(PAGE)
-        marks = "".join(f"  {mark}\n" for mark in MARKS)
-        (folder / "pytest.ini").write_text(f"[pytest]\nmarkers =\n{marks}")
-        (folder / "conftest.py").write_text(
-            f'{CONFTEST}\npytest_plugins = ["tests.harness.plugin"]\n'
-        )
-
-    def run(self, profile: str, body: str, *arguments: str) -> tuple[int, str]:
-        """The exit code and the output of a run."""
-        (self.folder / "test_suite.py").write_text(body)
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.harness", profile, *(arguments or ALONE), "--rootdir",
-             str(self.folder), "-c", str(self.folder / "pytest.ini"), "test_suite.py"],
-            env={**os.environ, "PYTHONPATH": str(ROOT), PAGE_VARIABLE: str(self.page)},
-            cwd=self.folder, capture_output=True, text=True, check=False, timeout=100,
-        )  # fmt: skip
-        return done.returncode, done.stdout + done.stderr
-
-    def rows(self) -> list[str]:
-        """The rows of the page of flaky tests."""
-        return self.page.read_text().splitlines()[2:]
 
 
 @pytest.fixture
@@ -174,27 +136,63 @@ def test_a_flaky_test_is_listed_once_and_proof_gives_no_second_chance(suite: Sui
     assert "flaky:" not in output
 
 
-def test_a_worker_that_dies_between_tests_fails_the_run(suite: Suite) -> None:
+@pytest.mark.parametrize(
+    ("ending", "expected"),
+    [
+        ("os._exit(0)", "died between tests: it exited with 0"),
+        ("threading.Event().wait()", "was aborted and was killed by SIGABRT"),
+    ],
+)
+def test_a_worker_that_ends_between_tests_fails_the_run(
+    suite: Suite, ending: str, expected: str
+) -> None:
     body = """
-import os
+import os, threading
 
 import pytest
 
 from tests.harness import parallel
 
+parallel.GRACE_S = 2
+
 class Deadly:
     def __eq__(self, other): return False
-    def __reduce__(self): os._exit(0)
+    def __reduce__(self): ENDING
 
 @pytest.mark.parametrize("number", range(4))
 def test_sound(number):
     # All reports have been sent when a worker says that it is done.
     parallel.DONE = Deadly()
 """
-    code, output = suite.run("test", body, *WITH_WORKERS)
+    code, output = suite.run("test", body.replace("ENDING", ending), *WITH_WORKERS)
     assert code not in (0, 1), output
     assert "4 passed" in output
-    assert "died between tests" in output
+    assert expected in output
+
+
+@pytest.mark.parametrize("arguments", [["-x"], ["--continue-on-collection-errors"]], ids=str)
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_run_that_stops_early_gives_no_second_chance(
+    suite: Suite, arguments: list[str], workers: str
+) -> None:
+    """What never ran, or could not be collected, must not go unnoticed."""
+    if arguments != ["-x"]:
+        (suite.folder / "test_broken.py").write_text("import no_such_module_anywhere")
+        arguments = [*arguments, "test_broken.py"]
+    code, output = suite.run("test", FAILS_ONCE, "--workers", workers, *arguments)
+    assert code == 1, output
+    assert "the run stopped early: no second chance" in output
+    assert suite.rows() == []
+
+
+def test_a_run_leaves_no_folder_behind(suite: Suite) -> None:
+    body = "def test_quick(): pass"
+    with tempfile.TemporaryDirectory() as folder:
+        suite.temporary = folder
+        for code, output in (suite.run_plainly(body), suite.run("test", body)):
+            assert code == 0, output
+            assert "1 passed" in output
+        assert list(Path(folder).glob("penstock-run-*")) == []
 
 
 def test_many_failures_are_no_bad_luck(suite: Suite) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import subprocess
 import threading
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ class FakeServer:
 
     def __init__(self, port: int) -> None:
         self.port = port
-        self._process: object = None
+        self._process: Any = None
 
     def __enter__(self) -> FakeServer:
         type(self).starts += 1
@@ -73,6 +75,48 @@ def test_a_server_that_does_not_start_is_tried_once_and_tells_why(tmp_path: Path
         for _ in range(2):
             with pytest.raises(ServerStartError, match="no such program"):
                 RemoteServers(host.address).get("postgres")
+    finally:
+        host.close()
+        owner.close()
+
+
+@pytest.mark.databases
+def test_a_server_that_died_is_named(tmp_path: Path) -> None:
+    server = FakeServer(5432)
+    owner = Servers({"postgres": lambda: server})
+    host = ServerHost(owner, tmp_path)
+    try:
+        RemoteServers(host.address).get("postgres")
+        assert owner.dead() == []
+        server._process = subprocess.Popen(["false"])
+        server._process.wait()
+        (line,) = owner.dead()
+        assert "postgres ended while the run used it, with 1" in line
+        with pytest.raises(ServerStartError, match="postgres ended while the run used it"):
+            RemoteServers(host.address).get("postgres")
+    finally:
+        host.close()
+        owner.close()
+
+
+@pytest.mark.databases
+def test_a_connection_that_fails_is_not_the_last(tmp_path: Path) -> None:
+    owner = Servers({"postgres": lambda: FakeServer(5432)})
+    host = ServerHost(owner, tmp_path)
+    accept, failed = host._listener.accept, threading.Event()
+
+    def fail_once() -> Any:
+        if not failed.is_set():
+            failed.set()
+            raise OSError(errno.EMFILE, "too many open files")
+        return accept()
+
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(host._listener, "accept", fail_once)
+            for _ in range(2):
+                assert RemoteServers(host.address).get("postgres").port == 5432
+        assert failed.is_set()
     finally:
         host.close()
         owner.close()

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from uuid import uuid4
 
 import boto3
 import pytest
@@ -69,7 +70,7 @@ def s3_endpoint() -> Iterator[str]:
 def s3_url(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
-    bucket = f"bucket-{random.randrange(1 << 30)}"
+    bucket = f"bucket-{uuid4().hex}"
     boto3.client("s3", endpoint_url=s3_endpoint, region_name="us-east-1").create_bucket(
         Bucket=bucket
     )

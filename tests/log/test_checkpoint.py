@@ -10,7 +10,7 @@ from penstock.errors import StorageError
 from penstock.log.checkpoint import parse_checkpoint, read_checkpoint, seal, write_checkpoint
 from penstock.log.epochs import LeaderEpochs
 from penstock.testing.faults import SimulatedCrash, SimulatedDisk
-from tests.harness.profiles import examples
+from tests.harness.profiles import CHECKPOINT_DISKS, examples
 
 
 def disk_with_folder() -> SimulatedDisk:
@@ -57,7 +57,7 @@ def test_an_absent_file() -> None:
 
 def test_a_power_loss_leaves_the_old_or_the_new_one() -> None:
     seen = set()
-    for seed in range(200):
+    for seed in range(CHECKPOINT_DISKS):
         disk = SimulatedDisk(seed)
         disk.make_dirs("/p")
         disk.sync_dir("/")

@@ -11,7 +11,7 @@ from penstock.errors import DiskFullError, StorageError
 from penstock.log.partition import Partition
 from penstock.testing.clock import START_MS
 from penstock.testing.faults import SimulatedCrash, SimulatedDisk
-from tests.harness.profiles import FAILED_WRITES
+from tests.harness.profiles import FAILED_SYNC_DISKS, FAILED_WRITES, UNSYNCED_NAME_DISKS
 from tests.log.engine import PARTITION_FOLDER, SMALL, Engine, batch, numbered, texts
 
 AS_OS = replace(SMALL, durability="os")
@@ -25,7 +25,7 @@ def failure(partition: Partition) -> StorageError | None:
 
 
 @pytest.mark.parametrize("forgets", [False, True], ids=["kept-in-cache", "evicted"])
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(FAILED_SYNC_DISKS))
 def test_after_a_failed_sync_writes_are_refused_until_repaired(seed: int, forgets: bool) -> None:
     engine = Engine(disk=SimulatedDisk(seed, forgets_failed_pages=forgets))
     partition = engine.partition
@@ -66,7 +66,7 @@ def test_the_sync_that_succeeds_after_a_failed_one_proves_nothing() -> None:
     assert after.pread(5000, 0) != b"x" * 5000
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(FAILED_SYNC_DISKS))
 def test_a_process_that_stops_after_a_failed_sync_warns_the_next(seed: int) -> None:
     engine = Engine(disk=SimulatedDisk(seed))
     engine.write("a")
@@ -283,7 +283,7 @@ def test_an_epoch_that_cannot_be_noted_takes_the_batch_with_it() -> None:
 
 def test_names_that_could_not_be_synced_do_not_pass_for_safe() -> None:
     """The note of an epoch is there, but not on disk; a clean stop and start must not forget it."""
-    for seed in range(30):
+    for seed in range(UNSYNCED_NAME_DISKS):
         engine = Engine(disk=SimulatedDisk(seed))
         engine.write("a")
         engine.epoch = 1

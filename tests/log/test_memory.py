@@ -10,6 +10,7 @@ from penstock.errors import StorageError
 from penstock.log.config import TopicConfig
 from penstock.log.memory import MemoryDisk, OffsetReserve
 from penstock.testing.faults import SimulatedCrash, SimulatedDisk
+from tests.harness.profiles import RESERVE_DISKS
 from tests.log.engine import Engine, numbered, texts
 
 IN_MEMORY = TopicConfig(durability="memory", segment_bytes=1000, index_interval_bytes=100)
@@ -53,7 +54,7 @@ def test_what_cannot_be_reserved_is_not_written() -> None:
 
 
 def test_crashes_at_any_moment_leave_the_reserve_above() -> None:
-    for seed in range(100):
+    for seed in range(RESERVE_DISKS):
         engine = Engine(IN_MEMORY, SimulatedDisk(seed))
         engine.disk.crash_at(1 + seed % 9)
         given_out = 0

@@ -1,7 +1,7 @@
 """Consumers of every kind for a long time, with a broker that is killed again and again.
 
 The same as `tests/broker/robustness/test_consumers_*.py`, in rounds on fresh data, until
-`PENSTOCK_SOAK_MINUTES` are over (ten unless set) and the broker was killed often enough.
+`PENSTOCK_SOAK_MINUTES` are over (five unless set) and the broker was killed often enough.
 """
 
 from __future__ import annotations
@@ -17,12 +17,8 @@ import pytest
 from tests.broker.robustness.consumers_churn import Churn
 from tests.broker.robustness.consumers_pipeline import FAULTS, HOLD, PROTOCOLS, Pipeline
 from tests.broker.robustness.consumers_queue import QueueTest
-from tests.harness.profiles import SOAK_MINUTES
+from tests.harness.profiles import SOAK_FAULTS, SOAK_KILLS, SOAK_MINUTES, SOAK_RECORDS
 from tests.proof.progress import say
-
-KILLS = 50
-TOTAL = 3_000
-FAULTS_PER_ROUND = 30
 
 Test = Pipeline | Churn | QueueTest
 Round = Callable[[Path, int], Test]
@@ -33,11 +29,11 @@ def soak(data: Path, seed: int, rounds: list[Round]) -> None:
     begun = time.monotonic()
     kills = records = 0
     for number, make in enumerate(itertools.cycle(rounds)):
-        if kills >= KILLS and time.monotonic() - begun > SOAK_MINUTES * 60:
+        if kills >= SOAK_KILLS and time.monotonic() - begun > SOAK_MINUTES * 60:
             break
         test = make(data, seed + number)
         try:
-            test.run(FAULTS_PER_ROUND)
+            test.run(SOAK_FAULTS)
         except BaseException:
             say(f"round {number} failed; its own seed was {seed + number}", begun)
             raise
@@ -52,7 +48,7 @@ def soak(data: Path, seed: int, rounds: list[Round]) -> None:
 def test_exactly_once(tmp_path: Path, seed: int) -> None:
     def make(protocol: str) -> Round:
         return lambda data, own: Pipeline(
-            data, own, total=TOTAL, protocol=protocol, faults=(*FAULTS, HOLD)
+            data, own, total=SOAK_RECORDS, protocol=protocol, faults=(*FAULTS, HOLD)
         )
 
     soak(tmp_path / "data", seed, [make(protocol) for protocol in PROTOCOLS])
@@ -61,7 +57,7 @@ def test_exactly_once(tmp_path: Path, seed: int) -> None:
 @pytest.mark.proof
 def test_groups_under_churn(tmp_path: Path, seed: int) -> None:
     def make(protocol: str) -> Round:
-        return lambda data, own: Churn(data, own, total=TOTAL, protocol=protocol)
+        return lambda data, own: Churn(data, own, total=SOAK_RECORDS, protocol=protocol)
 
     soak(tmp_path / "data", seed, [make(protocol) for protocol in PROTOCOLS])
 
@@ -69,6 +65,6 @@ def test_groups_under_churn(tmp_path: Path, seed: int) -> None:
 @pytest.mark.proof
 def test_queues(tmp_path: Path, seed: int) -> None:
     def make(ordered: bool) -> Round:
-        return lambda data, own: QueueTest(data, own, total=TOTAL, ordered=ordered)
+        return lambda data, own: QueueTest(data, own, total=SOAK_RECORDS, ordered=ordered)
 
     soak(tmp_path / "data", seed, [make(ordered) for ordered in (False, True)])

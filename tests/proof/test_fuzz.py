@@ -18,11 +18,8 @@ from tests.broker.robustness.watch import (
     quick_broker,
     wait_for_quiet,
 )
+from tests.harness.profiles import SOAK_FUZZ_FRAMES, SOAK_FUZZ_ROUNDS, SOAK_FUZZ_STREAMS
 from tests.proof.progress import say
-
-ROUNDS = 20
-FRAMES_EACH = 46_000
-STREAMS_EACH = 5_000
 
 
 @pytest.mark.proof
@@ -32,16 +29,16 @@ def test_a_million_frames(seed: int) -> None:
     limits = Limits(max_topics=40, max_partitions=300, max_fetch_sessions=50)
     with quick_broker(limits=limits, housekeeping_interval_ms=200) as broker:
         with Witness(broker) as witness, no_errors(broker):
-            work = fuzz_work(broker, seed, FRAMES_EACH, STREAMS_EACH)
+            work = fuzz_work(broker, seed, SOAK_FUZZ_FRAMES, SOAK_FUZZ_STREAMS)
             before = 0
-            for number in range(ROUNDS):
+            for number in range(SOAK_FUZZ_ROUNDS):
                 outcomes += FuzzProcess(replace(work, seed=seed + 100 * number)).outcomes()
                 # What is loaded and cached in the first round is not growth.
                 before = before or memory_bytes()
                 grown = memory_bytes() - before
                 say(f"{outcomes.total()} frames: {dict(outcomes)}, {grown >> 20} MiB more", begun)
         wait_for_quiet(broker)
-    check_outcomes(outcomes, ROUNDS * (FRAMES_EACH + STREAMS_EACH))
+    check_outcomes(outcomes, SOAK_FUZZ_ROUNDS * (SOAK_FUZZ_FRAMES + SOAK_FUZZ_STREAMS))
     assert outcomes.total() >= 1_000_000
     assert grown < GROWTH_MAX_BYTES
     say(

@@ -13,21 +13,19 @@ from pathlib import Path
 import pytest
 
 from tests.broker.robustness.killing import KillTest
+from tests.harness.profiles import SOAK_DIRECTORIES, SOAK_DIRECTORY_KILLS
 from tests.proof.progress import say
-
-DIRECTORIES = 10
-KILLS_EACH = 20
 
 
 @pytest.mark.proof
 def test_two_hundred_kills(tmp_path: Path, seed: int) -> None:
     lives = acknowledged = made = deleted = 0
     begun = time.monotonic()
-    for number in range(DIRECTORIES):
+    for number in range(SOAK_DIRECTORIES):
         data = tmp_path / f"data-{number}"
         test = KillTest(data, seed + number)
         with test.running():
-            for _ in range(KILLS_EACH):
+            for _ in range(SOAK_DIRECTORY_KILLS):
                 test.kill_once()
         test.broker.start()
         test.verify()
@@ -37,9 +35,10 @@ def test_two_hundred_kills(tmp_path: Path, seed: int) -> None:
         made, deleted = made + report.topics_made, deleted + report.topics_deleted
         shutil.rmtree(data)
         say(
-            f"directory {number + 1} of {DIRECTORIES}: {lives} kills, {acknowledged} records", begun
+            f"directory {number + 1} of {SOAK_DIRECTORIES}: {lives} kills, {acknowledged} records",
+            begun,
         )
-    assert lives >= DIRECTORIES * KILLS_EACH
+    assert lives >= SOAK_DIRECTORIES * SOAK_DIRECTORY_KILLS
     say(
         f"summary: {lives} kills, {acknowledged} acknowledged records all there, {made} topics "
         f"made and {deleted} deleted in between; seed {seed}",

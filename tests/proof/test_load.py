@@ -1,7 +1,8 @@
 """Load for a long time: retention, compaction, topics that come and go, a restart now and then.
 
-`PENSTOCK_SOAK_MINUTES` says how long, in `make proof`; `make test` does two rounds. Everything is
-read back and compared again and again, and neither memory nor open files may grow.
+`PENSTOCK_SOAK_MINUTES` says how long in `make proof`, five minutes unless set; `make test` does two
+rounds. Everything is read back and compared again and again, and neither memory nor open files may
+grow.
 """
 
 from __future__ import annotations

@@ -28,12 +28,10 @@ from penstock.sinks import (
 from penstock.sinks.http import Answer
 from penstock.sinks.opensearch import OpenSearchSink
 from penstock.sinks.schema import json_field
-from penstock.testing.opensearch import OpenSearch, opensearch_home
+from penstock.testing.opensearch import OpenSearch
 from penstock.testing.sinks import Row, Store, changes, never, read
 from tests.sinks.kit import StoreKit, new_name
 from tests.waiting import eventually
-
-pytestmark = pytest.mark.skipif(opensearch_home() is None, reason="make opensearch-jars")
 
 
 @pytest.fixture

@@ -10,8 +10,9 @@ from penstock.errors import DiskFullError, StorageError
 from penstock.testing import ManualClock
 from penstock.testing.faults import Operation, SimulatedCrash, SimulatedDisk, SimulatedFile
 from penstock.testing.power_loss import PAGE_BYTES
+from tests.harness.profiles import DISKS
 
-SEEDS = range(300)
+SEEDS = range(DISKS)
 BODY = bytes(range(1, 251)) * 12
 
 
@@ -113,7 +114,7 @@ def test_a_killed_process_loses_nothing_but_makes_nothing_safe() -> None:
 @pytest.mark.parametrize("forgets", [False, True])
 def test_a_failed_sync_loses_what_was_pending(forgets: bool) -> None:
     lost = 0
-    for seed in range(100):
+    for seed in SEEDS[: DISKS // 3]:
         disk = new_disk(seed)
         disk.forgets_failed_pages = forgets
         file = disk.open("/d/f")
@@ -130,11 +131,11 @@ def test_a_failed_sync_loses_what_was_pending(forgets: bool) -> None:
         left = content(disk.after_crash())
         assert left[:4] == b"safe"
         lost += left != b"safe" + BODY
-    assert lost > 50
+    assert lost > DISKS // 6
 
 
 def test_what_is_written_again_after_a_failed_sync_is_safe() -> None:
-    for seed in range(100):
+    for seed in SEEDS[: DISKS // 3]:
         disk = new_disk(seed)
         file = disk.open("/d/f")
         file.pwritev([BODY], 0)
@@ -184,7 +185,7 @@ def test_a_rename_is_atomic_and_a_file_has_one_name() -> None:
 
 def test_a_folder_that_was_not_synced_is_lost_with_all_in_it() -> None:
     lost = 0
-    for seed in range(50):
+    for seed in SEEDS[: DISKS // 6]:
         disk = SimulatedDisk(seed)
         disk.make_dirs("/a/b")
         disk.sync_dir("/a")
@@ -192,12 +193,12 @@ def test_a_folder_that_was_not_synced_is_lost_with_all_in_it() -> None:
         file.sync()
         disk.sync_dir("/a/b")
         lost += not disk.after_crash().exists("/a/b/f")
-    assert 0 < lost < 50
+    assert 0 < lost < DISKS // 6
 
 
 def test_removing_a_tree_may_be_done_in_part() -> None:
     seen = set()
-    for seed in range(100):
+    for seed in SEEDS[: DISKS // 3]:
         disk = new_disk(seed)
         disk.open("/d/g", create=True)
         disk.sync_dir("/d")
@@ -283,7 +284,7 @@ def test_faults_on_one_file_only() -> None:
 
 def test_a_failed_write_may_have_been_done_in_part() -> None:
     sizes = set()
-    for seed in range(50):
+    for seed in SEEDS[: DISKS // 6]:
         disk = new_disk(seed)
         file = disk.open("/d/f")
         disk.fail("write")

@@ -20,9 +20,9 @@ from penstock.broker.groups.assignors import (
 )
 from penstock.testing.java_client import JavaClient
 from penstock.testing.kafka_tools import KafkaTools
+from tests.harness.profiles import ASSIGNED_GROUPS
 
 TOPICS = tuple(UUID(int=n << 64 | n) for n in range(1, 5))
-ROUNDS = 40
 Members = dict[str, Subscriber]
 
 
@@ -64,7 +64,7 @@ def kafkas(
 def groups(seed: int, *, same: bool) -> Iterator[tuple[Members, dict[UUID, int]]]:
     """Groups of all sizes; members want the same, or whatever each likes."""
     random = Random(seed)
-    for _ in range(ROUNDS):
+    for _ in range(ASSIGNED_GROUPS):
         counts = {topic: random.randint(1, 9) for topic in random.sample(TOPICS, 3)}
         members: Members = {}
         for at in range(random.randint(1, 7)):

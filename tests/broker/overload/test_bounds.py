@@ -19,6 +19,7 @@ from penstock.log.partition import Partition
 from penstock.log.store import LogStore
 from penstock.testing.clock import ManualClock
 from penstock.testing.faults import SimulatedDisk
+from tests.harness.profiles import BOUNDED_LOGS
 from tests.log.keeping import (
     ID,
     append,
@@ -109,7 +110,7 @@ def removed(partition: Partition) -> int:
     return partition.log_start
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(BOUNDED_LOGS))
 def test_nothing_that_is_needed_goes_and_the_rest_goes_at_the_bound(seed: int) -> None:
     rng = random.Random(seed)
     partition = partition_of(open_store(GUARDED))

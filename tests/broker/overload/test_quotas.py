@@ -27,7 +27,7 @@ from penstock.broker.quotas import (
 )
 from penstock.testing.clock import ManualClock
 from penstock.wire.errors import ErrorCode
-from tests.harness.profiles import examples
+from tests.harness.profiles import QUOTA_CLIENTS, examples
 
 ME, APP = "me", "app"
 
@@ -163,7 +163,7 @@ def test_nothing_is_written_that_changes_nothing() -> None:
 # ---- the accounting --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(QUOTA_CLIENTS))
 def test_over_any_time_a_client_uses_its_rate(seed: int) -> None:
     """Clients that wait as they are told: bytes against the time that has passed."""
     rng = random.Random(seed)

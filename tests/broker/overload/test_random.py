@@ -31,9 +31,8 @@ from tests.broker.overload.guarded import (
 )
 from tests.broker.raw import RawClient
 from tests.broker.requests import one
-from tests.harness.profiles import GUARDED_RUNS
+from tests.harness.profiles import GUARDED_RUNS, GUARDED_STEPS
 
-STEPS = 150
 PATIENCE_S = 60.0
 GROUPS = ("a", "b")
 
@@ -114,7 +113,7 @@ def test_what_must_hold_at_every_moment(seed: int, overflow: str) -> None:
     with Broker(disk=HastyDisk(), housekeeping_interval_ms=50, limits=limits) as broker:
         run = Run(broker, rng, overflow)
         try:
-            for _ in range(STEPS):
+            for _ in range(GUARDED_STEPS):
                 step = rng.choices(
                     (run.write, run.collect, run.read, run.restart), (40, 30, 30, 1)
                 )[0]

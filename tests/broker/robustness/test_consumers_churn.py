@@ -11,16 +11,14 @@ import pytest
 
 from tests.broker.robustness.consumers_churn import Churn, Order, Ownership, orders
 from tests.broker.robustness.consumers_pipeline import PROTOCOLS
-from tests.harness.profiles import CONSUMER_FAULTS
-
-TOTAL = 600
+from tests.harness.profiles import CHURN_RECORDS, CONSUMER_FAULTS
 
 
 @pytest.mark.parametrize("kind", ["older", "newer"])
 @pytest.mark.processes
 def test_the_work_goes_on(tmp_path: Path, seed: int, kind: str) -> None:
     protocol = PROTOCOLS[0] if kind == "newer" else PROTOCOLS[1 + seed % 2]
-    churn = Churn(tmp_path / "data", seed, total=TOTAL, protocol=protocol)
+    churn = Churn(tmp_path / "data", seed, total=CHURN_RECORDS, protocol=protocol)
     churn.run(CONSUMER_FAULTS)
     print(protocol, churn.report())
     if protocol == "consumer":

@@ -10,16 +10,14 @@ from pathlib import Path
 import pytest
 
 from tests.broker.robustness.consumers_pipeline import HOLD, PROTOCOLS, Pipeline
-from tests.harness.profiles import CONSUMER_FAULTS
-
-TOTAL = 300
+from tests.harness.profiles import CONSUMER_FAULTS, PIPELINE_RECORDS
 
 
 @pytest.mark.parametrize("kind", ["older", "newer"])
 @pytest.mark.processes
 def test_each_record_is_copied_once(tmp_path: Path, seed: int, kind: str) -> None:
     protocol = PROTOCOLS[0] if kind == "newer" else PROTOCOLS[1 + seed % 2]
-    pipeline = Pipeline(tmp_path / "data", seed, total=TOTAL, protocol=protocol)
+    pipeline = Pipeline(tmp_path / "data", seed, total=PIPELINE_RECORDS, protocol=protocol)
     pipeline.run(CONSUMER_FAULTS)
     print(protocol, pipeline.report())
 

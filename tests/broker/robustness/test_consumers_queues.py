@@ -17,14 +17,12 @@ from tests.broker.requests import create
 from tests.broker.robustness.consumers_queue import QueueTest
 from tests.broker.shares.members import ACCEPT, REJECT, Taker, fill, new_queue
 from tests.broker.waits import wait_until
-from tests.harness.profiles import CONSUMER_FAULTS
-
-TOTAL = 400
+from tests.harness.profiles import CONSUMER_FAULTS, SHARED_RECORDS
 
 
 @pytest.mark.processes
 def test_nothing_acknowledged_comes_again(tmp_path: Path, seed: int) -> None:
-    test = QueueTest(tmp_path / "data", seed, total=TOTAL, ordered=seed % 2 == 1)
+    test = QueueTest(tmp_path / "data", seed, total=SHARED_RECORDS, ordered=seed % 2 == 1)
     test.run(CONSUMER_FAULTS)
     print(test.report())
 

@@ -20,10 +20,10 @@ from tests.broker.raw import RawClient
 from tests.broker.robustness.consumers_crew import Child, Event, Scene, Source
 from tests.broker.robustness.consumers_pipeline import SESSION
 from tests.broker.shares.members import lag_of, set_group
+from tests.harness.profiles import SLOW_RECORDS
 
 TOPIC: Final = "news"
 PARTITIONS: Final = 4
-TOTAL: Final = 200
 CLASSIC: Final = {"session.timeout.ms": 2_000, "heartbeat.interval.ms": 150}
 
 
@@ -78,15 +78,15 @@ def test_other_groups_members_and_producers_go_on(tmp_path: Path, seed: int) -> 
             assert not rq.one(answer).error_code
         set_group(scene.broker, "newer", **SESSION)
         readers, history = Readers(scene), History()
-        with deaf_reader(scene), Source(scene, history, TOPIC, PARTITIONS, TOTAL) as source:
+        with deaf_reader(scene), Source(scene, history, TOPIC, PARTITIONS, SLOW_RECORDS) as source:
             newer = {"group.protocol": "consumer"}
             for group, config in (("older", CLASSIC), ("newer", newer), ("well", CLASSIC)):
                 for number in range(3 if group != "well" else 1):
                     readers.start(group, f"{group}-{number}", **config)
-            source.allow(TOTAL // 4)
+            source.allow(SLOW_RECORDS // 4)
             first = ("older", "newer", "well")
             scene.wait_for(
-                lambda: source.count == TOTAL // 4 and readers.has_all(source, *first),
+                lambda: source.count == SLOW_RECORDS // 4 and readers.has_all(source, *first),
                 "all groups have begun",
             )
             for group in ("older", "newer"):
@@ -139,7 +139,7 @@ def test_other_consumers_of_a_queue_go_on(tmp_path: Path, seed: int) -> None:
         for name in ("hanging", "dead"):
             # They release all that they take, so that none of it is done by them.
             scene.start("share", name, on_event, topic=TOPIC, release_share=1.0, **config)
-        with Source(scene, History(), TOPIC, PARTITIONS, TOTAL) as source:
+        with Source(scene, History(), TOPIC, PARTITIONS, SLOW_RECORDS) as source:
             source.allow(40)
             scene.wait_for(lambda: len(taken) == 2, "both have taken something")
             scene.children["hanging"].hold()
@@ -147,7 +147,7 @@ def test_other_consumers_of_a_queue_go_on(tmp_path: Path, seed: int) -> None:
             for name in ("one", "other"):
                 scene.start("share", name, on_event, topic=TOPIC, release_share=0.0, **config)
             source.finish()
-            scene.wait_for(lambda: len(done) == TOTAL, "the others do all the work")
+            scene.wait_for(lambda: len(done) == SLOW_RECORDS, "the others do all the work")
         scene.wait_for(lambda: not lag_of(scene.broker, "queue"), "the queue is empty")
         assert set(done.values()) == {1}, json.dumps(sorted(done.items())[:20])
         scene.end_children()

@@ -20,8 +20,8 @@ from tests.broker.raw import RawClient
 from tests.broker.requests import create, one
 from tests.broker.robustness.consumers_pipeline import PROTOCOLS, Pipeline
 from tests.broker.transactions.raw_producer import RawProducer, read
+from tests.harness.profiles import ZOMBIE_RECORDS
 
-TOTAL: Final = 60
 FENCED: Final = {
     ErrorCode.INVALID_PRODUCER_EPOCH, ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_TXN_STATE,
 }  # fmt: skip
@@ -30,7 +30,7 @@ FENCED: Final = {
 @pytest.mark.processes
 def test_a_worker_that_was_held_at_the_brink(tmp_path: Path, seed: int) -> None:
     """Stopped between its last write and its commit; its successor does the work meanwhile."""
-    pipeline = Pipeline(tmp_path / "data", seed, total=TOTAL, protocol=PROTOCOLS[seed % 3])
+    pipeline = Pipeline(tmp_path / "data", seed, total=ZOMBIE_RECORDS, protocol=PROTOCOLS[seed % 3])
     with pipeline.running() as scene:
         calm = {"abort_share": 0.0, "instance": ""}
         zombie = pipeline.start_worker(0, name="zombie", brink="commit", lives=1, **calm)
@@ -57,7 +57,7 @@ def test_a_worker_that_was_held_at_the_brink(tmp_path: Path, seed: int) -> None:
 @pytest.mark.processes
 def test_a_worker_whose_partitions_were_given_to_another(tmp_path: Path, seed: int) -> None:
     """Held before it commits its offsets. Nobody has taken its id, but its group has left it."""
-    pipeline = Pipeline(tmp_path / "data", seed, total=TOTAL, protocol=PROTOCOLS[seed % 3])
+    pipeline = Pipeline(tmp_path / "data", seed, total=ZOMBIE_RECORDS, protocol=PROTOCOLS[seed % 3])
     with pipeline.running() as scene:
         calm = {"abort_share": 0.0, "instance": ""}
         zombie = pipeline.start_worker(0, name="zombie", brink="offsets", **calm)

@@ -19,12 +19,13 @@ from penstock.capture.delivery.capture import Capture
 from penstock.capture.delivery.config import CaptureConfig
 from penstock.capture.delivery.control import send, snapshot_signal
 from penstock.client.connection import Cluster
-from penstock.testing.mysql import MySQL, mysql_home
+from penstock.testing.mysql import MySQL
 from penstock.testing.postgres import PostgresServer
 from tests.capture.delivery.running import QUICK, new_name, on_thread
 from tests.capture.kit.capturing import CaptureProcess, Told, records
 from tests.capture.kit.databases import Database, Postgres, Session, Sqlite
 from tests.capture.kit.following import MARKS, make_marks, mark
+from tests.harness.needs import where_mysql_is
 from tests.harness.profiles import TRUNCATE_KILLS, TRUNCATED_SNAPSHOTS
 from tests.waiting import eventually
 
@@ -216,7 +217,7 @@ def test_a_table_of_sqlite_that_is_made_anew(log: str, tmp_path: Path) -> None:
     database.close()
 
 
-@pytest.mark.skipif(mysql_home() is None, reason="MySQL is not there")
+@where_mysql_is
 def test_mysql_8(log: str, shared_mysql: MySQL) -> None:
     server = shared_mysql
     name = server.create_database()

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.capture.mysql.jsonb import text
 from penstock.capture.source import Part, PositionLostError
-from penstock.testing.mysql import MySQL, mysql_home
+from penstock.testing.mysql import MySQL
 from tests.capture.mysql.kit import (
     changes_of,
     end_of,
@@ -22,8 +22,9 @@ from tests.capture.mysql.kit import (
 )
 from tests.capture.mysql.test_rebuild import Workload, capture, check_chunks, compare
 from tests.capture.mysql.test_types import CASES, same
+from tests.harness.needs import where_mysql_is
 
-pytestmark = pytest.mark.skipif(mysql_home() is None, reason="MySQL is not there")
+pytestmark = where_mysql_is
 
 
 @pytest.fixture

@@ -36,8 +36,6 @@ from tests.spark.state.counting import called, counting, expected, told
 from tests.waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[3]
-# Each takes a new session; more of them for a longer look.
-KILLS = int(os.environ.get("PENSTOCK_STATE_KILLS") or STATE_KILLS)
 # Where writes fail, one after the other.
 POINTS = (
     "none", "before", "between", "after",
@@ -92,7 +90,7 @@ def test_kills_of_the_driver(tmp_path: Path, seed: int) -> None:
         def written(topic: str) -> int:
             return len(committed(address, topic))
 
-        for last in (*[False] * KILLS, True):
+        for last in (*[False] * STATE_KILLS, True):
             target = rng.choice([counts, named])
             wanted = written(target) + 1
             feed(address, names_in, load.changes(STATE_KILL_ROWS // 2))

@@ -48,9 +48,7 @@ KINDS = [
 ]  # fmt: skip
 
 
-def test_hashes_are_sparks(spark: SparkSession) -> None:
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
+def test_hashes_are_sparks(spark: SparkSession, seed: int) -> None:
     dice = random.Random(seed)
     columns = {}
     for at, kind in enumerate(KINDS):

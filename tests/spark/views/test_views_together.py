@@ -162,10 +162,8 @@ class Followed:
 
 @pytest.mark.parametrize("name", some(list(VIEWS), test=3))
 def test_a_view_is_the_same_whichever_way_its_micro_batches_go(
-    spark: SparkSession, tmp_path: Path, name: str
+    spark: SparkSession, tmp_path: Path, name: str, seed: int
 ) -> None:
-    seed = random.randrange(1 << 32)
-    print(f"seed {seed}")
     dice = random.Random(seed)
     tables = Tables(dice)
     view = Followed(spark, name, tmp_path)
