@@ -74,19 +74,26 @@ def unscaled(number: int) -> bytes:
 _NOT_A_NUMBER: Final = {b"NaN": b'"NaN"', b"Infinity": b'"Inf"', b"-Infinity": b'"-Inf"'}
 
 
+def _word(value: bytes) -> bytes:
+    word = _NOT_A_NUMBER.get(value)
+    if word is None:
+        raise ValueError(f"{value!r} is no numeric")
+    return word
+
+
 def decimal(scale: int) -> Convert:
     """numeric(p, s) to its unscaled value; the server always prints s digits."""
     if scale < 0:
         unit = 10**-scale
 
         def coarse(value: bytes) -> bytes:
-            return _NOT_A_NUMBER[value] if value[-1] > 57 else unscaled(int(value) // unit)
+            return _word(value) if value[-1] > 57 else unscaled(int(value) // unit)
 
         return coarse
 
     def convert(value: bytes) -> bytes:
         if value[-1] > 57:
-            return _NOT_A_NUMBER[value]
+            return _word(value)
         return unscaled(int(value.replace(b".", b"")))
 
     return convert
@@ -95,7 +102,7 @@ def decimal(scale: int) -> Convert:
 def variable_decimal(value: bytes) -> bytes:
     """numeric without a scale: each value says its own."""
     if value[-1] > 57:
-        return b'{"scale":0,"value":%b}' % _NOT_A_NUMBER[value]
+        return b'{"scale":0,"value":%b}' % _word(value)
     whole, _, fraction = value.partition(b".")
     return b'{"scale":%d,"value":%b}' % (len(fraction), unscaled(int(whole + fraction)))
 
