@@ -21,6 +21,8 @@ from tests.harness.needs import needs_of, uses_spark
 # A test that says that it takes long is begun early; so is what starts processes.
 EXTERNAL_COST_S: Final = 1.0
 QUICK_COST_S: Final = 0.02
+# Of what only `make proof` runs.
+PROOF_COST_S: Final = 300.0
 # The share of a test's timeout that it is expected to take.
 TIMEOUT_SHARE: Final = 0.1
 
@@ -37,6 +39,8 @@ def expected_cost_s(item: pytest.Item) -> float:
     timeout = item.get_closest_marker("timeout")
     if timeout is not None and timeout.args:
         return float(timeout.args[0]) * TIMEOUT_SHARE
+    if item.get_closest_marker("proof"):
+        return PROOF_COST_S
     return EXTERNAL_COST_S if needs_of(item) else QUICK_COST_S
 
 

@@ -45,6 +45,7 @@ def soak(data: Path, seed: int, rounds: list[Round]) -> None:
 
 
 @pytest.mark.proof
+@pytest.mark.independent
 def test_exactly_once(tmp_path: Path, seed: int) -> None:
     def make(protocol: str) -> Round:
         return lambda data, own: Pipeline(
@@ -55,6 +56,7 @@ def test_exactly_once(tmp_path: Path, seed: int) -> None:
 
 
 @pytest.mark.proof
+@pytest.mark.independent
 def test_groups_under_churn(tmp_path: Path, seed: int) -> None:
     def make(protocol: str) -> Round:
         return lambda data, own: Churn(data, own, total=SOAK_RECORDS, protocol=protocol)
@@ -63,6 +65,7 @@ def test_groups_under_churn(tmp_path: Path, seed: int) -> None:
 
 
 @pytest.mark.proof
+@pytest.mark.independent
 def test_queues(tmp_path: Path, seed: int) -> None:
     def make(ordered: bool) -> Round:
         return lambda data, own: QueueTest(data, own, total=SOAK_RECORDS, ordered=ordered)
