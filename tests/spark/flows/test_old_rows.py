@@ -84,7 +84,7 @@ def test_it_is_looked_until_there_is_an_update(
         "old row: _before is null in them"
     )
     assert "ALTER TABLE public.orders REPLICA IDENTITY FULL" in advice
-    assert [each.message for each in caplog.records] == [f"{told}. {advice}"]
+    assert [each.getMessage() for each in caplog.records] == [f"{told}. {advice}"]
 
 
 def test_what_is_a_use_of_old_rows(spark: SparkSession) -> None:
