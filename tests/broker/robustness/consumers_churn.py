@@ -310,7 +310,11 @@ class Churn:
         return {place.partition: place.offset for place in found} == ends
 
     def verify(self) -> None:
+        told = {span.member for span in self.ownership.spans}
         self.ownership.orders = orders(self.scene.broker.log_text())
+        if self._protocol == "consumer":
+            # The log is understood: whoever has told of partitions so far is in it.
+            assert told <= {order.member for order in self.ownership.orders if order.assigned}
         conflicts = self.ownership.conflicts()
         assert not conflicts, "\n".join(conflicts[:10])
         for number in range(PARTITIONS):

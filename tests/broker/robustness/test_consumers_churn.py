@@ -21,11 +21,6 @@ def test_the_work_goes_on(tmp_path: Path, seed: int, kind: str) -> None:
     churn = Churn(tmp_path / "data", seed, total=CHURN_RECORDS, protocol=protocol)
     churn.run(CONSUMER_FAULTS)
     print(protocol, churn.report())
-    if protocol == "consumer":
-        # The broker's log is understood: everybody who told of partitions is in it.
-        assert {span.member for span in churn.ownership.spans} <= {
-            order.member for order in churn.ownership.orders if order.assigned
-        }
 
 
 def test_two_owners_are_seen() -> None:
