@@ -56,7 +56,10 @@ from penstock.wire.messages.describe_quorum import (
 from penstock.wire.messages.describe_topic_partitions import DescribeTopicPartitionsRequest
 from penstock.wire.messages.elect_leaders import ElectLeadersRequest
 from penstock.wire.messages.find_coordinator import FindCoordinatorRequest
+from penstock.wire.messages.get_telemetry_subscriptions import GetTelemetrySubscriptionsRequest
 from penstock.wire.messages.list_partition_reassignments import ListPartitionReassignmentsRequest
+from penstock.wire.messages.push_telemetry import PushTelemetryRequest
+from penstock.wire.zero import ZERO_UUID
 from tests.broker.groups.versions import ASKED_OF_GROUPS
 from tests.broker.groups.versions_assigned import ASKED_OF_ASSIGNED
 from tests.broker.raw import RawClient, decode_answer
@@ -82,6 +85,8 @@ from tests.broker.shares.versions import ASKED_OF_QUEUES
 from tests.broker.transactions.versions import ASKED_OF_TRANSACTIONS
 
 API_VERSIONS = 18
+# Client metrics are answered, but not offered: nothing here receives them.
+HIDDEN = {71, 72}
 ALL = [
     (key, version)
     for key, endpoint in ENDPOINTS.items()
@@ -140,6 +145,13 @@ def _describe_quorum(subject: Subject, version: int) -> Message:
     return DescribeQuorumRequest(topics=topics)
 
 
+def _push(subject: Subject, version: int) -> Message:
+    told = subject.client.call(GetTelemetrySubscriptionsRequest())
+    return PushTelemetryRequest(
+        client_instance_id=told.client_instance_id, subscription_id=told.subscription_id
+    )
+
+
 def _has_broker(found: list[Any]) -> bool:
     return len(found) == 1 and (found[0].host, found[0].port > 0) == ("127.0.0.1", True)
 
@@ -170,7 +182,7 @@ ASKED: dict[int, tuple[Ask, Check]] = {
     10: (lambda s, v: FindCoordinatorRequest(key="g", coordinator_keys=["g"]), _coordinator),
     18: (
         lambda s, v: ApiVersionsRequest(client_software_name="test", client_software_version="1.0"),
-        lambda s, a: {k.api_key for k in a.api_keys} == set(ENDPOINTS),
+        lambda s, a: {k.api_key for k in a.api_keys} == set(ENDPOINTS) - HIDDEN,
     ),
     19: (lambda s, v: create(new_name(), 2), lambda s, a: len(a.topics) == 1),
     20: (lambda s, v: delete(s.topic), lambda s, a: a.responses[0].name == s.topic),
@@ -208,6 +220,11 @@ ASKED: dict[int, tuple[Ask, Check]] = {
         ),
         lambda s, a: one(a).active_producers == [],
     ),
+    71: (
+        lambda s, v: GetTelemetrySubscriptionsRequest(),
+        lambda s, a: a.client_instance_id != ZERO_UUID and a.requested_metrics == [],
+    ),
+    72: (_push, lambda s, a: a.throttle_time_ms == 0),
     75: (
         lambda s, v: DescribeTopicPartitionsRequest(),
         lambda s, a: s.topic in {t.name for t in a.topics},
@@ -301,7 +318,11 @@ def test_api_versions_too_new_is_answered_in_the_oldest_form(
 def test_what_api_versions_tells(client: RawClient) -> None:
     answer = client.call(ApiVersionsRequest(), 0)
     told = {item.api_key: (item.min_version, item.max_version) for item in answer.api_keys}
-    offered = {key: (e.min_version, e.max_version) for key, e in ENDPOINTS.items()}
+    offered = {
+        key: (endpoint.min_version, endpoint.max_version)
+        for key, endpoint in ENDPOINTS.items()
+        if key not in HIDDEN
+    }
     # Produce 0 is told, not answered: librdkafka before 2.11 compresses only if it sees it.
     assert told == {**offered, 0: (0, 13)}
 

@@ -12,6 +12,7 @@ from conformance.scenarios.protocol import (
     read_committed,
     replicas,
     shares,
+    telemetry,
     topics,
     transactions,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "read_committed",
     "replicas",
     "shares",
+    "telemetry",
     "topics",
     "transactions",
 ]

@@ -114,6 +114,7 @@ def api_versions(
                 max_version=endpoint.max_version,
             )
             for endpoint in broker.endpoints.values()
+            if endpoint.is_advertised
         ],
     )
 

@@ -19,6 +19,7 @@ from penstock.broker.apis import (
     replicas,
     share_offsets,
     shares,
+    telemetry,
     topics,
     transactions,
 )
@@ -73,6 +74,9 @@ ENDPOINTS: Final[dict[int, Endpoint]] = {
         Endpoint(66, 0, 2, transactions.list_transactions),
         Endpoint(68, 0, 1, consumer_groups.consumer_group_heartbeat),
         Endpoint(69, 0, 1, consumer_groups.consumer_group_describe),
+        # Hidden by Kafka as well, unless it has a plugin that receives the metrics of clients.
+        Endpoint(71, 0, 0, telemetry.get_telemetry_subscriptions, is_advertised=False),
+        Endpoint(72, 0, 0, telemetry.push_telemetry, is_advertised=False),
         Endpoint(74, 0, 1, configs.list_config_resources),
         Endpoint(75, 0, 0, cluster.describe_topic_partitions),
         Endpoint(76, 1, 1, consumer_groups.share_group_heartbeat),
