@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from conformance.scenarios.protocol import (
+    authorized_operations,
     fetch,
     groups_classic,
     groups_consumer,
@@ -18,6 +19,7 @@ from conformance.scenarios.protocol import (
 )
 
 __all__ = [
+    "authorized_operations",
     "fetch",
     "groups_classic",
     "groups_consumer",
