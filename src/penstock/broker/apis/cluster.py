@@ -65,6 +65,9 @@ FEATURES: Final = {TRANSACTIONS: 2}
 ANY_FEATURE_FROM_VERSION: Final = 4
 NULL_NAMES_FROM_VERSION: Final = 12
 SOFTWARE_FROM_VERSION: Final = 3
+# Where Kafka's coordinators keep their state, and these do not. Who looks for them must not get
+# empty topics that are made on demand.
+_KAFKAS_OWN_TOPICS: Final = frozenset({"__consumer_offsets", "__transaction_state"})
 _SOFTWARE: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?")
 _MAX_PARTITIONS_TOLD: Final = 2_000
 
@@ -130,10 +133,18 @@ def metadata(
         every = [_topic_metadata(broker, topic) for topic in known.values()]
         return _metadata(broker, request, every)
     may_create = request.allow_auto_topic_creation and broker.config.auto_create_topics
-    if may_create and any(not is_by_id(item) and item.name not in known for item in wanted):
+    if may_create and any(_is_to_be_made(broker, item) for item in wanted):
         return _metadata_of_new(broker, request, wanted, context.version)
     topics = [_asked_topic(broker, item, context.version) for item in wanted]
     return _metadata(broker, request, topics)
+
+
+def _is_to_be_made(broker: Broker, item: MetadataRequestTopic) -> bool:
+    return (
+        not is_by_id(item)
+        and item.name not in broker.catalog.topics
+        and item.name not in _KAFKAS_OWN_TOPICS
+    )
 
 
 async def _metadata_of_new(
@@ -141,7 +152,7 @@ async def _metadata_of_new(
 ) -> MetadataResponse:
     topics: list[MetadataResponseTopic] = []
     for item in wanted:
-        if not is_by_id(item) and item.name not in broker.catalog.topics:
+        if _is_to_be_made(broker, item):
             assert item.name is not None
             try:
                 await broker.topics.create_if_absent(item.name)
