@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from uuid import UUID, uuid4
 
 import pytest
 
-from penstock.broker import telemetry
+from penstock.broker import client_metrics, telemetry
 from penstock.broker.catalog import ApiError
 from penstock.broker.telemetry import MAX_BYTES, PUSH_INTERVAL_MS, ClientTelemetry, Push
 from penstock.records.compression import GZIP, LZ4, SNAPPY, ZSTD, compress
 from penstock.testing.broker import Broker
 from penstock.wire.errors import ErrorCode
+from penstock.wire.messages.describe_configs import (
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+)
 from penstock.wire.messages.get_telemetry_subscriptions import GetTelemetrySubscriptionsRequest
+from penstock.wire.messages.incremental_alter_configs import (
+    AlterableConfig,
+    AlterConfigsResource,
+    IncrementalAlterConfigsRequest,
+)
+from penstock.wire.messages.list_config_resources import ListConfigResourcesRequest
 from penstock.wire.messages.push_telemetry import PushTelemetryRequest
 from penstock.wire.zero import ZERO_UUID
 from tests.broker.raw import RawClient
+from tests.broker.requests import DELETE, SET, new_name
 from tests.broker.waits import wait_until
 
 THROTTLED = ErrorCode.THROTTLING_QUOTA_EXCEEDED
@@ -203,3 +215,80 @@ def test_a_client_without_an_id_gets_one(client: RawClient) -> None:
     )
     assert client.call(pushed).error_code == 0
     assert client.call(pushed).error_code == THROTTLED
+
+
+# ---- subscriptions, as admins set them -------------------------------------------------------
+
+
+def resource_settings(client: RawClient, name: str) -> dict[str, str]:
+    resource = DescribeConfigsResource(
+        resource_type=16, resource_name=name, configuration_keys=None
+    )
+    (result,) = client.call(DescribeConfigsRequest(resources=[resource])).results
+    assert not result.error_code
+    return {item.name: item.value for item in result.configs}
+
+
+def altered(client: RawClient, name: str, *changes: tuple[int, str, str | None]) -> ErrorCode:
+    configs = [
+        AlterableConfig(name=setting, config_operation=operation, value=value)
+        for operation, setting, value in changes
+    ]
+    resource = AlterConfigsResource(resource_type=16, resource_name=name, configs=configs)
+    answer = client.call(IncrementalAlterConfigsRequest(resources=[resource]))
+    return ErrorCode(answer.responses[0].error_code)
+
+
+def names_of_subscriptions(client: RawClient, version: int = 1) -> set[str]:
+    request = ListConfigResourcesRequest(resource_types=[16] if version else [])
+    answer = client.call(request, version)
+    assert {item.resource_type for item in answer.config_resources} <= {16}
+    return {item.resource_name for item in answer.config_resources}
+
+
+def test_a_subscription_outlives_a_restart(tmp_path: Path) -> None:
+    folder = str(tmp_path / "data")
+    defaults = {"metrics": "", "interval.ms": "300000", "match": ""}
+    wanted = {"metrics": "a.b,c", "interval.ms": "1000", "match": "client_id=x.*"}
+    with Broker(folder) as broker, RawClient(broker.bootstrap) as client:
+        assert resource_settings(client, "mine") == defaults
+        changes = [(SET, name, value) for name, value in wanted.items()]
+        assert altered(client, "mine", *changes) == ErrorCode.NONE
+    with Broker(folder) as broker, RawClient(broker.bootstrap) as client:
+        assert resource_settings(client, "mine") == wanted
+        assert names_of_subscriptions(client) == names_of_subscriptions(client, 0) == {"mine"}
+        # No metrics are requested all the same: nothing receives them.
+        assert client.call(GetTelemetrySubscriptionsRequest()).requested_metrics == []
+        removals = [(DELETE, name, None) for name in wanted]
+        assert altered(client, "mine", *removals) == ErrorCode.NONE
+        assert names_of_subscriptions(client) == set()
+        assert resource_settings(client, "mine") == defaults
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "code"),
+    [
+        ("no.such.setting", "1", ErrorCode.INVALID_REQUEST),
+        ("interval.ms", "99", ErrorCode.INVALID_REQUEST),
+        ("interval.ms", "3600001", ErrorCode.INVALID_REQUEST),
+        ("interval.ms", "often", ErrorCode.INVALID_CONFIG),
+        ("metrics", "a,b,a", ErrorCode.INVALID_CONFIG),
+        ("match", "planet=earth", ErrorCode.INVALID_CONFIG),
+        ("match", "client_id", ErrorCode.INVALID_CONFIG),
+        ("match", "client_id=[", ErrorCode.INVALID_CONFIG),
+        ("match", "client_id=a=b", ErrorCode.INVALID_CONFIG),
+    ],
+)
+def test_wrong_subscriptions_are_refused(
+    client: RawClient, setting: str, value: str, code: ErrorCode
+) -> None:
+    name = new_name()
+    assert altered(client, name, (SET, setting, value)) == code
+    assert name not in names_of_subscriptions(client)
+
+
+def test_subscriptions_have_a_limit(client: RawClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_metrics, "MAX_SUBSCRIPTIONS", 0)
+    change = (SET, "metrics", "*")
+    assert altered(client, new_name(), change) == ErrorCode.POLICY_VIOLATION
+    assert altered(client, "", change) == ErrorCode.INVALID_REQUEST

@@ -1,8 +1,9 @@
 """Client metrics (KIP-714): what clients are asked to push, and how often they may.
 
-Nothing here receives the metrics of clients, so none are requested. A client that asks all the
-same gets a subscription without metrics; what it pushes is checked as Apache Kafka checks it, and
-dropped. Requests that come more often than the push interval allows are refused.
+Nothing here receives the metrics of clients, so none are requested, whatever subscriptions there
+are. A client that asks all the same gets a subscription without metrics; what it pushes is checked
+as Apache Kafka checks it, and dropped. Requests that come more often than the push interval allows
+are refused.
 """
 
 from __future__ import annotations
