@@ -21,14 +21,20 @@ from penstock.wire.messages.describe_quorum import (
     RequestTopicData,
 )
 from penstock.wire.messages.elect_leaders import ElectLeadersRequest, TopicPartitions
+from penstock.wire.messages.incremental_alter_configs import (
+    AlterableConfig,
+    AlterConfigsResource,
+    IncrementalAlterConfigsRequest,
+)
 from penstock.wire.messages.list_partition_reassignments import (
     ListPartitionReassignmentsRequest,
     ListPartitionReassignmentsTopics,
 )
 from tests.broker.protocol_client import error_name
 from tests.broker.raw import RawClient
-from tests.broker.requests import create, metadata, new_name
+from tests.broker.requests import DELETE, SET, TOPIC_RESOURCE, create, metadata, new_name
 
+BROKER = 4
 UNKNOWN = "UNKNOWN_TOPIC_OR_PARTITION"
 
 
@@ -71,6 +77,32 @@ def test_no_reassignment_is_under_way(client: RawClient, topic: str) -> None:
         request = ListPartitionReassignmentsRequest(topics=[one_topic] if name else None)
         answer = client.call(request)
         assert (answer.error_code, answer.error_message, answer.topics) == (0, None, [])
+
+
+def test_throttles_of_reassignments_are_removed_though_there_are_none(
+    client: RawClient, topic: str
+) -> None:
+    """As Kafka's tool does when a reassignment is complete."""
+    rates = ("leader.replication.throttled.rate", "follower.replication.throttled.rate")
+    replicas = ("leader.replication.throttled.replicas", "follower.replication.throttled.replicas")
+    moving = "replica.alter.log.dirs.io.max.bytes.per.second"
+    own, other = str(NODE_ID), "77"
+    for kind, name, operation, settings, expected in (
+        (BROKER, own, DELETE, (*rates, moving), "NONE"),
+        (TOPIC_RESOURCE, topic, DELETE, replicas, "NONE"),
+        (BROKER, own, DELETE, (*rates, "num.partitions"), "INVALID_REQUEST"),
+        (BROKER, own, SET, rates, "INVALID_REQUEST"),
+        (BROKER, other, DELETE, rates, "INVALID_REQUEST"),
+    ):
+        configs = [
+            AlterableConfig(
+                name=item, config_operation=operation, value="1" if operation == SET else None
+            )
+            for item in settings
+        ]
+        resource = AlterConfigsResource(resource_type=kind, resource_name=name, configs=configs)
+        answer = client.call(IncrementalAlterConfigsRequest(resources=[resource]))
+        assert error_name(answer.responses[0].error_code) == expected
 
 
 # ---- elections -------------------------------------------------------------------------------

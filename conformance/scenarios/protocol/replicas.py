@@ -22,12 +22,17 @@ from penstock.wire.messages.describe_quorum import (
     RequestTopicData,
 )
 from penstock.wire.messages.elect_leaders import ElectLeadersRequest, TopicPartitions
+from penstock.wire.messages.incremental_alter_configs import (
+    AlterableConfig,
+    AlterConfigsResource,
+    IncrementalAlterConfigsRequest,
+)
 from penstock.wire.messages.list_partition_reassignments import (
     ListPartitionReassignmentsRequest,
     ListPartitionReassignmentsTopics,
 )
 from tests.broker.protocol_client import ProtocolClient, error_name
-from tests.broker.requests import metadata, new_name
+from tests.broker.requests import DELETE, metadata, new_name
 
 NO_BROKER = 77
 
@@ -73,6 +78,27 @@ def reassignments_of_partitions(client: ProtocolClient) -> Any:
         request = ListPartitionReassignmentsRequest(topics=[one_topic] if name else None)
         answer = client.call(request)
         outcomes.append((error_name(answer.error_code), answer.error_message, len(answer.topics)))
+    return outcomes
+
+
+@scenario()
+def throttles_that_are_removed(client: ProtocolClient) -> Any:
+    """Kafka's tool removes them from broker and topics after a reassignment, set or not."""
+    topic, own = client.topic(), str(broker_id(client))
+    kinds = ("leader.replication.throttled", "follower.replication.throttled")
+    outcomes = []
+    for kind, name, settings in (
+        (4, own, [f"{kind}.rate" for kind in kinds]),
+        (4, own, ["replica.alter.log.dirs.io.max.bytes.per.second"]),
+        (2, topic, [f"{kind}.replicas" for kind in kinds]),
+    ):
+        configs = [
+            AlterableConfig(name=setting, config_operation=DELETE, value=None)
+            for setting in settings
+        ]
+        resource = AlterConfigsResource(resource_type=kind, resource_name=name, configs=configs)
+        answer = client.call(IncrementalAlterConfigsRequest(resources=[resource]))
+        outcomes.append(error_name(answer.responses[0].error_code))
     return outcomes
 
 

@@ -61,6 +61,14 @@ FROM_BROKER: Final = 4
 FROM_CLIENT_METRICS: Final = 7
 FROM_GROUP: Final = 8
 SET, DELETE, APPEND, SUBTRACT = range(4)
+# Throttles of replication: Kafka's tool for reassignments removes them after each, set or not.
+_THROTTLES: Final = frozenset(
+    {
+        "leader.replication.throttled.rate",
+        "follower.replication.throttled.rate",
+        "replica.alter.log.dirs.io.max.bytes.per.second",
+    }
+)
 _TYPES: Final = {"bool": 1, "string": 2, "int": 3, "long": 5, "double": 6, "list": 7}
 
 # What a resource's settings are to become, from what they are.
@@ -274,15 +282,27 @@ async def _alter(
             if (kind, name) in twice:
                 raise ApiError(ErrorCode.INVALID_REQUEST, f"{name!r} is in the request twice")
             if kind == BROKER:
-                raise ApiError(
-                    ErrorCode.INVALID_REQUEST,
-                    "the broker's settings are given when it is started",
-                )
+                _check_broker_changes(resource)
+                continue
             of = configured(broker, kind, name)
             await _change(broker, of, plan(resource, of), validate_only=validate_only)
         except (ApiError, LogError) as error:
             result.error_code, result.error_message = error_of(error)
     return results
+
+
+def _check_broker_changes(resource: AlterConfigsResource | IncrementalResource) -> None:
+    """ApiError unless nothing changes: throttles are removed, of which there are none."""
+    removals = [
+        isinstance(change, AlterableConfig)
+        and change.config_operation == DELETE
+        and change.name in _THROTTLES
+        for change in resource.configs
+    ]
+    if resource.resource_name not in ("", str(NODE_ID)) or not removals or not all(removals):
+        raise ApiError(
+            ErrorCode.INVALID_REQUEST, "the broker's settings are given when it is started"
+        )
 
 
 def _values(resource: AlterConfigsResource) -> dict[str, str]:
