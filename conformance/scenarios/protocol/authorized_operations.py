@@ -75,12 +75,7 @@ def operations_on_classic_groups(client: ProtocolClient) -> Any:
             request = DescribeGroupsRequest(
                 groups=[group, unknown], include_authorized_operations=flag
             )
-            outcomes.append(
-                [
-                    (error_name(item.error_code), item.authorized_operations)
-                    for item in client.call(request, version).groups
-                ]
-            )
+            outcomes.append(operations_of(client.call(request, version)))
     return outcomes
 
 
@@ -98,7 +93,11 @@ def operations_on_groups_that_the_broker_assigns(client: ProtocolClient) -> Any:
             (ShareGroupDescribeRequest, sharers),
         )
     ]
-    return [
-        [(error_name(item.error_code), item.authorized_operations) for item in answer.groups]
-        for answer in (ask(client, request) for request in requests)
-    ]
+    return [operations_of(ask(client, request)) for request in requests]
+
+
+def operations_of(answer: Any) -> list[tuple[str, int]]:
+    """Kafka describes groups in any order."""
+    return sorted(
+        (error_name(group.error_code), group.authorized_operations) for group in answer.groups
+    )

@@ -37,6 +37,11 @@ from tests.broker.requests import DELETE, metadata, new_name
 NO_BROKER = 77
 
 
+def said(message: str | None, topic: str) -> str | None:
+    """A message, which Kafka's tools print, without the name of the topic."""
+    return message and message.replace(topic, "TOPIC")
+
+
 def broker_id(client: ProtocolClient) -> int:
     return int(client.call(metadata()).brokers[0].node_id)
 
@@ -62,7 +67,7 @@ def assigning_partitions(client: ProtocolClient) -> Any:
             outcomes.append(
                 (error_name(answer.error_code), answer.allow_replication_factor_change,
                  result.partition_index, error_name(result.error_code),
-                 result.error_message is None)
+                 said(result.error_message, name))
             )  # fmt: skip
     partition = client.call(metadata(topic)).topics[0].partitions[0]
     outcomes.append(partition.replica_nodes == partition.isr_nodes == [own])
@@ -116,7 +121,12 @@ def elections_of_leaders(client: ProtocolClient) -> Any:
                              version)  # fmt: skip
         results = {
             result.topic: [
-                (item.partition_id, error_name(item.error_code)) for item in result.partition_result
+                (
+                    item.partition_id,
+                    error_name(item.error_code),
+                    said(item.error_message, result.topic),
+                )
+                for item in result.partition_result
             ]
             for result in answer.replica_election_results
         }

@@ -102,21 +102,15 @@ def elect_leaders(
 def _election(broker: Broker, topic: str, number: int, election_type: int) -> PartitionResult:
     if election_type not in _ELECTIONS:
         code, message = ErrorCode.INVALID_REQUEST, f"Unknown election type {election_type}"
-    elif (missing := _missing(broker, topic, number)) is not None:
-        code, message = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, missing
+    elif topic not in broker.catalog.topics:
+        code, message = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"No such topic as {topic}"
+    elif broker.topics.partition(topic, number) is None:
+        code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        message = f"No such partition as {topic}-{number}"
     else:
         code = ErrorCode.ELECTION_NOT_NEEDED
         message = "Leader election not needed for topic partition."
     return PartitionResult(partition_id=number, error_code=code, error_message=message)
-
-
-def _missing(broker: Broker, topic: str, number: int) -> str | None:
-    """What there is not: the topic, the partition, or nothing."""
-    if topic not in broker.catalog.topics:
-        return f"No such topic as {topic}"
-    if broker.topics.partition(topic, number) is None:
-        return f"No such partition as {topic}-{number}"
-    return None
 
 
 def alter_partition_reassignments(
@@ -133,7 +127,8 @@ def alter_partition_reassignments(
             try:
                 _reassign(broker, topic.name, item.partition_index, item.replicas)
             except ApiError as error:
-                result.error_code, result.error_message = error.code, str(error)
+                # Without a message where the code says everything.
+                result.error_code, result.error_message = error.code, str(error) or None
             partitions.append(result)
         responses.append(ReassignableTopicResponse(name=topic.name, partitions=partitions))
     return AlterPartitionReassignmentsResponse(
@@ -145,12 +140,16 @@ def alter_partition_reassignments(
 
 def _reassign(broker: Broker, topic: str, number: int, replicas: list[int] | None) -> None:
     """ApiError unless the replicas are what they are; None ends a reassignment."""
-    if (missing := _missing(broker, topic, number)) is not None:
-        raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, missing)
-    if replicas is None:
+    if topic not in broker.catalog.topics:
         raise ApiError(
-            ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, "No partition reassignment is in progress."
+            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Unable to find a topic named {topic}."
         )
+    if broker.topics.partition(topic, number) is None:
+        raise ApiError(
+            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"Unable to find partition {topic}:{number}."
+        )
+    if replicas is None:
+        raise ApiError(ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, "")
     if not replicas:
         raise ApiError(
             ErrorCode.INVALID_REPLICA_ASSIGNMENT,
