@@ -103,6 +103,14 @@ def test_the_brokers_own_topic_is_not_for_clients(client: RawClient) -> None:
     assert code_of(client.call(delete(name)).responses[0]) == expected
 
 
+@pytest.mark.parametrize("name", ["__consumer_offsets", "__transaction_state"])
+def test_topics_of_kafkas_coordinators_are_not_made_on_demand(client: RawClient, name: str) -> None:
+    """Whoever looks for committed offsets there must not find an empty topic."""
+    told = client.call(metadata(name, create_missing=True)).topics[0]
+    assert code_of(told) == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert name not in {t.name for t in client.call(MetadataRequest(topics=None)).topics}
+
+
 def test_a_topic_without_name_or_id_is_refused(client: RawClient) -> None:
     request = MetadataRequest(topics=[MetadataRequestTopic(name=None)])
     told = client.call(request, 12).topics[0]

@@ -23,6 +23,16 @@ from penstock.wire.errors import ErrorCode
 from penstock.wire.messages.alter_configs import AlterableConfig as WholeConfig
 from penstock.wire.messages.alter_configs import AlterConfigsRequest
 from penstock.wire.messages.alter_configs import AlterConfigsResource as WholeResource
+from penstock.wire.messages.alter_partition_reassignments import (
+    AlterPartitionReassignmentsRequest,
+    ReassignablePartition,
+    ReassignableTopic,
+)
+from penstock.wire.messages.alter_replica_log_dirs import (
+    AlterReplicaLogDir,
+    AlterReplicaLogDirsRequest,
+    AlterReplicaLogDirTopic,
+)
 from penstock.wire.messages.api_versions import ApiVersionsRequest
 from penstock.wire.messages.create_partitions import (
     CreatePartitionsRequest,
@@ -38,8 +48,18 @@ from penstock.wire.messages.describe_log_dirs import (
     DescribeLogDirsRequest,
 )
 from penstock.wire.messages.describe_producers import DescribeProducersRequest, TopicRequest
+from penstock.wire.messages.describe_quorum import (
+    DescribeQuorumRequest,
+    RequestPartitionData,
+    RequestTopicData,
+)
 from penstock.wire.messages.describe_topic_partitions import DescribeTopicPartitionsRequest
+from penstock.wire.messages.elect_leaders import ElectLeadersRequest
 from penstock.wire.messages.find_coordinator import FindCoordinatorRequest
+from penstock.wire.messages.get_telemetry_subscriptions import GetTelemetrySubscriptionsRequest
+from penstock.wire.messages.list_partition_reassignments import ListPartitionReassignmentsRequest
+from penstock.wire.messages.push_telemetry import PushTelemetryRequest
+from penstock.wire.zero import ZERO_UUID
 from tests.broker.groups.versions import ASKED_OF_GROUPS
 from tests.broker.groups.versions_assigned import ASKED_OF_ASSIGNED
 from tests.broker.raw import RawClient, decode_answer
@@ -65,6 +85,8 @@ from tests.broker.shares.versions import ASKED_OF_QUEUES
 from tests.broker.transactions.versions import ASKED_OF_TRANSACTIONS
 
 API_VERSIONS = 18
+# Client metrics are answered, but not offered: nothing here receives them.
+HIDDEN = {71, 72}
 ALL = [
     (key, version)
     for key, endpoint in ENDPOINTS.items()
@@ -104,6 +126,32 @@ def _log_dirs(subject: Subject, version: int) -> Message:
     return DescribeLogDirsRequest(topics=wanted)
 
 
+def _move(subject: Subject, version: int) -> Message:
+    """To the log directory where it is."""
+    own = subject.client.call(DescribeLogDirsRequest(topics=None)).results[0].log_dir
+    topics = [AlterReplicaLogDirTopic(name=subject.topic, partitions=[0])]
+    return AlterReplicaLogDirsRequest(dirs=[AlterReplicaLogDir(path=own, topics=topics)])
+
+
+def _reassign(subject: Subject, version: int) -> Message:
+    partitions = [ReassignablePartition(partition_index=0, replicas=[NODE_ID])]
+    topics = [ReassignableTopic(name=subject.topic, partitions=partitions)]
+    return AlterPartitionReassignmentsRequest(topics=topics)
+
+
+def _describe_quorum(subject: Subject, version: int) -> Message:
+    partitions = [RequestPartitionData(partition_index=0)]
+    topics = [RequestTopicData(topic_name="__cluster_metadata", partitions=partitions)]
+    return DescribeQuorumRequest(topics=topics)
+
+
+def _push(subject: Subject, version: int) -> Message:
+    told = subject.client.call(GetTelemetrySubscriptionsRequest())
+    return PushTelemetryRequest(
+        client_instance_id=told.client_instance_id, subscription_id=told.subscription_id
+    )
+
+
 def _has_broker(found: list[Any]) -> bool:
     return len(found) == 1 and (found[0].host, found[0].port > 0) == ("127.0.0.1", True)
 
@@ -134,7 +182,7 @@ ASKED: dict[int, tuple[Ask, Check]] = {
     10: (lambda s, v: FindCoordinatorRequest(key="g", coordinator_keys=["g"]), _coordinator),
     18: (
         lambda s, v: ApiVersionsRequest(client_software_name="test", client_software_version="1.0"),
-        lambda s, a: {k.api_key for k in a.api_keys} == set(ENDPOINTS),
+        lambda s, a: {k.api_key for k in a.api_keys} == set(ENDPOINTS) - HIDDEN,
     ),
     19: (lambda s, v: create(new_name(), 2), lambda s, a: len(a.topics) == 1),
     20: (lambda s, v: delete(s.topic), lambda s, a: a.responses[0].name == s.topic),
@@ -146,6 +194,7 @@ ASKED: dict[int, tuple[Ask, Check]] = {
     ),
     32: (_describe_configs, lambda s, a: a.results[0].configs[0].value == "604800000"),
     33: (_alter_configs, lambda s, a: a.responses[0].resource_name == s.topic),
+    34: (_move, lambda s, a: a.results[0].topic_name == s.topic),
     35: (_log_dirs, lambda s, a: one(a.results[0]).partition_size > 0),
     37: (
         lambda s, v: CreatePartitionsRequest(
@@ -153,10 +202,17 @@ ASKED: dict[int, tuple[Ask, Check]] = {
         ),
         lambda s, a: a.results[0].name == s.topic,
     ),
+    43: (
+        lambda s, v: ElectLeadersRequest(topic_partitions=None),
+        lambda s, a: s.topic in {result.topic for result in a.replica_election_results},
+    ),
     44: (
         lambda s, v: alter(s.topic, (SET, "retention.ms", "7")),
         lambda s, a: a.responses[0].resource_name == s.topic,
     ),
+    45: (_reassign, lambda s, a: a.responses[0].name == s.topic),
+    46: (lambda s, v: ListPartitionReassignmentsRequest(topics=None), lambda s, a: a.topics == []),
+    55: (_describe_quorum, lambda s, a: one(a).leader_id == NODE_ID),
     60: (lambda s, v: DescribeClusterRequest(), lambda s, a: _has_broker(a.brokers)),
     61: (
         lambda s, v: DescribeProducersRequest(
@@ -164,6 +220,11 @@ ASKED: dict[int, tuple[Ask, Check]] = {
         ),
         lambda s, a: one(a).active_producers == [],
     ),
+    71: (
+        lambda s, v: GetTelemetrySubscriptionsRequest(),
+        lambda s, a: a.client_instance_id != ZERO_UUID and a.requested_metrics == [],
+    ),
+    72: (_push, lambda s, a: a.throttle_time_ms == 0),
     75: (
         lambda s, v: DescribeTopicPartitionsRequest(),
         lambda s, a: s.topic in {t.name for t in a.topics},
@@ -257,7 +318,11 @@ def test_api_versions_too_new_is_answered_in_the_oldest_form(
 def test_what_api_versions_tells(client: RawClient) -> None:
     answer = client.call(ApiVersionsRequest(), 0)
     told = {item.api_key: (item.min_version, item.max_version) for item in answer.api_keys}
-    offered = {key: (e.min_version, e.max_version) for key, e in ENDPOINTS.items()}
+    offered = {
+        key: (endpoint.min_version, endpoint.max_version)
+        for key, endpoint in ENDPOINTS.items()
+        if key not in HIDDEN
+    }
     # Produce 0 is told, not answered: librdkafka before 2.11 compresses only if it sees it.
     assert told == {**offered, 0: (0, 13)}
 

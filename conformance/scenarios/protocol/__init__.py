@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 from conformance.scenarios.protocol import (
+    authorized_operations,
     fetch,
     groups_classic,
     groups_consumer,
+    internal_topics,
     offsets,
     produce,
     quotas,
     read_committed,
+    replicas,
     shares,
+    telemetry,
     topics,
     transactions,
 )
 
 __all__ = [
+    "authorized_operations",
     "fetch",
     "groups_classic",
     "groups_consumer",
+    "internal_topics",
     "offsets",
     "produce",
     "quotas",
     "read_committed",
+    "replicas",
     "shares",
+    "telemetry",
     "topics",
     "transactions",
 ]

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.broker.boot import boot_id
 from penstock.broker.catalog import Topic
+from penstock.broker.client_metrics import ClientMetricsCoordinator
 from penstock.broker.groups.coordinator import GroupCoordinator
 from penstock.broker.journal import Entry, Journal, Key
 from penstock.broker.quotas import QuotaCoordinator
@@ -100,11 +101,13 @@ class Coordination:
         self.markers = Markers(broker)
         self.shares = ShareCoordinator(self.groups.settings)
         self.quotas = QuotaCoordinator()
+        self.client_metrics = ClientMetricsCoordinator()
         self._coordinators: tuple[Coordinator, ...] = (
             self.groups,
             self.transactions,
             self.shares,
             self.quotas,
+            self.client_metrics,
         )
         self._by_kind: dict[str, Coordinator] = {}
         self._timer: asyncio.TimerHandle | None = None

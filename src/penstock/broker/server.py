@@ -34,6 +34,7 @@ from penstock.broker.overload import Overload
 from penstock.broker.quotas import ClientQuota, Enforcement
 from penstock.broker.shares.service import Queues
 from penstock.broker.slot import Slot
+from penstock.broker.telemetry import ClientTelemetry
 from penstock.broker.topics import Topics
 from penstock.broker.upkeep.care import Counters
 from penstock.broker.upkeep.housekeeping import Housekeeping
@@ -86,6 +87,7 @@ class Broker:
         self.port = config.port
         self.connections: set[Connection] = set()
         self.traffic = Traffic()
+        self.telemetry = ClientTelemetry()
         self.metadata_log = MetadataLog(self.store, self.catalog, self.sync_waiters)
         self.topics = Topics(self)
         self.partition = self.topics.partition
@@ -281,6 +283,7 @@ class Broker:
 
     def dismiss(self, connection: Connection) -> None:
         self.connections.discard(connection)
+        self.telemetry.disconnected(connection)
         self._dismissed.set()
 
     def take_buffer_bytes(self, amount: int) -> bool:

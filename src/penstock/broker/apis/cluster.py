@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING, Final
 
+from penstock.broker.apis.authorized_operations import NOT_REQUESTED, ON_CLUSTER, ON_TOPIC
 from penstock.broker.apis.context import RequestContext
 from penstock.broker.apis.topics import error_of
 from penstock.broker.catalog import ApiError, Topic, check_name
@@ -64,9 +65,10 @@ FEATURES: Final = {TRANSACTIONS: 2}
 ANY_FEATURE_FROM_VERSION: Final = 4
 NULL_NAMES_FROM_VERSION: Final = 12
 SOFTWARE_FROM_VERSION: Final = 3
+# Where Kafka's coordinators keep their state, and these do not. Who looks for them must not get
+# empty topics that are made on demand.
+_KAFKAS_OWN_TOPICS: Final = frozenset({"__consumer_offsets", "__transaction_state"})
 _SOFTWARE: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?")
-# Kafka's mark for "not asked for".
-_NO_OPERATIONS: Final = -2147483648
 _MAX_PARTITIONS_TOLD: Final = 2_000
 
 
@@ -114,6 +116,7 @@ def api_versions(
                 max_version=endpoint.max_version,
             )
             for endpoint in broker.endpoints.values()
+            if endpoint.is_advertised
         ],
     )
 
@@ -127,19 +130,29 @@ def metadata(
     """
     wanted, known = request.topics, broker.catalog.topics
     if wanted is None or (context.version == 0 and not wanted):
-        return _metadata(broker, [_topic_metadata(broker, topic) for topic in known.values()])
+        every = [_topic_metadata(broker, topic) for topic in known.values()]
+        return _metadata(broker, request, every)
     may_create = request.allow_auto_topic_creation and broker.config.auto_create_topics
-    if may_create and any(not is_by_id(item) and item.name not in known for item in wanted):
-        return _metadata_of_new(broker, wanted, context.version)
-    return _metadata(broker, [_asked_topic(broker, item, context.version) for item in wanted])
+    if may_create and any(_is_to_be_made(broker, item) for item in wanted):
+        return _metadata_of_new(broker, request, wanted, context.version)
+    topics = [_asked_topic(broker, item, context.version) for item in wanted]
+    return _metadata(broker, request, topics)
+
+
+def _is_to_be_made(broker: Broker, item: MetadataRequestTopic) -> bool:
+    return (
+        not is_by_id(item)
+        and item.name not in broker.catalog.topics
+        and item.name not in _KAFKAS_OWN_TOPICS
+    )
 
 
 async def _metadata_of_new(
-    broker: Broker, wanted: list[MetadataRequestTopic], version: int
+    broker: Broker, request: MetadataRequest, wanted: list[MetadataRequestTopic], version: int
 ) -> MetadataResponse:
     topics: list[MetadataResponseTopic] = []
     for item in wanted:
-        if not is_by_id(item) and item.name not in broker.catalog.topics:
+        if _is_to_be_made(broker, item):
             assert item.name is not None
             try:
                 await broker.topics.create_if_absent(item.name)
@@ -148,17 +161,25 @@ async def _metadata_of_new(
                 topics.append(MetadataResponseTopic(error_code=code, name=item.name))
                 continue
         topics.append(_asked_topic(broker, item, version))
-    return _metadata(broker, topics)
+    return _metadata(broker, request, topics)
 
 
-def _metadata(broker: Broker, topics: list[MetadataResponseTopic]) -> MetadataResponse:
+def _metadata(
+    broker: Broker, request: MetadataRequest, topics: list[MetadataResponseTopic]
+) -> MetadataResponse:
+    if request.include_topic_authorized_operations:
+        for topic in topics:
+            # Of a name that is unknown or malformed as well, but of no id.
+            if topic.name is not None and topic.error_code != ErrorCode.INVALID_REQUEST:
+                topic.topic_authorized_operations = ON_TOPIC
+    of_cluster = request.include_cluster_authorized_operations
     host, port = broker.advertised
     return MetadataResponse(
         brokers=[MetadataResponseBroker(node_id=NODE_ID, host=host, port=port)],
         cluster_id=broker.store.cluster_id,
         controller_id=NODE_ID,
         topics=topics,
-        cluster_authorized_operations=_NO_OPERATIONS,
+        cluster_authorized_operations=ON_CLUSTER if of_cluster else NOT_REQUESTED,
     )
 
 
@@ -192,7 +213,6 @@ def _topic_metadata(broker: Broker, topic: Topic) -> MetadataResponseTopic:
     return MetadataResponseTopic(
         name=topic.name,
         topic_id=topic.id,
-        topic_authorized_operations=_NO_OPERATIONS,
         partitions=[
             MetadataResponsePartition(
                 partition_index=number,
@@ -220,7 +240,9 @@ def describe_cluster(
         cluster_id=broker.store.cluster_id,
         controller_id=NODE_ID,
         brokers=[DescribeClusterBroker(broker_id=NODE_ID, host=host, port=port)],
-        cluster_authorized_operations=_NO_OPERATIONS,
+        cluster_authorized_operations=(
+            ON_CLUSTER if request.include_cluster_authorized_operations else NOT_REQUESTED
+        ),
     )
 
 
@@ -271,7 +293,11 @@ def describe_topic_partitions(
         topic = broker.catalog.topics.get(name)
         if topic is None:
             code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-            response.topics.append(DescribeTopicPartitionsResponseTopic(error_code=code, name=name))
+            response.topics.append(
+                DescribeTopicPartitionsResponseTopic(
+                    error_code=code, name=name, topic_authorized_operations=ON_TOPIC
+                )
+            )
             continue
         numbers = range(first_partition, min(topic.partitions, first_partition + limit))
         response.topics.append(_described(broker, topic, numbers))
@@ -290,7 +316,7 @@ def _described(
     return DescribeTopicPartitionsResponseTopic(
         name=topic.name,
         topic_id=topic.id,
-        topic_authorized_operations=_NO_OPERATIONS,
+        topic_authorized_operations=ON_TOPIC,
         partitions=[
             DescribeTopicPartitionsResponsePartition(
                 partition_index=number,

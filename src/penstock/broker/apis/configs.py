@@ -1,4 +1,4 @@
-"""Settings of topics and groups, shown and changed; the broker's own, shown."""
+"""Settings of topics, groups and client metrics, shown and changed; the broker's own, shown."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from penstock.broker.apis.context import RequestContext
 from penstock.broker.apis.topics import FROM_DEFAULT, FROM_TOPIC, error_of, repeated
 from penstock.broker.catalog import ApiError, Topic, check_name
+from penstock.broker.client_metrics import SUBSCRIPTION_SETTINGS
 from penstock.broker.config import NODE_ID
 from penstock.broker.groups.settings import DEAD_LETTER_TOPIC, GROUP_SETTINGS
 from penstock.broker.groups.share import ShareGroup
@@ -54,10 +55,20 @@ if TYPE_CHECKING:
 
 TOPIC: Final = 2
 BROKER: Final = 4
+CLIENT_METRICS: Final = 16
 GROUP: Final = 32
 FROM_BROKER: Final = 4
+FROM_CLIENT_METRICS: Final = 7
 FROM_GROUP: Final = 8
 SET, DELETE, APPEND, SUBTRACT = range(4)
+# Throttles of replication: Kafka's tool for reassignments removes them after each, set or not.
+_THROTTLES: Final = frozenset(
+    {
+        "leader.replication.throttled.rate",
+        "follower.replication.throttled.rate",
+        "replica.alter.log.dirs.io.max.bytes.per.second",
+    }
+)
 _TYPES: Final = {"bool": 1, "string": 2, "int": 3, "long": 5, "double": 6, "list": 7}
 
 # What a resource's settings are to become, from what they are.
@@ -67,7 +78,7 @@ Resource = TypeVar("Resource", AlterConfigsResource, IncrementalResource)
 
 @dataclass(frozen=True, slots=True)
 class Configured:
-    """A topic or a group: which settings there are, and which it has."""
+    """A topic, group or subscription to client metrics: which settings there are, which it has."""
 
     kind: int
     name: str
@@ -88,6 +99,11 @@ def configured(broker: Broker, kind: int, name: str) -> Configured:
             raise ApiError(ErrorCode.INVALID_REQUEST, "a group's id is empty")
         own = broker.coordination.groups.configs.get(name, {})
         return Configured(kind, name, GROUP_SETTINGS, own, {}, FROM_GROUP)
+    if kind == CLIENT_METRICS:
+        if not name:
+            raise ApiError(ErrorCode.INVALID_REQUEST, "Subscription name can't be empty")
+        own = broker.coordination.client_metrics.subscriptions.get(name, {})
+        return Configured(kind, name, SUBSCRIPTION_SETTINGS, own, {}, FROM_CLIENT_METRICS)
     raise ApiError(ErrorCode.INVALID_REQUEST, f"resources of type {kind} have no settings")
 
 
@@ -117,7 +133,7 @@ async def describe_configs(
             result.configs = _describe(broker, resource, request)
         except ApiError as error:
             result.error_code, result.error_message = error_of(error)
-    if any(resource.resource_type == GROUP for resource in request.resources):
+    if any(item.resource_type in (GROUP, CLIENT_METRICS) for item in request.resources):
         await broker.coordination.commit()
     return DescribeConfigsResponse(results=results)
 
@@ -190,14 +206,15 @@ def _describe_broker(broker: Broker) -> list[DescribeConfigsResourceResult]:
 async def list_config_resources(
     broker: Broker, request: ListConfigResourcesRequest, context: RequestContext
 ) -> ListConfigResourcesResponse:
-    """Everything that has settings, or all of some kinds; of clients' metrics there are none."""
+    """Everything that has settings, or all of some kinds."""
     names: dict[int, list[str]] = {
         TOPIC: list(broker.catalog.topics),
         BROKER: [str(NODE_ID)],
+        CLIENT_METRICS: list(broker.coordination.client_metrics.subscriptions),
         GROUP: list(broker.coordination.groups.configs),
     }
-    # Version 0 asks for those of clients' metrics only.
-    kinds = (request.resource_types or list(names)) if context.version else []
+    # Version 0 asks for subscriptions to client metrics only.
+    kinds = (request.resource_types or list(names)) if context.version else [CLIENT_METRICS]
     await broker.coordination.commit()
     return ListConfigResourcesResponse(
         config_resources=[
@@ -265,15 +282,27 @@ async def _alter(
             if (kind, name) in twice:
                 raise ApiError(ErrorCode.INVALID_REQUEST, f"{name!r} is in the request twice")
             if kind == BROKER:
-                raise ApiError(
-                    ErrorCode.INVALID_REQUEST,
-                    "the broker's settings are given when it is started",
-                )
+                _check_broker_changes(resource)
+                continue
             of = configured(broker, kind, name)
             await _change(broker, of, plan(resource, of), validate_only=validate_only)
         except (ApiError, LogError) as error:
             result.error_code, result.error_message = error_of(error)
     return results
+
+
+def _check_broker_changes(resource: AlterConfigsResource | IncrementalResource) -> None:
+    """ApiError unless nothing changes: throttles are removed, of which there are none."""
+    removals = [
+        isinstance(change, AlterableConfig)
+        and change.config_operation == DELETE
+        and change.name in _THROTTLES
+        for change in resource.configs
+    ]
+    if resource.resource_name not in ("", str(NODE_ID)) or not removals or not all(removals):
+        raise ApiError(
+            ErrorCode.INVALID_REQUEST, "the broker's settings are given when it is started"
+        )
 
 
 def _values(resource: AlterConfigsResource) -> dict[str, str]:
@@ -300,6 +329,10 @@ def _apply(of: Configured, settings: dict[str, str], change: AlterableConfig) ->
         settings.pop(change.name, None)
         return
     setting = of.table.get(change.name)
+    if setting is None and of.kind == CLIENT_METRICS:
+        raise ApiError(
+            ErrorCode.INVALID_REQUEST, f"Unknown client metrics configuration: {change.name}"
+        )
     if setting is None:
         what = "topic" if of.kind == TOPIC else "group"
         close = get_close_matches(change.name, of.table, n=1)
@@ -328,6 +361,10 @@ async def _change(broker: Broker, of: Configured, change: Change, *, validate_on
         settings = change(of.own)
         entries = broker.coordination.groups.change_settings(of.name, settings)
         _check_dead_letter_topic(broker, of, settings)
+        if not validate_only:
+            await broker.coordination.commit(entries)
+    elif of.kind == CLIENT_METRICS:
+        entries = broker.coordination.client_metrics.change_settings(of.name, change(of.own))
         if not validate_only:
             await broker.coordination.commit(entries)
     elif validate_only:

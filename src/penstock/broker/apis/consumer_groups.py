@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from uuid import UUID, uuid4
 
+from penstock.broker.apis.authorized_operations import ON_GROUP
 from penstock.broker.apis.context import RequestContext
 from penstock.broker.apis.groups import MAX_GROUP_ID_LENGTH
 from penstock.broker.catalog import ApiError
@@ -241,6 +242,8 @@ async def consumer_group_describe(
         for group_id in request.group_ids
     ]
     await broker.coordination.commit()
+    if request.include_authorized_operations:
+        _authorize(described)
     return ConsumerGroupDescribeResponse(groups=described)
 
 
@@ -253,7 +256,16 @@ async def share_group_describe(
         for group_id in request.group_ids
     ]
     await broker.coordination.commit()
+    if request.include_authorized_operations:
+        _authorize(described)
     return ShareGroupDescribeResponse(groups=described)
+
+
+def _authorize(described: list[Any]) -> None:
+    """Fill in what may be done to groups that exist."""
+    for group in described:
+        if not group.error_code:
+            group.authorized_operations = ON_GROUP
 
 
 def _described(

@@ -44,3 +44,4 @@ class Endpoint:
     hot: HotHandler | None = None
     # What ApiVersions says, where that differs from what is answered.
     advertised_min: int | None = None
+    is_advertised: bool = True

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, TypeVar
 from uuid import uuid4
 
+from penstock.broker.apis.authorized_operations import ON_GROUP
 from penstock.broker.apis.context import RequestContext
 from penstock.broker.catalog import ApiError
 from penstock.broker.groups.classic import DEAD, ClassicGroup
@@ -249,6 +250,10 @@ async def describe_groups(
         broker.warn_now_and_then("describing groups", error)
         code = ErrorCode.COORDINATOR_NOT_AVAILABLE
         described = [DescribedGroup(group_id=name, error_code=code) for name in request.groups]
+    if request.include_authorized_operations:
+        for group in described:
+            if not group.error_code:
+                group.authorized_operations = ON_GROUP
     return DescribeGroupsResponse(groups=described)
 
 
