@@ -149,6 +149,22 @@ def test_decimals_are_avros_own() -> None:
     assert str(read(schemas, record[1])["after"]["price"]) == "12.34"
 
 
+@pytest.mark.parametrize("word", ["NaN", "Inf", "-Inf"])
+@pytest.mark.parametrize("is_scaled", [True, False])
+def test_a_decimal_that_is_not_a_number_stops_the_capture(word: str, is_scaled: bool) -> None:
+    """Avro has no word for it, and null is what the database does not have."""
+    number = ValueType("bytes", "org.apache.kafka.connect.data.Decimal", 1, {"scale": "2"})
+    fields = (("scale", ValueType("int32")), ("value", ValueType("bytes")))
+    variable = ValueType("struct", "io.debezium.data.VariableScaleDecimal", fields=fields)
+    kind = number if is_scaled else variable
+    table = Table("d", "s", "t", (TableColumn("id", STRING), TableColumn("price", kind)), ("id",))
+    fragment = f'"{word}"' if is_scaled else f'{{"scale":0,"value":"{word}"}}'
+    row = (b'"a"', fragment.encode())
+    with pytest.raises(CaptureError, match=r"s\.t\.price: Avro's decimal cannot say") as caught:
+        made(events(format="avro"), change("c", None, row, table))
+    assert "decimal.handling.mode" in caught.value.advice
+
+
 def test_unavailable_values_have_the_type_of_their_column() -> None:
     columns = (
         *CUSTOMERS.columns,

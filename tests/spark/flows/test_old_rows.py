@@ -97,6 +97,8 @@ def test_what_is_a_use_of_old_rows(spark: SparkSession) -> None:
         rows.select("_before.*"),
         rows.where("_before is null").select("_after.id"),
         rows.select(F.col("_before").alias("old")),
+        rows.select(F.expr("coalesce(_before.total, _after.total)")),
+        rows.select(F.expr("coalesce(_after.total - _before.total, 0)")),
     ):
         assert uses_old_rows([used])
     for unused in (

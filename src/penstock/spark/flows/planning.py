@@ -101,9 +101,10 @@ def uses_old_rows(results: Iterable[DataFrame]) -> bool:
     views do with keys: both are right without it.
     """
     for node in (node for rows in results for node in streaming_nodes(rows)):
-        if str(node.nodeName()) == "MapInArrow":
-            continue
         expressions = node.expressions()
+        # The text is one call to Java, the tree some for each part of an expression.
+        if str(node.nodeName()) == "MapInArrow" or f"{_OLD_ROW}#" not in str(expressions):
+            continue
         for at in range(expressions.size()):
             if not _passes_on_old_row(expressions.apply(at)) and _reads(expressions.apply(at)):
                 return True
@@ -118,12 +119,13 @@ def _passes_on_old_row(expression: Any) -> bool:
 
 
 def _reads(expression: Any) -> bool:
-    """Whether an expression reads `_before`, other than where `_after` is null."""
+    """Whether an expression reads `_before`, other than where a part of `_after` is null."""
     if _is_column(expression, _OLD_ROW):
         return True
-    if str(expression.nodeName()) == "Coalesce" and _mentions(expression, _NEW_ROW):
-        return False
-    return any(map(_reads, _children(expression)))
+    children = _children(expression)
+    if str(expression.nodeName()) == "Coalesce" and _mentions(children[0], _NEW_ROW):
+        return _reads(children[0])
+    return any(map(_reads, children))
 
 
 def _mentions(expression: Any, column: str) -> bool:
