@@ -163,11 +163,13 @@ def test_the_next_run_goes_on_with_what_is_there(tmp_path: Path) -> None:
         again.end()
 
 
-@pytest.mark.proof
 @pytest.mark.java
+@pytest.mark.databases
 @pytest.mark.independent
 @pytest.mark.timeout(2400)
-@pytest.mark.parametrize("cluster", [False, True], ids=["local", "cluster"])
+@pytest.mark.parametrize(
+    "cluster", [False, pytest.param(True, marks=pytest.mark.proof)], ids=["local", "cluster"]
+)
 def test_servers_in_the_place_of_all_that_is_embedded(tmp_path: Path, cluster: bool) -> None:
     with ExitStack() as stack:
         postgres = stack.enter_context(PostgresServer())

@@ -16,6 +16,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from penstock.broker.config import Limits
 from penstock.broker.server import Broker as Server
+from penstock.log.partition import Partition
 from penstock.testing.broker import Broker
 from penstock.testing.java_client import JavaClient, NewRecord
 from penstock.testing.kafka_tools import KafkaTools
@@ -266,6 +267,10 @@ def test_a_client_over_its_quota_is_throttled_and_loses_nothing(broker: Broker) 
 # ---- discard-oldest --------------------------------------------------------------------------
 
 
+def is_synced_to_the_active_segment(partition: Partition) -> bool:
+    return partition.visible == COUNT and partition.closed == partition.segments[:-1]
+
+
 def test_discard_oldest_drops_and_the_slow_consumer_is_told(broker: Broker) -> None:
     topic = new_name()
     with RawClient(broker.bootstrap) as raw:
@@ -285,7 +290,8 @@ def test_discard_oldest_drops_and_the_slow_consumer_is_told(broker: Broker) -> N
             assert server.housekeeping is not None
             server.spawn(server.housekeeping.upkeep())
 
-        wait_until(broker, lambda s: partition_of(s, topic).visible == COUNT)
+        # Records of this broker are visible before they are synced, and only what is synced may go.
+        wait_until(broker, lambda s: is_synced_to_the_active_segment(partition_of(s, topic)))
         broker.call(upkeep)
         wait_until(broker, lambda s: partition_of(s, topic).log_start > 0)
         consumer.assign([TopicPartition(topic, 0, 0)])

@@ -151,7 +151,6 @@ def test_a_micro_batch_that_was_written_is_told_again(tester: FlowTester) -> Non
     assert len(tester.records("again.dead")) == len(dead)
 
 
-@pytest.mark.proof
 def test_windows_close_where_no_row_is_of_use(tester: FlowTester) -> None:
     """Spark does not read what a list that is empty by now lets through; yet time passes."""
     wanted = [0, 1, 2, 3]
