@@ -217,8 +217,8 @@ class StreamsGroup:
             before is None
             or beat.epoch != before.standing.epoch
             or standing.assigned != before.standing.assigned
-            # It runs what it has been told to give up: that answer may never have reached it.
-            or (beat.owned is not None and not beat.owned <= standing.assigned)
+            # It runs something else than it has been told: that answer may never have reached it.
+            or (beat.owned is not None and beat.owned != standing.assigned)
         )
         if tell and member.profile.endpoint is not None:
             self._endpoint_epoch += 1
