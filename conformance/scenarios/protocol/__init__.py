@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from conformance.scenarios.protocol import (
     authorized_operations,
+    features,
     fetch,
     groups_classic,
     groups_consumer,
@@ -23,6 +24,7 @@ from conformance.scenarios.protocol import (
 
 __all__ = [
     "authorized_operations",
+    "features",
     "fetch",
     "groups_classic",
     "groups_consumer",
