@@ -139,6 +139,11 @@ def list_share_groups(connection: Connection) -> list[Listed]:
     return _list_others(connection, ("share",))
 
 
+def list_streams_groups(connection: Connection) -> list[Listed]:
+    """Groups of Kafka Streams applications; none where brokers cannot be asked, or know of none."""
+    return _list_others(connection, ("streams",))
+
+
 def _list_others(connection: Connection, kinds: tuple[str, ...]) -> list[Listed]:
     """Groups that librdkafka does not list."""
     from penstock.wire.messages.list_groups import ListGroupsRequest

@@ -77,8 +77,8 @@ def list_command(
 
     `classic` and `consumer` groups read a topic as a log, by the older and the newer protocol;
     `streams` groups are Kafka Streams applications; `share` groups take a topic as a queue (see
-    `penstock queue`). An `empty` group has no members but
-    still has its offsets: its consumers go on there when they come back.
+    `penstock queue`). An `empty` group has no members but still has its offsets: its consumers go
+    on there when they come back.
 
     `penstock queue redrive` and `penstock migrate` keep how far they have come as offsets of groups
     of their own. Nobody reads with those, and they are shown only with --all.

@@ -320,3 +320,32 @@ def test_a_group_is_deleted_when_all_have_left(world: Streams) -> None:
     assert code == ErrorCode.NONE
     assert world.groups.get(GROUP) is None
     assert all(key[0] == "group-config" for key in world.journal)
+
+
+# ---- sizes -----------------------------------------------------------------------------------
+
+
+def chain(length: int) -> Topology:
+    """Subtopologies that each read what the next one writes; the last reads the source."""
+    parts = [
+        Subtopology(
+            f"{n:04}",
+            ("lines",) if n == length - 1 else (),
+            repartition_sources=() if n == length - 1 else (InternalTopic(f"r{n}"),),
+            repartition_sinks=(f"r{n - 1}",) if n else (),
+        )
+        for n in range(length)
+    ]
+    return Topology(0, tuple(parts))
+
+
+def test_sizes_follow_through_a_long_chain(world: Streams) -> None:
+    (one,) = joined(world, "a", topology=chain(200))
+    assert len(one.runs.active) == 400
+    assert world.catalog.topics["r0"].partitions == 2
+
+
+def test_a_loop_has_no_size(world: Streams) -> None:
+    loop = Subtopology("0", (), (InternalTopic("r"),), ("r",))
+    one = Worker(world, "a", topology=Topology(0, (loop,)))
+    assert refusal(one) == ErrorCode.STREAMS_INVALID_TOPOLOGY

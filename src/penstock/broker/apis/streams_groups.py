@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 _KAFKAS_OWN_TOPICS: Final = frozenset(
     {"__consumer_offsets", "__transaction_state", "__share_group_state"}
 )
+_MAX_SUBTOPOLOGIES: Final = 1_000
 # Internal topics that cannot be made are tried again after so many intervals of heartbeats.
 _PAUSE_INTERVALS: Final = 2
 
@@ -54,7 +55,7 @@ async def streams_group_heartbeat(
 ) -> StreamsGroupHeartbeatResponse:
     """A member joins, is heard of, or leaves; it is told its tasks when they have changed."""
     try:
-        _check(request)
+        _check(request, broker.config.limits)
         beat = _beat(request, context, broker.config.limits)
         answer = await _send(broker, request.group_id, beat)
     except ApiError as error:
@@ -109,10 +110,11 @@ def _not_found(group_id: str, is_other: bool, what: str = "Group") -> str:
 # ---- requests --------------------------------------------------------------------------------
 
 
-def _check(request: StreamsGroupHeartbeatRequest) -> None:
+def _check(request: StreamsGroupHeartbeatRequest, limits: Limits) -> None:
     """ApiError if no member may send this."""
     topology = request.topology
-    parts = () if topology is None else topology.subtopologies
+    parts: list[beats.Subtopology] = [] if topology is None else topology.subtopologies
+    _check_sizes(parts, limits)
     _check_topics(parts)
     if any(part.source_topic_regex for part in parts):
         raise _invalid("Regular expressions for source topics are not supported yet.")
@@ -162,6 +164,25 @@ def _check_joining(request: StreamsGroupHeartbeatRequest) -> None:
                     f"Changelog topic {topic.name} must have an undefined partition count, but it "
                     f"is set to {topic.partitions}."
                 )
+
+
+def _check_sizes(parts: list[beats.Subtopology], limits: Limits) -> None:
+    """ApiError if a topology names more than an application can have."""
+    if len(parts) > _MAX_SUBTOPOLOGIES:
+        raise _bad_topology(f"a topology has at most {_MAX_SUBTOPOLOGIES} subtopologies")
+    named = sum(
+        len(part.source_topics)
+        + len(part.repartition_sink_topics)
+        + len(part.repartition_source_topics)
+        + len(part.state_changelog_topics)
+        + sum(
+            len(group.source_topics) + len(group.repartition_source_topics)
+            for group in part.copartition_groups
+        )
+        for part in parts
+    )
+    if named > limits.max_topics:
+        raise _bad_topology(f"a topology names at most {limits.max_topics} topics")
 
 
 def _check_topics(parts: Iterable[beats.Subtopology]) -> None:

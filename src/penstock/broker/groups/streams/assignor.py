@@ -45,14 +45,31 @@ class _Process:
         self.tasks: set[TaskId] = set()
         # How many tasks each member has.
         self.counts: dict[str, int] = {}
+        self._total = 0
+        # Members by their counts; what does not hold any more is dropped when it comes up.
+        self._idlest: list[tuple[int, str]] = []
+
+    def enlist(self, member: str) -> None:
+        self.counts[member] = 0
+        heapq.heappush(self._idlest, (0, member))
+
+    def give(self, member: str, task: TaskId) -> int:
+        """A member gets a task; how many it has by then."""
+        self.tasks.add(task)
+        self._total += 1
+        count = self.counts[member] = self.counts[member] + 1
+        heapq.heappush(self._idlest, (count, member))
+        return count
 
     @property
     def load(self) -> float:
-        return sum(self.counts.values()) / len(self.counts)
+        return self._total / len(self.counts)
 
     @property
     def idlest(self) -> str:
-        return min(self.counts, key=lambda member: (self.counts[member], member))
+        while self._idlest[0][0] != self.counts[self._idlest[0][1]]:
+            heapq.heappop(self._idlest)
+        return self._idlest[0][1]
 
 
 class _Quota:
@@ -118,7 +135,7 @@ class _Assignment:
         for id_ in sorted(members):
             one = members[id_]
             process = processes.setdefault(one.process_id, _Process(one.process_id))
-            process.counts[id_] = 0
+            process.enlist(id_)
             self._process_of[id_] = process
             self._was_active |= dict.fromkeys(one.held.active, id_)
             for task in one.held.standby:
@@ -126,11 +143,8 @@ class _Assignment:
         self._processes = [processes[id_] for id_ in sorted(processes)]
 
     def _give(self, member: str, task: TaskId, *, active: bool) -> None:
-        process = self._process_of[member]
-        process.tasks.add(task)
-        process.counts[member] += 1
+        count = self._process_of[member].give(member, task)
         (self.active if active else self.standby)[member].add(task)
-        count = process.counts[member]
         if active:
             self._active_quota.reached(count)
         self._quota.reached(count)

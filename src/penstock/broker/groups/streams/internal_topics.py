@@ -14,6 +14,7 @@ How many partitions an internal topic has follows from the topics of the applica
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -203,16 +204,26 @@ class _Decision:
         return self._decided[name] if count is None else count
 
     def _size_repartition_topics(self) -> None:
-        """From one subtopology to the next, until nothing more follows."""
-        sinks = [(part, name) for part in self._parts for name in part.repartition_sinks]
-        while open_ := [(part, name) for part, name in sinks if name not in self._decided]:
-            before = len(self._decided)
-            for part, name in open_:
-                size = self._largest_input(part)
-                if size is not None:
-                    self._decided.setdefault(name, size)
-            if len(self._decided) == before:
-                raise InvalidTopologyError(_LOOP)
+        """From one subtopology to those that read what it writes, until nothing more follows."""
+        readers: dict[str, list[Subtopology]] = {}
+        for part in self._parts:
+            for topic in part.repartition_sources:
+                readers.setdefault(topic.name, []).append(part)
+        ready = deque(part for part in self._parts if self._largest_input(part) is not None)
+        seen = {part.id for part in ready}
+        while ready:
+            part = ready.popleft()
+            size = self._largest_input(part)
+            for name in part.repartition_sinks:
+                if size is None or name in self._decided:
+                    continue
+                self._decided[name] = size
+                ready += [one for one in readers.get(name, ()) if one.id not in seen]
+                seen |= {one.id for one in readers.get(name, ())}
+        if any(
+            name not in self._decided for part in self._parts for name in part.repartition_sinks
+        ):
+            raise InvalidTopologyError(_LOOP)
         if not self._flexible <= self._decided.keys():
             raise InvalidTopologyError(_NO_SINK)
 
