@@ -115,13 +115,15 @@ def tasks_told(told: Any) -> list[Any]:
 
 def described(client: ProtocolClient, group: str, app: str = "", source: str = "") -> Any:
     """A group as the broker describes it, without names that are made for this run."""
-    (told,) = ask(client, StreamsGroupDescribeRequest(group_ids=[group])).groups
+    request = StreamsGroupDescribeRequest(group_ids=[group], include_authorized_operations=True)
+    (told,) = ask(client, request).groups
     if told.error_code:
         return error_name(told.error_code), told.error_message.replace(group, "GROUP")
     return {
         "state": told.group_state,
         "computed": told.group_epoch == told.assignment_epoch,
         "topology": told.topology.epoch,
+        "operations": told.authorized_operations,
         "subtopologies": [
             {
                 "id": part.subtopology_id,

@@ -190,10 +190,16 @@ def test_a_lost_answer_is_told_again(world: Streams) -> None:
 
 
 def test_a_member_may_join_again_with_its_id(world: Streams) -> None:
-    (one,) = joined(world, "a")
+    stateless = Topology(0, (Subtopology("0", ("lines",)),))
+    (one,) = joined(world, "a", topology=stateless)
+    epoch = one.epoch
     one.abandon()
     settle([one])
     assert one.runs.active == world.all_tasks()
+    # Nothing that it has left behind is taken.
+    offset = NewOffset("lines", 0, 5)
+    codes = [world.commit(offset, member_id="a", generation=at)[0] for at in (epoch, one.epoch)]
+    assert codes == [ErrorCode.STALE_MEMBER_EPOCH, ErrorCode.NONE]
 
 
 @pytest.mark.parametrize("role", ["active", "standby", "warmup"])

@@ -173,12 +173,16 @@ class StreamsGroup:
         before = self.members.get(beat.member_id)
         self._check_epoch(before, beat)
         member = (before or StreamsMember(beat.member_id)).updated(beat)
+        rejoins = before is not None and beat.epoch == JOINING
+        if rejoins:
+            # It begins anew: what it may still have on its way with an earlier epoch is fenced.
+            member = replace(member, standing=replace(member.standing, since={}))
         topology = self._topology_of(beat)
         self._check_room(member, before, topology)
         configured = self._configure(topology)
         if beat.owned is not None:
             configured.check_tasks(beat.owned)
-        heading = self._raised(before, member, configured, elapsed_ms)
+        heading = self._raised(None if rejoins else before, member, configured, elapsed_ms)
         members: Members = {**self.members, member.id: member}
         delay = None
         if heading.epoch > heading.target_epoch:
