@@ -1,15 +1,15 @@
 """Kafka's own Streams library on the embedded broker: words counted exactly once, under kills.
 
-Two instances of an application share its tasks; one is killed while it works, another takes its
-place. Every change of a count is written, so the counts of a word must be 1, 2, 3 and so on to the
-number that a plain count of the lines gives: nothing lost, nothing twice.
+Two instances of an application share its tasks; one is killed while it works, and another takes its
+place, or the broker is killed and started again. Every change of a count is written, so the counts
+of a word must be 1, 2, 3 and so on to the number that a plain count of the lines gives: nothing
+lost, nothing twice.
 """
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 from itertools import count
@@ -20,6 +20,7 @@ import pytest
 from confluent_kafka import Consumer, Producer
 
 from penstock.testing.broker import Broker
+from penstock.testing.process import BrokerProcess
 from tests.broker.groups.word_count_app import WordCountApp
 from tests.broker.raw import RawClient
 from tests.broker.requests import create, new_name
@@ -77,66 +78,102 @@ class Counts:
         return self.total() > number
 
 
-@pytest.fixture
-def broker() -> Iterator[Broker]:
-    with Broker() as broker:
-        yield broker
+class WordCounting:
+    """An application on a broker: lines are written, instances come and go, counts are read."""
+
+    def __init__(self, stack: ExitStack, bootstrap: str, folder: Path, rng: random.Random) -> None:
+        self.bootstrap = bootstrap
+        self.application = new_name("app")
+        self.expected = Counter[str]()
+        self.apps: list[WordCountApp] = []
+        self._stack, self._folder, self._rng = stack, folder, rng
+        self._lines, counts = new_name("lines"), new_name("counts")
+        with RawClient(bootstrap) as client:
+            client.call(create(self._lines, 3))
+            client.call(create(counts, 2))
+        self._counts = counts
+        set_group(
+            self,
+            self.application,
+            streams_session_timeout_ms=str(SESSION_MS),
+            streams_heartbeat_interval_ms="500",
+            streams_initial_rebalance_delay_ms="500",
+            streams_num_standby_replicas="1",
+        )
+        self._producer = Producer({"bootstrap.servers": bootstrap, "log_level": 0})
+        self.reader = Counts(bootstrap, counts)
+        stack.callback(self.reader.close)
+        self._numbers = count(1)
+
+    def start(self, protocol: str) -> None:
+        """One more instance."""
+        settings = {**SETTINGS, "group.protocol": protocol}
+        if protocol == "classic":
+            settings |= CLASSIC
+        folder = self._folder / f"instance-{next(self._numbers)}"
+        app = WordCountApp(
+            self.bootstrap, self.application, self._lines, self._counts, folder, settings
+        )
+        self.apps.append(self._stack.enter_context(app))
+
+    def kill(self) -> None:
+        """One instance, while it works."""
+        self.apps.pop(self._rng.randrange(len(self.apps))).kill()
+
+    def write(self) -> None:
+        for _ in range(LINES):
+            words = self._rng.choices(WORDS, k=4)
+            self.expected.update(words)
+            self._producer.produce(self._lines, " ".join(words), key=str(self._rng.random()))
+        self._producer.flush()
+
+    def write_and_wait_for_some(self) -> None:
+        """More lines, of which some are counted on return, but hardly all."""
+        self.write()
+        eventually(partial(self.reader.has_more_than, self.reader.total()), timeout_s=120)
+
+    def check(self) -> None:
+        """Everything is counted, and nothing twice."""
+        expected = self.expected
+        eventually(lambda: self.reader.total() >= expected.total(), timeout_s=120)
+        found = {word: list(range(1, n + 1)) for word, n in expected.items()}
+        assert self.reader.found == found
 
 
 @pytest.mark.java
 @pytest.mark.timeout(60 + 120 * STREAMS_KILLS)
 @pytest.mark.parametrize("protocol", some(["streams", "classic"], test=1))
 def test_words_are_counted_once_though_instances_are_killed(
-    broker: Broker, protocol: str, tmp_path: Path, seed: int
+    protocol: str, tmp_path: Path, seed: int
 ) -> None:
-    rng = random.Random(seed)
-    lines, counts, application = new_name("lines"), new_name("counts"), new_name("app")
-    with RawClient(broker.bootstrap) as client:
-        client.call(create(lines, 3))
-        client.call(create(counts, 2))
-    set_group(
-        broker,
-        application,
-        streams_session_timeout_ms=str(SESSION_MS),
-        streams_heartbeat_interval_ms="500",
-        streams_initial_rebalance_delay_ms="500",
-    )
-    settings = {
-        **SETTINGS,
-        "group.protocol": protocol,
-        **(CLASSIC if protocol == "classic" else {}),
-    }
-    producer = Producer({"bootstrap.servers": broker.bootstrap, "log_level": 0})
-    expected = Counter[str]()
-
-    def write_lines() -> None:
-        for _ in range(LINES):
-            words = rng.choices(WORDS, k=4)
-            expected.update(words)
-            producer.produce(lines, " ".join(words), key=str(rng.random()))
-        producer.flush()
-
-    numbers = count(1)
-    with ExitStack() as stack:
-        reader = Counts(broker.bootstrap, counts)
-        stack.callback(reader.close)
-
-        def start() -> WordCountApp:
-            folder = tmp_path / f"instance-{next(numbers)}"
-            return stack.enter_context(
-                WordCountApp(broker.bootstrap, application, lines, counts, folder, settings)
-            )
-
-        write_lines()
-        apps = [start(), start()]
-        eventually(lambda: all(app.is_running for app in apps))
+    with Broker() as broker, ExitStack() as stack:
+        run = WordCounting(stack, broker.bootstrap, tmp_path, random.Random(seed))
+        run.write()
+        for _ in range(2):
+            run.start(protocol)
+        eventually(lambda: all(app.is_running for app in run.apps))
         for _ in range(STREAMS_KILLS):
-            write_lines()
-            # While it works: some of what was written is counted, not all.
-            eventually(partial(reader.has_more_than, reader.total()))
-            apps.pop(rng.randrange(2)).kill()
-            apps.append(start())
-        write_lines()
-        eventually(lambda: reader.total() >= expected.total(), timeout_s=120)
-        assert all(app.states for app in apps)
-    assert reader.found == {word: list(range(1, n + 1)) for word, n in expected.items()}
+            run.write_and_wait_for_some()
+            run.kill()
+            run.start(protocol)
+        run.write()
+        run.check()
+
+
+@pytest.mark.proof
+@pytest.mark.java
+@pytest.mark.timeout(60 + 120 * STREAMS_KILLS)
+def test_words_are_counted_once_though_the_broker_is_killed(tmp_path: Path, seed: int) -> None:
+    """Its members go on in their group, with the tasks and epochs that they were told."""
+    with BrokerProcess(tmp_path / "data") as broker, ExitStack() as stack:
+        run = WordCounting(stack, broker.bootstrap, tmp_path, random.Random(seed))
+        for _ in range(2):
+            run.start("streams")
+        eventually(lambda: all(app.is_running for app in run.apps))
+        for _ in range(STREAMS_KILLS):
+            run.write_and_wait_for_some()
+            broker.kill()
+            broker.start()
+        run.write()
+        run.check()
+        assert all(app.is_running for app in run.apps)
