@@ -34,8 +34,8 @@ from penstock.broker.groups.group import (
     MemberDescription,
 )
 from penstock.broker.groups.members import JOINING, LEAVING, PROFILE, STANDING, Heading
+from penstock.broker.groups.streams.answers import served_by, statuses_for
 from penstock.broker.groups.streams.assignor import STICKY, Candidate, assign
-from penstock.broker.groups.streams.endpoints import served_by
 from penstock.broker.groups.streams.internal_topics import (
     ConfiguredTopology,
     InvalidTopologyError,
@@ -205,7 +205,7 @@ class StreamsGroup:
         if beat.shuts_down:
             self._ask_for_shutdown(member.id)
         answer = self._answer(beat, before, member, configured, elapsed_ms)
-        statuses = self._statuses(member, topology, configured, delay)
+        statuses = statuses_for(member, topology, configured, delay, self._shutdown_by)
         return replace(answer, statuses=statuses), entries
 
     def _answer(
@@ -238,31 +238,6 @@ class StreamsGroup:
             endpoint_epoch=self._endpoint_epoch,
             missing=configured.missing,
         )
-
-    def _statuses(
-        self,
-        member: StreamsMember,
-        topology: Topology,
-        configured: ConfiguredTopology,
-        delay: Problem | None,
-    ) -> tuple[Problem, ...]:
-        """What the member is told of its group."""
-        found: list[Problem] = []
-        epoch = member.profile.topology_epoch
-        if epoch < topology.epoch:
-            detail = (
-                f"The member's topology epoch {epoch} is behind the group's topology epoch "
-                f"{topology.epoch}."
-            )
-            found.append(Problem(Status.STALE_TOPOLOGY, detail))
-        found += [problem for problem in (delay, configured.problem) if problem is not None]
-        if self._shutdown_by is not None:
-            detail = (
-                f"Streams group member {self._shutdown_by} encountered a fatal error and requested "
-                "a shutdown for the entire application."
-            )
-            found.append(Problem(Status.SHUTDOWN_APPLICATION, detail))
-        return tuple(found)
 
     def _log_assignment(self, member: StreamsMember, new: StreamsStanding) -> None:
         if new.assigned == member.standing.assigned or not log.isEnabledFor(logging.INFO):
