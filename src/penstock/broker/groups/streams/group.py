@@ -217,15 +217,16 @@ class StreamsGroup:
         elapsed_ms: int,
     ) -> StreamsAnswer:
         standing = member.standing
+        changed = before is None or standing.assigned != before.standing.assigned
+        if member.profile.endpoint is not None and (changed or beat.epoch == JOINING):
+            self._endpoint_epoch += 1
         tell = (
             before is None
+            or changed
             or beat.epoch != before.standing.epoch
-            or standing.assigned != before.standing.assigned
             # It runs something else than it has been told: that answer may never have reached it.
             or (beat.owned is not None and beat.owned != standing.assigned)
         )
-        if tell and member.profile.endpoint is not None:
-            self._endpoint_epoch += 1
         served = None
         if beat.endpoint_epoch != self._endpoint_epoch:
             served = served_by(self.members, member, configured, self._context.catalog.topics)
