@@ -56,6 +56,8 @@ APIS = (
     "DescribeTransactions",
     "ListTransactions",
     "DescribeProducers",
+    "StreamsGroupHeartbeat",
+    "StreamsGroupDescribe",
     "ShareGroupHeartbeat",
     "ShareGroupDescribe",
     "ShareFetch",

@@ -7,6 +7,8 @@ import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from functools import partial
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer, ShareConsumer, TopicPartition
@@ -15,9 +17,21 @@ from confluent_kafka.admin import AdminClient
 from penstock.testing.apache_kafka import SMALL_JVM_OPTIONS, ApacheKafka
 from penstock.testing.broker import Broker
 from penstock.testing.java import java_command, kafka_home
+from penstock.wire import Message
+from penstock.wire.errors import ErrorCode
+from penstock.wire.messages.find_coordinator import FindCoordinatorRequest
+from tests.broker.groups.streams_members import StreamsClient, settle, stateless
+from tests.broker.raw import RawClient
+from tests.broker.requests import new_name
 from tests.cli.runner import run
 from tests.cli.topic_and_group import FIRST_MS, STEP_MS, TIMEOUT_S, TopicAndGroup
+from tests.waiting import eventually
 
+NOT_YET = {
+    ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+    ErrorCode.NOT_COORDINATOR,
+}
 TOOL = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
 
 
@@ -138,6 +152,37 @@ def test_describe_knows_the_newer_protocol(bootstrap: str) -> None:
         assert "has 1 member (reader)" in ran.err
         listed = {row["group"]: row for row in place.groups("list", "--json").ok().json}
         assert listed[place.group]["kind"] == "consumer"
+
+
+def test_groups_of_kafka_streams(bootstrap: str) -> None:
+    place, app = TopicAndGroup(bootstrap), new_name("app")
+    with RawClient(bootstrap) as connection:
+        one = StreamsClient(partial(asked, connection), app, "one", stateless(place.topic))
+        one.beat()
+        settle(one, tasks=2)
+        listed = {row["group"]: row for row in place.groups("list", "--json").ok().json}
+        assert listed[app] == {"group": app, "kind": "streams", "state": "stable"}
+        (view,) = place.groups("describe", app, "--json", "--sample", "10ms").ok().json
+        (member,) = view["members"]
+        assert (view["kind"], view["state"], member["member"]) == ("streams", "stable", "one")
+        assert [part["partition"] for part in member["partitions"]] == [0, 1]
+        assert "Stop its consumers first" in place.groups("delete", app, "--yes").err
+        one.leave()
+        place.groups("delete", app, "--yes").ok()
+        assert app not in place.groups("list").ok().out
+
+
+def asked(connection: RawClient, request: Message) -> Any:
+    """What is answered once there is a coordinator: Kafka makes it when it is first looked for."""
+
+    def answered() -> Any:
+        answer = connection.call(request)
+        if answer.error_code not in NOT_YET:
+            return answer
+        connection.call(FindCoordinatorRequest(key_type=0, coordinator_keys=["any"]), 4)
+        return None
+
+    return eventually(answered)
 
 
 def test_a_group_that_is_not_there(bootstrap: str) -> None:

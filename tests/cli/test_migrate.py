@@ -17,6 +17,10 @@ from penstock.testing.apache_kafka import ApacheKafka
 from penstock.testing.broker import Broker
 from penstock.testing.java_client import NewRecord
 from penstock.testing.kafka_tools import KafkaTools
+from tests.broker.group_requests import commit as offset_commit
+from tests.broker.groups.streams_members import StreamsClient, settle, stateless
+from tests.broker.raw import RawClient
+from tests.broker.shares.members import set_group
 from tests.cli import migrating
 from tests.cli.migrating import (
     Row,
@@ -435,6 +439,24 @@ def test_a_topic_made_anew_is_another(
     create(broker.bootstrap, topic)
     refused = migrate(broker, apache_kafka, "--topic", topic)
     assert (refused.status, "made anew" in refused.err) == (1, True)
+
+
+def test_an_application_of_kafka_streams_goes_on(
+    broker: Broker, apache_kafka: ApacheKafka, topic: str
+) -> None:
+    create(broker.bootstrap, topic)
+    fill(broker.bootstrap, topic, numbers(0, 5))
+    group = f"s-{topic}"
+    set_group(broker, group, streams_initial_rebalance_delay_ms="0")
+    with RawClient(broker.bootstrap) as client:
+        one = StreamsClient(client.call, group, "one", stateless(topic))
+        one.beat()
+        settle(one, tasks=1)
+        client.call(offset_commit(group, topic, {0: 3}, member="one", generation=one.epoch), 9)
+        one.leave()
+    done = migrate(broker, apache_kafka, "--topic", topic, "--json").ok().json
+    assert [(moved["group"], moved["outcome"]) for moved in done["groups"]] == [(group, "moved")]
+    assert committed(apache_kafka.bootstrap, group)[topic, 0][0] == 3
 
 
 def test_queues_are_said_to_stay_behind(

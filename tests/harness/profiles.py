@@ -73,6 +73,8 @@ FLIPPED_BITS: Final = _of(1, 2, 8)
 # Records of eight producers each, 1.6 MB in all: a hundred times what the topic takes.
 PUSHED_RECORDS: Final = _of(400, 400, 1_600)
 BROKER_KILLS: Final = _of(1, 3, 10)
+# Instances of a Kafka Streams application, each replaced by another.
+STREAMS_KILLS: Final = _of(1, 1, 8)
 BROKER_STOPS: Final = _of(1, 2, 3)
 CHAOS_STEPS: Final = _of(60, 150, 400)
 # Random writers, readers and restarts of a topic that waits for its groups, and steps of each.

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from conformance.scenarios.protocol import (
     authorized_operations,
+    features,
     fetch,
     groups_classic,
     groups_consumer,
+    groups_streams,
+    groups_streams_offsets,
     internal_topics,
     offsets,
     produce,
@@ -21,9 +24,12 @@ from conformance.scenarios.protocol import (
 
 __all__ = [
     "authorized_operations",
+    "features",
     "fetch",
     "groups_classic",
     "groups_consumer",
+    "groups_streams",
+    "groups_streams_offsets",
     "internal_topics",
     "offsets",
     "produce",

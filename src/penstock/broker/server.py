@@ -25,6 +25,7 @@ from penstock.broker.config import BrokerConfig
 from penstock.broker.connection import BufferBudget, Connection
 from penstock.broker.coordination import Coordination
 from penstock.broker.fetch_sessions import FetchSessions
+from penstock.broker.internal_topics import InternalTopics
 from penstock.broker.lag.positions import GroupPositions
 from penstock.broker.lag.watch import LagWatch
 from penstock.broker.metadata_log import MetadataLog
@@ -98,6 +99,7 @@ class Broker:
         # What connections call for each of their frames; quotas, where there are any, come first.
         self.dispatch: Callable[[Connection, memoryview], None] = self.dispatch_plain
         self.enforcement = Enforcement(self, self.coordination.quotas)
+        self.internal_topics = InternalTopics(self)
         self._warn_again_at = 0.0
         self._producer_ids = range(0)
         self._producer_id_lock = asyncio.Lock()

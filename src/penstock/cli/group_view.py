@@ -129,13 +129,23 @@ def list_groups(connection: Connection) -> list[Listed]:
         group.group_id: Listed(group.group_id, _kind(group.type), _state(group.state))
         for group in result.valid
     }
-    for share in list_share_groups(connection):
-        groups.setdefault(share.id, share)
+    for other in _list_others(connection, ("share", "streams")):
+        groups.setdefault(other.id, other)
     return [groups[name] for name in sorted(groups)]
 
 
 def list_share_groups(connection: Connection) -> list[Listed]:
     """Share groups of all brokers; none where brokers cannot be asked, or know of none."""
+    return _list_others(connection, ("share",))
+
+
+def list_streams_groups(connection: Connection) -> list[Listed]:
+    """Groups of Kafka Streams applications; none where brokers cannot be asked, or know of none."""
+    return _list_others(connection, ("streams",))
+
+
+def _list_others(connection: Connection, kinds: tuple[str, ...]) -> list[Listed]:
+    """Groups that librdkafka does not list."""
     from penstock.wire.messages.list_groups import ListGroupsRequest
 
     if not reachable(connection.settings):
@@ -144,14 +154,14 @@ def list_share_groups(connection: Connection) -> list[Listed]:
     for broker in _brokers(connection):
         try:
             with peer(*broker, connection.settings) as asked:
-                answer = asked.call(ListGroupsRequest(types_filter=["share"]))
+                answer = asked.call(ListGroupsRequest(types_filter=list(kinds)))
         except ClientError:
             continue
         found += [
-            Listed(group.group_id, "share", _spaced(group.group_state))
+            Listed(group.group_id, group.group_type.lower(), _spaced(group.group_state))
             for group in answer.groups
             # An older broker does not know the filter.
-            if group.group_type.lower() == "share"
+            if group.group_type.lower() in kinds
         ]
     return found
 
@@ -177,11 +187,7 @@ def describe_group(connection: Connection, group: str) -> GroupView:
             raise
         found, state = None, "dead"
     if found is None or (state == "dead" and not found.members):
-        if any(share.id == group for share in list_share_groups(connection)):
-            raise BrokerError(
-                f"{group} is a share group", advice="`penstock queue` shows and changes queues."
-            )
-        raise no_such_group(group)
+        return _describe_other(connection, group)
     node = found.coordinator
     return GroupView(
         id=group,
@@ -190,6 +196,40 @@ def describe_group(connection: Connection, group: str) -> GroupView:
         protocol=found.partition_assignor or "",
         coordinator="" if node is None else f"{node.host}:{node.port}",
         members=tuple(_member(member) for member in found.members),
+    )
+
+
+def _describe_other(connection: Connection, group: str) -> GroupView:
+    """A streams group; BrokerError if it is of another kind, or of none."""
+    from penstock.cli.streams_groups import ASSIGNOR, describe_streams_group, partitions_of
+
+    kinds = {item.id: item.kind for item in _list_others(connection, ("share", "streams"))}
+    if kinds.get(group) == "share":
+        raise BrokerError(
+            f"{group} is a share group", advice="`penstock queue` shows and changes queues."
+        )
+    told = None
+    if kinds.get(group) == "streams":
+        told = describe_streams_group(connection, group, _brokers(connection))
+    if told is None:
+        raise no_such_group(group)
+    members = tuple(
+        Member(
+            id=member.member_id,
+            client_id=member.client_id,
+            host=member.client_host.removeprefix("/"),
+            instance_id=member.instance_id,
+            partitions=partitions_of(told, member),
+        )
+        for member in told.members
+    )
+    return GroupView(
+        id=group,
+        kind="streams",
+        state=_spaced(told.group_state),
+        protocol=ASSIGNOR,
+        coordinator="",
+        members=members,
     )
 
 

@@ -76,8 +76,9 @@ def list_command(
     """List the groups, with their kind and state.
 
     `classic` and `consumer` groups read a topic as a log, by the older and the newer protocol;
-    `share` groups take it as a queue (see `penstock queue`). An `empty` group has no members but
-    still has its offsets: its consumers go on there when they come back.
+    `streams` groups are Kafka Streams applications; `share` groups take a topic as a queue (see
+    `penstock queue`). An `empty` group has no members but still has its offsets: its consumers go
+    on there when they come back.
 
     `penstock queue redrive` and `penstock migrate` keep how far they have come as offsets of groups
     of their own. Nobody reads with those, and they are shown only with --all.

@@ -75,6 +75,9 @@ FOR_TESTS: Final = {
     "group.share.heartbeat.interval.ms": "200",
     "group.share.min.session.timeout.ms": "1000",
     "group.share.min.record.lock.duration.ms": "1000",
+    "group.streams.min.heartbeat.interval.ms": "100",
+    "group.streams.heartbeat.interval.ms": "200",
+    "group.streams.min.session.timeout.ms": "1000",
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "200",
 }
 # Every topic on three nodes, writes that survive one of them, and a short wait until a dead one

@@ -65,6 +65,8 @@ INDEX: dict[int, tuple[str, str, int, int, int, int]] = {
     77: ("ShareGroupDescribe", "share_group_describe", 1, 1, 1, 0),
     78: ("ShareFetch", "share_fetch", 1, 2, 2, 0),
     79: ("ShareAcknowledge", "share_acknowledge", 1, 2, 2, 0),
+    88: ("StreamsGroupHeartbeat", "streams_group_heartbeat", 0, 0, 0, 0),
+    89: ("StreamsGroupDescribe", "streams_group_describe", 0, 0, 0, 0),
     90: ("DescribeShareGroupOffsets", "describe_share_group_offsets", 0, 1, 1, 0),
     91: ("AlterShareGroupOffsets", "alter_share_group_offsets", 0, 0, 0, 0),
     92: ("DeleteShareGroupOffsets", "delete_share_group_offsets", 0, 0, 0, 0),

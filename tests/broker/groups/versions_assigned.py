@@ -18,6 +18,9 @@ from penstock.wire.messages.consumer_group_heartbeat import ConsumerGroupHeartbe
 from penstock.wire.messages.describe_client_quotas import DescribeClientQuotasRequest
 from penstock.wire.messages.share_group_describe import ShareGroupDescribeRequest
 from penstock.wire.messages.share_group_heartbeat import ShareGroupHeartbeatRequest
+from penstock.wire.messages.streams_group_describe import StreamsGroupDescribeRequest
+from penstock.wire.messages.streams_group_heartbeat import StreamsGroupHeartbeatRequest
+from tests.broker.groups.streams_members import StreamsClient, stateless
 from tests.broker.raw import RawClient
 from tests.broker.requests import new_name
 
@@ -62,6 +65,17 @@ def _describe_share(subject: Subject, version: int) -> Message:
     return ShareGroupDescribeRequest(group_ids=[joined.group_id])
 
 
+def _streams(subject: Subject, version: int) -> StreamsGroupHeartbeatRequest:
+    client = StreamsClient(subject.client.call, new_name(), str(uuid4()), stateless(subject.topic))
+    return client.request()
+
+
+def _describe_streams(subject: Subject, version: int) -> Message:
+    joined = _streams(subject, version)
+    subject.client.call(joined)
+    return StreamsGroupDescribeRequest(group_ids=[joined.group_id])
+
+
 def _quota(subject: Subject, version: int) -> Message:
     entry = RequestEntryData(
         entity=[RequestEntityData(entity_type="client-id", entity_name=new_name())],
@@ -76,5 +90,7 @@ ASKED_OF_ASSIGNED: Final[dict[int, tuple[Ask, Check]]] = {
     68: (_join, lambda s, a: a.member_epoch > 0),
     69: (_describe, lambda s, a: len(a.groups[0].members) == 1),
     76: (_share, lambda s, a: a.member_epoch > 0),
+    88: (_streams, lambda s, a: a.member_epoch > 0),
+    89: (_describe_streams, lambda s, a: len(a.groups[0].members) == 1),
     77: (_describe_share, lambda s, a: len(a.groups[0].members) == 1),
 }

@@ -62,7 +62,8 @@ class Corpus(Sampler):
         if name in {"max_wait_ms", "timeout_ms"}:
             return self.rng.choice((0, 0, 1, 2))
         if self.rng.random() < 0.6:
-            return self.rng.choice((0, 0, 0, 1, 2, -1, -2))
+            # Some are without sign.
+            return max(low, self.rng.choice((0, 0, 0, 1, 2, -1, -2)))
         return super().number(name, low, high)
 
     def _batch(self) -> bytes:

@@ -60,8 +60,16 @@ if TYPE_CHECKING:
     from penstock.broker.server import Broker
 
 TRANSACTIONS: Final = "transaction.version"
-# Kafka's features that change what a client does, at the level that is served here.
-FEATURES: Final = {TRANSACTIONS: 2}
+# Kafka's features at the levels of Apache Kafka 4.3, each from the lowest that is offered. A client
+# learns from them what it may do, and a tool which version of Kafka it talks to. Those about
+# controllers and replicas are not among them: there are none.
+FEATURES: Final = {
+    "metadata.version": (7, 30),
+    "group.version": (0, 1),
+    TRANSACTIONS: (0, 2),
+    "share.version": (0, 1),
+    "streams.version": (0, 1),
+}
 ANY_FEATURE_FROM_VERSION: Final = 4
 NULL_NAMES_FROM_VERSION: Final = 12
 SOFTWARE_FROM_VERSION: Final = 3
@@ -85,24 +93,21 @@ def api_versions(
         )
     ):
         return ApiVersionsResponse(error_code=ErrorCode.INVALID_REQUEST)
-    features = {
-        name: min(level, broker.config.transaction_version) if name == TRANSACTIONS else level
-        for name, level in FEATURES.items()
-    }
+    may_be_zero = context.version >= ANY_FEATURE_FROM_VERSION
+    levels = {name: level for name, (_, level) in FEATURES.items()}
+    levels[TRANSACTIONS] = min(levels[TRANSACTIONS], broker.config.transaction_version)
     return ApiVersionsResponse(
-        # The lowest level of a feature is 0, which older clients do not take for one.
+        # The lowest level of a feature may be 0, which older clients do not take for one.
         supported_features=[
             SupportedFeatureKey(
-                name=name,
-                min_version=0 if context.version >= ANY_FEATURE_FROM_VERSION else 1,
-                max_version=level,
+                name=name, min_version=low if may_be_zero else max(low, 1), max_version=level
             )
-            for name, level in FEATURES.items()
+            for name, (low, level) in FEATURES.items()
         ],
         finalized_features_epoch=0,
         finalized_features=[
             FinalizedFeatureKey(name=name, max_version_level=level, min_version_level=level)
-            for name, level in features.items()
+            for name, level in levels.items()
             if level
         ],
         api_keys=[

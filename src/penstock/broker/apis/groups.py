@@ -16,6 +16,7 @@ from penstock.broker.apis.context import RequestContext
 from penstock.broker.catalog import ApiError
 from penstock.broker.groups.classic import DEAD, ClassicGroup
 from penstock.broker.groups.classic_member import JoinAnswer, JoinCall, SyncAnswer, SyncCall
+from penstock.broker.groups.streams.group import NOT_READY
 from penstock.errors import StorageError
 from penstock.wire.errors import ErrorCode
 from penstock.wire.messages.delete_groups import (
@@ -303,10 +304,16 @@ async def list_groups(
             group_type=group.kind,
         )
         for group in broker.coordination.groups.groups.values()
-        if (not states or group.state.lower() in states) and (not types or group.kind in types)
+        if (not states or _filtered_as(group.state) in states)
+        and (not types or group.kind in types)
     ]
     await broker.coordination.commit()
     return ListGroupsResponse(groups=groups)
+
+
+def _filtered_as(state: str) -> str:
+    """How a filter names a state, as Kafka spells it in lower case."""
+    return "not_ready" if state == NOT_READY else state.lower()
 
 
 async def delete_groups(

@@ -19,6 +19,7 @@ from penstock.broker.apis import (
     replicas,
     share_offsets,
     shares,
+    streams_groups,
     telemetry,
     topics,
     transactions,
@@ -84,6 +85,8 @@ ENDPOINTS: Final[dict[int, Endpoint]] = {
         # librdkafka 2.16 needs version 1 on offer.
         Endpoint(78, 1, 2, hot=shares.fetch),
         Endpoint(79, 1, 2, shares.share_acknowledge),
+        Endpoint(88, 0, 0, streams_groups.streams_group_heartbeat),
+        Endpoint(89, 0, 0, streams_groups.streams_group_describe),
         Endpoint(90, 0, 1, share_offsets.describe),
         Endpoint(91, 0, 0, share_offsets.alter),
         Endpoint(92, 0, 0, share_offsets.delete),

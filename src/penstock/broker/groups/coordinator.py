@@ -27,9 +27,17 @@ from penstock.broker.groups.group import (
     Maker,
     MemberDescription,
 )
-from penstock.broker.groups.offsets import OFFSET, PENDING, Committed, NewOffset, Offsets
+from penstock.broker.groups.offsets import (
+    OFFSET,
+    PENDING,
+    Committed,
+    NewOffset,
+    Offsets,
+    Place,
+)
 from penstock.broker.groups.settings import DEFAULT_SETTINGS, GroupSettings, group_settings
 from penstock.broker.groups.share import ShareGroup
+from penstock.broker.groups.streams.group import StreamsGroup
 from penstock.broker.journal import Entry, Key
 from penstock.broker.timers import Timers
 from penstock.errors import ConfigError
@@ -49,6 +57,7 @@ MAKERS: Final[dict[Kind, Maker]] = {
     "classic": ClassicGroup,
     "consumer": ConsumerGroup,
     "share": ShareGroup,
+    "streams": StreamsGroup,
 }
 
 # The key of the deadline for looking after old offsets; group ids that clients use may be empty.
@@ -56,6 +65,8 @@ _EXPIRY: Final = None
 # How many offsets are looked at in one go for old ones, and the pause until the next.
 _CHECKED_AT_ONCE: Final = 10_000
 _CHECK_PAUSE_MS: Final = 10
+# What kinds of groups say which topics they read.
+_PROTOCOLS_WITH_TOPICS: Final = ("consumer", "streams")
 # From this version on clients know that a group may not be there.
 _NOT_FOUND_FROM_VERSION: Final = 9
 
@@ -194,7 +205,8 @@ class GroupCoordinator:
             self.drop_if_void(group_id)
             return [code] * len(offsets), []
         group.touch(member_id, elapsed_ms)
-        return self._accept((OFFSET, group_id), offsets, now_ms, expire_ms)
+        stale = _stale(group, member_id, generation, offsets)
+        return self._accept((OFFSET, group_id), offsets, now_ms, expire_ms, stale)
 
     def commit_in_transaction(
         self,
@@ -210,7 +222,7 @@ class GroupCoordinator:
     ) -> tuple[list[ErrorCode], list[Entry]]:
         """Offsets that a producer's open transaction carries; they are pending until it ends."""
         group = self._committing_group(group_id, generation)
-        code = ErrorCode.ILLEGAL_GENERATION
+        code, stale = ErrorCode.ILLEGAL_GENERATION, dict[Place, ErrorCode]()
         if group is not None:
             code = group.check_commit(
                 member_id, generation, instance_id, in_transaction=True, version=version
@@ -218,10 +230,12 @@ class GroupCoordinator:
             if code == ErrorCode.STALE_MEMBER_EPOCH:
                 # Producers do not know that one.
                 code = ErrorCode.ILLEGAL_GENERATION
+            gone = _stale(group, member_id, generation, offsets)
+            stale = dict.fromkeys(gone, ErrorCode.ILLEGAL_GENERATION)
         if code:
             self.drop_if_void(group_id)
             return [code] * len(offsets), []
-        return self._accept((PENDING, producer_id, group_id), offsets, now_ms, None)
+        return self._accept((PENDING, producer_id, group_id), offsets, now_ms, None, stale)
 
     def finish_transaction(self, producer_id: int, commit: bool, now_ms: int) -> list[Entry]:
         """The entries by which the offsets that a transaction carried are committed or dropped."""
@@ -237,7 +251,7 @@ class GroupCoordinator:
         group = self.groups.get(group_id)
         if group is None:
             raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND, f"there is no group {group_id!r}")
-        if not group.is_empty and group.protocol_type != "consumer":
+        if not group.is_empty and group.protocol_type not in _PROTOCOLS_WITH_TOPICS:
             raise ApiError(ErrorCode.NON_EMPTY_GROUP, f"group {group_id!r} has members")
         codes, gone = [], []
         for topic, partition in places:
@@ -272,7 +286,12 @@ class GroupCoordinator:
         return group
 
     def _accept(
-        self, kind: Key, offsets: Sequence[NewOffset], now_ms: int, expire_ms: int | None
+        self,
+        kind: Key,
+        offsets: Sequence[NewOffset],
+        now_ms: int,
+        expire_ms: int | None,
+        refused: Mapping[Place, ErrorCode],
     ) -> tuple[list[ErrorCode], list[Entry]]:
         """Entries for the offsets that can be committed; their keys begin with `kind`."""
         limits, topics = self._config.limits, self._catalog.topics
@@ -284,6 +303,8 @@ class GroupCoordinator:
             known, code = topics.get(topic), ErrorCode.NONE
             if known is None or not 0 <= partition < known.partitions:
                 code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            elif (topic, partition) in refused:
+                code = refused[topic, partition]
             elif metadata and len(metadata) > limits.max_offset_metadata_bytes:
                 code = ErrorCode.OFFSET_METADATA_TOO_LARGE
             elif len(entries) >= room and self.offsets.get(group_id, topic, partition) is None:
@@ -452,3 +473,16 @@ class GroupCoordinator:
                 return
             group = self._make(group_id, kind)
         group.replay(key, value)
+
+
+def _stale(
+    group: Group, member_id: str, generation: int, offsets: Sequence[NewOffset]
+) -> dict[Place, ErrorCode]:
+    """The partitions that a member may not commit any more, though it may commit others."""
+    if not isinstance(group, StreamsGroup):
+        return {}
+    codes = {
+        (topic, partition): group.check_commit_of(member_id, generation, topic, partition)
+        for topic, partition, *_ in offsets
+    }
+    return {place: code for place, code in codes.items() if code}

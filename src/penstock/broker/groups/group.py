@@ -22,11 +22,16 @@ from penstock.broker.journal import Entry, Key
 from penstock.broker.timers import Timers
 from penstock.wire.errors import ErrorCode
 
-Kind = Literal["classic", "consumer", "share"]
+Kind = Literal["classic", "consumer", "share", "streams"]
 
 # Entries about a part of a group, such as one member: (kind, group id, ...), and the kind of group
 # that they belong to.
-PART_KINDS: Final[dict[str, Kind]] = {"group-member": "consumer", "share-member": "share"}
+PART_KINDS: Final[dict[str, Kind]] = {
+    "group-member": "consumer",
+    "share-member": "share",
+    "streams-member": "streams",
+    "streams-topology": "streams",
+}
 
 # What clients send that are no members: they commit by hand, or ask for an administrator.
 NO_GENERATION: Final = -1

@@ -23,6 +23,7 @@ _SECOND_MS: Final = 1_000
 _HOUR_MS: Final = 3_600_000
 _MAX_COUNT: Final = 1_000
 _MAX_LOCKS: Final = 100_000
+_MAX_STANDBYS: Final = 100
 _BY_DURATION: Final = "by_duration:"
 DEAD_LETTER_TOPIC: Final = "errors.deadletterqueue.topic.name"
 _DURATION: Final = re.compile(
@@ -51,6 +52,7 @@ def _between(low: int, high: int) -> dict[str, Any]:
 
 _SESSION: Final = _between(_SECOND_MS, _HOUR_MS)
 _HEARTBEAT: Final = _between(100, 10 * 60 * _SECOND_MS)
+_DELAY: Final = _between(0, 10 * 60 * _SECOND_MS)
 
 _ALL: Final = (
     Setting("consumer.session.timeout.ms", "int", 45_000,
@@ -63,6 +65,20 @@ _ALL: Final = (
             **_SESSION),
     Setting("share.heartbeat.interval.ms", "int", 5_000,
             "How often a member of a share group is told to report.", **_HEARTBEAT),
+    Setting("streams.session.timeout.ms", "int", 45_000,
+            "How long a member of a streams group may be silent before it is left out.",
+            **_SESSION),
+    Setting("streams.heartbeat.interval.ms", "int", 5_000,
+            "How often a member of a streams group is told to report.", **_HEARTBEAT),
+    Setting("streams.num.standby.replicas", "int", 0,
+            "How many processes keep a copy of the state of each task, besides the one that runs "
+            "it.", **_between(0, _MAX_STANDBYS)),
+    Setting("streams.initial.rebalance.delay.ms", "int", 3_000,
+            "How long a streams group waits for more members, from its first, before it assigns "
+            "tasks.", **_DELAY),
+    Setting("streams.assignment.interval.ms", "int", 1_000,
+            "How long a streams group waits after it has assigned tasks, before it does so again.",
+            **_DELAY),
     Setting("share.auto.offset.reset", "string", "latest",
             "Where a share group begins in a partition it has not read before: `earliest`, "
             "`latest`, or `by_duration:` and how far back, such as by_duration:PT1H.",
@@ -104,6 +120,11 @@ class GroupSettings:
     consumer_heartbeat_interval_ms: int = 5_000
     share_session_timeout_ms: int = 45_000
     share_heartbeat_interval_ms: int = 5_000
+    streams_session_timeout_ms: int = 45_000
+    streams_heartbeat_interval_ms: int = 5_000
+    streams_num_standby_replicas: int = 0
+    streams_initial_rebalance_delay_ms: int = 3_000
+    streams_assignment_interval_ms: int = 1_000
     share_auto_offset_reset: str = "latest"
     share_isolation_level: str = "read_uncommitted"
     share_record_lock_duration_ms: int = 30_000
@@ -147,7 +168,7 @@ def _known(name: str) -> Setting:
 def _group_settings(overrides: tuple[tuple[str, str], ...]) -> GroupSettings:
     values = {name.replace(".", "_"): _known(name).parse(text) for name, text in overrides}
     settings = GroupSettings(**values)
-    for kind in ("consumer", "share"):
+    for kind in ("consumer", "share", "streams"):
         session_ms = getattr(settings, f"{kind}_session_timeout_ms")
         if session_ms <= getattr(settings, f"{kind}_heartbeat_interval_ms"):
             raise ConfigError(

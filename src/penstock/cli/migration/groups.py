@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Final, Literal
 
-from penstock.cli.group_view import list_share_groups
+from penstock.cli.group_view import list_share_groups, list_streams_groups
 from penstock.cli.kafka import REQUEST_TIMEOUT_S, BrokerError, result_of, translated
 from penstock.cli.migration.ends import End
 from penstock.client.migration_map import (
@@ -74,7 +74,6 @@ def find_groups(
         if not group.group_id.startswith(OWN_PREFIX)
         and any(fnmatchcase(group.group_id, pattern) for pattern in wanted or ("*",))
     ]
-    names = [group.group_id for group in chosen]
     queues = [
         queue.id
         for queue in list_share_groups(source.connection)
@@ -85,6 +84,13 @@ def find_groups(
         for group in chosen
         if group.state not in (ConsumerGroupState.EMPTY, ConsumerGroupState.DEAD)
     }
+    streams = [
+        group
+        for group in list_streams_groups(source.connection)
+        if any(fnmatchcase(group.id, pattern) for pattern in wanted or ("*",))
+    ]
+    busy |= {group.id for group in streams if group.state != "empty"}
+    names = [group.group_id for group in chosen] + [group.id for group in streams]
     all_places = set(places)
     found = []
     for name, offsets in committed(source, names).items():
