@@ -39,6 +39,7 @@ from penstock.spark.sinking.learning import SAMPLES, parser_of
 from penstock.spark.sinking.parsing import Format, Parser
 from penstock.testing import Broker
 
+NOVEMBER = dt.datetime(2023, 11, 14, 22, 13, 20, 500_000, dt.UTC)
 Record = tuple[bytes | None, bytes | None]
 
 
@@ -144,6 +145,10 @@ def test_the_table_does_not_depend_on_the_batches(seed: int) -> None:
         ("timestamp", "2024-01-01T01:00:00+01:00", dt.datetime(2024, 1, 1, tzinfo=dt.UTC)),
         ("timestamp", "2024", dt.datetime(2024, 1, 1, tzinfo=dt.UTC)),
         ("timestamp", "yesterday", None),
+        ("timestamp", 1_700_000_000_500_000.5, NOVEMBER),
+        ("timestamp", 1e300, None),
+        ("bigint", 1e18, None),
+        ("bigint", 2.0**53, 2**53),
     ],
 )  # fmt: skip
 def test_types(fields: str, value: Any, wanted: Any) -> None:
@@ -162,6 +167,33 @@ def test_types(fields: str, value: Any, wanted: Any) -> None:
         assert rows[1]["v"] != rows[1]["v"]
     else:
         assert rows[1]["v"] == wanted
+
+
+def test_numbers_keep_the_digits_that_a_double_lacks() -> None:
+    """As flows write decimals."""
+    number = "1234567890123456789.0123456789"
+    reader = parser("id int, d decimal(38,10), j json, x decimal(38,0)", "id")
+    inner = f'{{"a":[{number},1.50,12345678901234567890123,"{number}"]}}'
+    value = f'{{"id":1,"d":{number},"j":{inner},"x":{"9" * 38}}}'
+    wrapped = f'{{"schema":{{}},"payload":{value.replace("1,", "2,", 1)}}}'
+    parsed = reader.parse(table([(b"1", value.encode()), (b"2", wrapped.encode())]))
+    assert parsed.bad.num_rows == 0
+    for id_, row in enumerate(parsed.upserts.to_pylist(), 1):
+        assert row == {"id": id_, "d": Decimal(number), "j": inner, "x": Decimal("9" * 38)}
+    events = parser("id int, d decimal(38,10)", "id", format_="debezium")
+    event = f'{{"op":"c","after":{{"id":1,"d":{number}}}}}'
+    (row,) = events.parse(table([(b"1", event.encode())])).upserts.to_pylist()
+    assert row["d"] == Decimal(number)
+    # A column of doubles that was found out from records takes what is one.
+    doubles = replace(parser("id int, d double", "id"), grows=True)
+    texts = ["0.30000000000000004", "1e300", "1.1000000000000000", number, "0.1234567890123456781"]
+    parsed = doubles.parse(table([(str(n).encode(), f'{{"id":{n},"d":{each}}}'.encode())
+                                  for n, each in enumerate(texts)]))  # fmt: skip
+    assert [row["d"] for row in parsed.upserts.to_pylist()] == [0.30000000000000004, 1e300, 1.1]
+    assert parsed.bad["reason"][0].as_py() == (
+        f"field d has more digits than a double, which it was taken for: {number}; say its type in "
+        "fields, as decimal(38,10)"
+    )
 
 
 def test_what_cannot_be_read_is_told() -> None:

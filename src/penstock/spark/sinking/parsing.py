@@ -28,11 +28,11 @@ import pyarrow as pa
 from penstock.client.table_schemas import SCHEMA_ID, SchemaError, TableSchema
 from penstock.sinks.contract import ORIGIN
 from penstock.sinks.fields import Column, from_block, guessed
-from penstock.sinks.schema import Schema
+from penstock.sinks.schema import Schema, is_json
 from penstock.spark.reading import connect_blocks
 from penstock.spark.reading.captured import PAYLOAD, UNSAID, schema_of_block
 from penstock.spark.reading.heartbeat_keys import HEARTBEATS
-from penstock.spark.sinking import captured
+from penstock.spark.sinking import captured, digits
 from penstock.spark.sinking.captured import Told
 from penstock.spark.sinking.errors import TruncatedError
 from penstock.spark.sinking.values import UNAVAILABLE, column_of
@@ -228,6 +228,8 @@ class Parser:
                     "the row lacks a value that the database did not send; capture with "
                     'unavailable = "fill"'
                 )
+            if row is not None and self._has_digits and digits.LONG.search(value):
+                row = self._with_digits(row, value, by)
         if row is None:
             self._read_deletion(at, key, old, found, by, is_tombstone=value is None)
             return
@@ -268,6 +270,28 @@ class Parser:
             raise
         found.keys_at.append(at)
         found.keys_by.append(by)
+
+    @cached_property
+    def _has_digits(self) -> bool:
+        """Whether there are columns in which a number may have more digits than a double."""
+        kinds = [each.field.type for each in self.columns]
+        wide = any(pa.types.is_decimal(kind) or pa.types.is_float64(kind) for kind in kinds)
+        return wide or any(is_json(each.field) for each in self.columns)
+
+    def _with_digits(self, row: Mapping[str, Any], value: bytes, by: Told) -> Mapping[str, Any]:
+        if by is not None:
+            # There decimals are no numbers, and the schema says what is a double.
+            return row
+        own = digits.read(value)
+        if "payload" in own and "schema" in own and len(own) == 2:
+            own = own["payload"]
+        own = own["after"] if self.format == "debezium" else own
+        if self.grows:
+            try:
+                digits.check(own, self.columns)
+            except digits.TooManyDigitsError as error:
+                raise _BadRecord(str(error)) from None
+        return digits.kept(row, own, self.columns)
 
     @cached_property
     def _newest(self) -> Told:
