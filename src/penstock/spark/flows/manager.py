@@ -269,6 +269,7 @@ class Manager(Overseer[_Unit]):
             file=self._settings.file,
             where=flow.where,
             bootstrap=self._settings.bootstrap,
+            checkpoints=self._folder.checkpoints,
             inputs=tuple(map(_describe, flow.of_generation(found.generation).inputs)),
             dead_letters=tuple(sorted(flow.of_generation(found.generation).dead_letter_topics)),
             outputs=tuple(
