@@ -350,6 +350,56 @@ def test_a_row_whose_key_in_the_store_changes_leaves_nothing_behind() -> None:
         assert _in_store(reader, [table(every[:cut]), table(every[cut:], cut)]) == {}
 
 
+def test_flattened_rows_keep_the_types_of_their_schema(
+    log_broker: Broker, topic: str, tmp_path: Path
+) -> None:
+    """As ExtractNewRecordState of Debezium leaves them, with Connect's schema around them."""
+    decimal = {"type": "bytes", "name": "org.apache.kafka.connect.data.Decimal",
+               "parameters": {"scale": "2", "connect.decimal.precision": "10"}}  # fmt: skip
+    scaled = {
+        "type": "struct", "name": "io.debezium.data.VariableScaleDecimal",
+        "fields": [{"field": "scale", "type": "int32"}, {"field": "value", "type": "bytes"}],
+    }  # fmt: skip
+    block = {"type": "struct", "fields": [
+        {"field": "id", "type": "int64"}, {"field": "price", **decimal},
+        {"field": "free", **scaled},
+        {"field": "prices", "type": "array", "items": decimal},
+        {"field": "day", "type": "int32", "name": "io.debezium.time.Date"},
+        {"field": "at", "type": "string", "name": "io.debezium.time.ZonedTimestamp"},
+    ]}  # fmt: skip
+    row = {"id": 1, "price": "bw==", "free": {"scale": 5, "value": "BMsv"}, "prices": ["bw=="],
+           "day": 20774, "at": "2026-11-17T10:00:00.5Z"}  # fmt: skip
+    values = [
+        json.dumps({"schema": block, "payload": each}, separators=(",", ":")).encode()
+        for each in (row, {**row, "id": 2, "price": 12.5}, {**row, "id": 3, "price": "?"})
+    ]
+    with Cluster(log_broker.bootstrap) as cluster:
+        create(cluster, topic, partitions=1)
+        producer = Producer({"bootstrap.servers": log_broker.bootstrap})
+        for number, value in enumerate(values, 1):
+            producer.produce(topic, value, b'{"id":%d}' % number)
+        assert producer.flush(60) == 0
+        reader = parser_of(SinkSpec("s", topic, "sqlite:///s"), cluster, topic, None)
+    records: list[Record] = [(b'{"id":%d}' % at, each) for at, each in enumerate(values, 1)]
+    parsed = reader.parse(table(records))
+    wanted = {
+        "id": 1, "price": Decimal("1.11"), "free": Decimal("3.14159"), "prices": "[1.11]",
+        "day": dt.date(2026, 11, 17),
+        "at": dt.datetime(2026, 11, 17, 10, 0, 0, 500_000, dt.UTC),
+    }  # fmt: skip
+    assert parsed.upserts.to_pylist() == [wanted, {**wanted, "id": 2, "price": Decimal("12.50")}]
+    assert parsed.bad["reason"].to_pylist() == ["field price does not fit decimal128(10, 2): '?'"]
+
+
+def test_columns_that_were_taken_for_whole_numbers() -> None:
+    reader = replace(parser("id bigint, n bigint", "id"), grows=True, is_guessed=True)
+    values = [(b"1", b'{"id":1,"n":2.0}'), (b"2", b'{"id":2,"n":2.5}'), (b"3", b'{"id":3,"n":"x"}')]
+    parsed = reader.parse(table(list(values)))
+    assert parsed.fractions == {"n": "2.5 at t-0, offset 1"}
+    assert parsed.bad.num_rows == 2
+    assert not reader.parse(table([values[0], values[2]])).fractions
+
+
 def test_the_same_row_twice_counts_as_it_stands_in_its_partition() -> None:
     reader = parser("id int, v int", "id")
     records = table([(b"x", b'{"id":1,"v":1}'), (b"y", b'{"id":1,"v":2}')])

@@ -77,6 +77,8 @@ class Parsed:
     by_row: bool = False
     # Ids of schemas that records name and the parser does not know.
     unknown: set[int] = field(default_factory=set)
+    # Columns that were taken for whole numbers, and are none: where that is seen.
+    fractions: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -99,6 +101,8 @@ class _Found:
     head: bytes = b""
     # The schema that events must name, or None; -1 is nobody's.
     last: int | None = None
+    # Of columns that were taken for whole numbers, a record that has a fraction, and that.
+    fractions: dict[str, tuple[int, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -116,6 +120,8 @@ class Parser:
     schemas: Mapping[int, TableSchema | None] = field(default_factory=dict)
     # Whether the columns are those of the published schema: then an event must say its own.
     is_published: bool = False
+    # Whether the types of the columns were found out from values.
+    is_guessed: bool = False
 
     @property
     def schema(self) -> Schema:
@@ -167,7 +173,7 @@ class Parser:
         """Read the records with these numbers; those that cannot be are told in `bad`."""
         bad = told.bad
         names = frozenset(column.name for column in self.columns)
-        found = _Found(bad=bad, known=names, unknown=told.unknown)
+        found = _Found(bad=bad, known=names, unknown=told.unknown, fractions=told.fractions)
         found.last = -1 if self.is_published else None
         for at, value in zip(pending, values.take(pa.array(pending, pa.int64())).to_pylist(),
                              strict=True):  # fmt: skip
@@ -180,6 +186,8 @@ class Parser:
                 bad[at] = str(why)
         rows = found.rows, found.rows_at, found.rows_by
         upserts, upserts_at = self._table(*rows, self.columns, bad)
+        if self.is_guessed:
+            self._note_fractions(found)
         wanted = [column for name in self.key for column in self.columns if column.name == name]
         gone = found.keys, found.keys_at, found.keys_by
         deletes, deletes_at = self._table(*gone, wanted, bad)
@@ -220,6 +228,9 @@ class Parser:
                     row = None if operation == "d" else row
             else:
                 row = document
+                if block is not None and row is not None:
+                    # A change event that was flattened: its columns stand as they did in it.
+                    by = self._schema_told(value, None, block, found)
             if row is not None and not isinstance(row, dict):
                 raise _BadRecord("the row is not a JSON object")
             lacks = _UNAVAILABLE in value or (self._may_lack_bytes and _lacks_bytes(value))
@@ -279,14 +290,14 @@ class Parser:
         return wide or any(is_json(each.field) for each in self.columns)
 
     def _with_digits(self, row: Mapping[str, Any], value: bytes, by: Told) -> Mapping[str, Any]:
-        if by is not None:
+        if by is not None and self.format == "debezium":
             # There decimals are no numbers, and the schema says what is a double.
             return row
         own = digits.read(value)
         if "payload" in own and "schema" in own and len(own) == 2:
             own = own["payload"]
         own = own["after"] if self.format == "debezium" else own
-        if self.grows:
+        if self.grows and by is None:
             try:
                 digits.check(own, self.columns)
             except digits.TooManyDigitsError as error:
@@ -384,6 +395,18 @@ class Parser:
             raise _BadRecord("the key is not UTF-8") from None
         return {self.key[0]: text}
 
+    def _note_fractions(self, found: _Found) -> None:
+        """Note which columns of whole numbers have others."""
+        names = [each.name for each in self.columns
+                 if pa.types.is_integer(each.field.type) and each.name not in self.key]  # fmt: skip
+        for row, at in zip(found.rows, found.rows_at, strict=True):
+            if at not in found.bad:
+                continue
+            for name in names:
+                value = row.get(name)
+                if isinstance(value, float) and not value.is_integer():
+                    found.fractions.setdefault(name, (at, value))
+
     def _table(
         self,
         rows: Sequence[Mapping[str, Any]],
@@ -433,7 +456,10 @@ class Parser:
             else:
                 own = next((each for each in (*schema.columns, *schema.key_only)
                             if each.name == name), None)  # fmt: skip
-                array, unfit = captured.column_of(chosen, column, own)
+                if self.format == "json" and not captured.says_more(own, column):
+                    array, unfit = column_of([row.get(name) for row in chosen], column)
+                else:
+                    array, unfit = captured.column_of(chosen, column, own)
             if places is None:
                 return array, unfit
             parts.append(array)
@@ -491,7 +517,14 @@ class Parser:
             records.num_rows,
             self.by_row,
             found.unknown,
-        )
+            {name: f"{value!r} at {_place(origin, at)}"
+             for name, (at, value) in found.fractions.items()},
+        )  # fmt: skip
+
+
+def _place(origin: pa.Table, at: int) -> str:
+    (row,) = origin.slice(at, 1).to_pylist()
+    return f"{row['topic']}-{row['partition']}, offset {row['offset']}"
 
 
 def told_by(block: Mapping[str, Any]) -> dict[str, Column]:
