@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import PenstockError
 from penstock.cli.verifying.flow_graph import FlowGraph
+from penstock.errors import PenstockError
 from penstock.spark.flows.cleanup import cleaned, leftovers, readers_of
 from penstock.spark.flows.control import ControlServer, ask
 from penstock.spark.flows.errors import (
