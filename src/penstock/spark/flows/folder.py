@@ -64,6 +64,9 @@ class Fingerprint:
     mode: str = "append"
     # Spark's operators that keep state, from the last to the first.
     operators: tuple[str, ...] = ()
+    # The lengths of Spark's windows of time, that operators only have the names of; flows that were
+    # last run by an older Penstock do not say them.
+    windows: tuple[str, ...] = ()
     # Which topics the streams were: the cluster's ids of them, empty where it has none.
     ids: tuple[str, ...] = ()
     # What views are made of.
@@ -80,6 +83,7 @@ class Fingerprint:
             outputs=tuple(found.get("outputs", ())),
             mode=str(found.get("mode", "append")),
             operators=tuple(found.get("operators", ())),
+            windows=tuple(found.get("windows", ())),
             parts=tuple(Part(*map(str, each)) for each in found.get("parts", ())),
             ids=tuple(found.get("ids", ())),
             cluster=str(found.get("cluster", "")),
@@ -93,6 +97,7 @@ class Fingerprint:
             "outputs": list(self.outputs),
             "mode": self.mode,
             "operators": list(self.operators),
+            "windows": list(self.windows),
             "parts": [list(each) for each in self.parts],
             "ids": list(self.ids),
             "cluster": self.cluster,
@@ -125,6 +130,10 @@ class Fingerprint:
             found.append("this Penstock keeps the state of its view in another way")
         elif self.operators != new.operators and not parts:
             found += changed.operators(self.operators, new.operators)
+        if self.windows and new.windows and self.windows != new.windows:
+            found.append(
+                f"its windows of time were {_list(self.windows)} and now are {_list(new.windows)}"
+            )
         if self.mode != new.mode and (self.operators or new.operators):
             found.append(f"its mode was {self.mode} and now is {new.mode}")
         return found
