@@ -277,8 +277,8 @@ GRIDS = table(
     TableColumn("cells", ValueType("array", items=ValueType("int32")), native="integer[]"),
     TableColumn("prices", ValueType("array", items=decimal(6, 2)), native="numeric(6,2)[]"),
 )
-FLAT = {"cells": [1, None], "prices": [unscaled(125)]}
-GRID = {"cells": [[1, 2], [3, None]], "prices": [[unscaled(125)], [None]]}
+FLAT: dict[str, Any] = {"cells": [1, None], "prices": [unscaled(125)]}
+GRID: dict[str, Any] = {"cells": [[1, 2], [3, None]], "prices": [[unscaled(125)], [None]]}
 
 
 def grid_event(id_: int, values: dict[str, Any]) -> bytes:
