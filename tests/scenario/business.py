@@ -15,7 +15,7 @@ from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import orjson
 import psycopg
@@ -51,6 +51,7 @@ REVENUE: Final = (
 )
 ORDERS_STORES: Final = ("orders_sqlite", "orders_same", "orders_parquet")
 WAIT_S: Final = 240.0
+T = TypeVar("T")
 LATENESS_S: Final = 300
 POLICY: Final = Policy(first_pause_s=0.1, longest_pause_s=1.0, max_tries=50)
 _TOML: Final = """
@@ -77,10 +78,15 @@ fields = "country string, n bigint, total decimal(38,4)"
 """
 
 
+def until(check: Callable[[], T]) -> T:
+    """As `eventually`, and looking less often: much is looked at, and many steps take seconds."""
+    return eventually(check, WAIT_S, poll_s=0.3)
+
+
 def reached(found: Callable[[], Mapping[Any, Any]], wanted: Mapping[Any, Any]) -> None:
     """Wait until something derived is what the database has; AssertionError with the difference."""
     try:
-        eventually(lambda: found() == wanted, WAIT_S)
+        until(lambda: found() == wanted)
     except AssertionError:
         last = found()
         keys = [key for key in wanted if last.get(key) != wanted[key]]
@@ -154,7 +160,7 @@ class Business:
     def start(self) -> None:
         self.capture.start()
         for table in ("orders", "customers", "rates"):
-            eventually(partial(read_topic, self.log.bootstrap, self.topic_of(table)), WAIT_S)
+            until(partial(read_topic, self.log.bootstrap, self.topic_of(table)))
         settings = Settings(self.log.bootstrap, policy=POLICY)
         self.flows = Manager(
             self.spark, Collected.of(self._flows()), Folder(self.folder / "flows"), settings
@@ -204,7 +210,7 @@ class Business:
 
     def failed(self, of: Callable[[str], Any], name: str) -> Any:
         """The status of a flow, or a sink, once it has stopped."""
-        return eventually(lambda: found if (found := of(name)).state == "failed" else None, WAIT_S)
+        return until(lambda: found if (found := of(name)).state == "failed" else None)
 
     def snapshot(self, table: str, where: str) -> None:
         with Cluster(self.log.bootstrap) as cluster:
@@ -246,7 +252,7 @@ class Business:
             f"DELETE FROM rates WHERE country = '{country}'",
             f"INSERT INTO rates VALUES ('{country}', {rate})",
         ])  # fmt: skip
-        eventually(lambda: len(read_topic(self.log.bootstrap, rates)) > before, WAIT_S)
+        until(lambda: len(read_topic(self.log.bootstrap, rates)) > before)
 
     def payment(self, country: str, amount: str, rate: str = "", *, ago_s: float = 0) -> bytes:
         """A payment of now, with the rate that it should find; its time is Python's own."""
@@ -265,7 +271,7 @@ class Business:
         self.pay(self.payment("XX", "1", ago_s=-LATENESS_S - 1))
         passed = time.time() + 1
         # What is paid next is not late.
-        eventually(lambda: time.time() > passed)
+        until(lambda: time.time() > passed)
 
     # ---- what must be so -----------------------------------------------------------------
 

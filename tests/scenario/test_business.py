@@ -21,11 +21,10 @@ from penstock.testing.reading import read_topic
 from tests.cli.migrating import clients, create, short_waits  # noqa: F401
 from tests.cli.runner import run
 from tests.harness.profiles import BUSINESS_ROWS, BUSINESS_TYPE_ROWS
-from tests.scenario.business import WAIT_S, Business
+from tests.scenario.business import Business, until
 from tests.scenario.databases import Database, mariadb, postgresql
 from tests.spark.types.random_tables import RandomTable
 from tests.spark.types.test_random_tables import compare, from_sqlite
-from tests.waiting import eventually
 
 pytestmark = [
     pytest.mark.databases,
@@ -120,7 +119,7 @@ def every_type_is_stored(shop: Business, kinds: RandomTable) -> None:
         aside = len(read_topic(shop.log.bootstrap, letters)) if len(wanted) < len(truth) else 0
         return bool(shop.sink("kinds").put + aside >= len(truth))
 
-    eventually(is_all_there, WAIT_S)
+    until(is_all_there)
     found = kinds.meanings(from_sqlite(Path("kinds.db"), kinds)) if wanted else {}
     compare("sqlite", kinds, found, wanted)
 
@@ -133,8 +132,8 @@ def payments_find_the_rate_of_their_time(shop: Business) -> None:
     shop.rate("DE", "1.250")
     shop.pay(shop.payment("DE", "0.01", "1.250"), twice, shop.payment("DE", "5", ago_s=7200))
     shop.let_go("2.000")
-    eventually(lambda: shop.paid.items() <= shop.prices().items(), WAIT_S)
-    late = eventually(lambda: read_topic(shop.log.bootstrap, "payments.late"), WAIT_S)
+    until(lambda: shop.paid.items() <= shop.prices().items())
+    late = until(lambda: read_topic(shop.log.bootstrap, "payments.late"))
     assert len(late) == 1, late
 
 
@@ -148,8 +147,8 @@ def what_cannot_be_read_is_put_aside(shop: Business) -> None:
         shop.payment("DE", "7.77", "1.250"),
     )
     shop.let_go("3.000")
-    eventually(lambda: shop.paid.items() <= shop.prices().items(), WAIT_S)
-    reasons = eventually(lambda: shop.letters("payments.dead"), WAIT_S)
+    until(lambda: shop.paid.items() <= shop.prices().items())
+    reasons = until(lambda: shop.letters("payments.dead"))
     assert reasons[:2] == [
         "the value is not valid JSON",
         "field amount is not decimal(10,2): 1.239",
@@ -165,7 +164,7 @@ def a_column_is_added(shop: Business, random: Random) -> None:
     shop.database.run([shop.database.add_column])
     shop.columns["channel"] = str
     shop.order(random, 5)
-    told = eventually(lambda: shop.flow("revenue").error or shop.flow("revenue").restarts, WAIT_S)
+    told = until(lambda: shop.flow("revenue").error or shop.flow("revenue").restarts)
     assert told
     shop.snapshot("orders", "channel IS NOT NULL")
     shop.agrees()
@@ -190,7 +189,7 @@ def a_large_transaction_and_a_kill(shop: Business, random: Random) -> None:
     shop.capture.kill()
     shop.capture.start(steps=3)
     shop.order(random, BUSINESS_ROWS)
-    eventually(lambda: not shop.capture.is_alive, WAIT_S)
+    until(lambda: not shop.capture.is_alive)
     shop.capture.kill()
     shop.capture.start()
     shop.agrees()
@@ -198,7 +197,7 @@ def a_large_transaction_and_a_kill(shop: Business, random: Random) -> None:
 
 def everything_is_truncated(shop: Business, random: Random) -> None:
     shop.database.run(["TRUNCATE TABLE orders"])
-    eventually(lambda: not shop.stored("orders_sqlite"), WAIT_S)
+    until(lambda: not shop.stored("orders_sqlite"))
     shop.order(random, 20)
     shop.agrees()
 
@@ -250,4 +249,4 @@ def everything_moves(shop: Business, other: Broker, random: Random) -> None:
         assert "was moved to another cluster" in priced.error
         shop.flows.reset("priced")
         shop.agrees(thoroughly=True)
-        eventually(lambda: shop.paid.items() <= shop.prices().items(), WAIT_S)
+        until(lambda: shop.paid.items() <= shop.prices().items())
