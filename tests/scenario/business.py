@@ -108,6 +108,8 @@ class Business:
         self.capture = self._capture()
         self.flows: Manager | None = None
         self.sinks: SinkManager | None = None
+        # What was logged so far.
+        self.told: Callable[[], str] = str
         # The columns of the table of orders as it is now, and what their texts mean.
         self.columns: dict[str, Callable[[Any], Any]] = {
             "id": whole, "customer_id": whole, "amount": number, "placed": moment, "note": text,
@@ -280,7 +282,7 @@ class Business:
         wanted, totals = self.orders(), self.revenue()
         for name in ORDERS_STORES:
             reached(partial(self.stored, name), wanted)
-        reached(partial(self.told, "revenue"), totals)
+        reached(partial(self.in_topic, "revenue"), totals)
         reached(self.stored_revenue, totals)
         for name in ORDERS_STORES[: len(ORDERS_STORES) if thoroughly else 1]:
             self.verified(f"{self.name}.{self.database.schema}orders", name, rows=len(wanted))
@@ -339,7 +341,7 @@ class Business:
         found = self.database.ask(REVENUE.replace("sum(amount)", sums))
         return {str(country): (int(n), number(total)) for country, n, total in found}
 
-    def told(self, name: str) -> dict[str, tuple[int, Any]]:
+    def in_topic(self, name: str) -> dict[str, tuple[int, Any]]:
         """What the topic of the view says: the last record of each key."""
         assert self.flows is not None
         last = {

@@ -239,7 +239,9 @@ class Parser:
                     "the row lacks a value that the database did not send; capture with "
                     'unavailable = "fill"'
                 )
-            if row is not None and self._has_digits and digits.LONG.search(value):
+            # In change events that say their schema decimals are no numbers, and doubles are meant.
+            unsaid = by is None or self.format == "json"
+            if unsaid and row is not None and self._has_digits and digits.LONG.search(value):
                 row = self._with_digits(row, value, by)
         if row is None:
             self._read_deletion(at, key, old, found, by, is_tombstone=value is None)
@@ -290,9 +292,6 @@ class Parser:
         return wide or any(is_json(each.field) for each in self.columns)
 
     def _with_digits(self, row: Mapping[str, Any], value: bytes, by: Told) -> Mapping[str, Any]:
-        if by is not None and self.format == "debezium":
-            # There decimals are no numbers, and the schema says what is a double.
-            return row
         own = digits.read(value)
         if "payload" in own and "schema" in own and len(own) == 2:
             own = own["payload"]
