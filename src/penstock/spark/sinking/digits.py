@@ -14,12 +14,13 @@ from decimal import Decimal
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock.sinks.fields import Column
 from penstock.sinks.schema import is_json
 
 # What may be a number that a double does not hold.
-LONG: Final = re.compile(rb"[0-9][0-9.]{15}")
+_LONG: Final = "[0-9][0-9.]{15}"
 _INT_MAX: Final = 1 << 63
 # Stands around a number that is written as it was read; no text of others has it.
 _MARK: Final = secrets.token_hex(16)
@@ -40,6 +41,14 @@ class JsonText(str):
 
 class TooManyDigitsError(ValueError):
     """A number for a column of doubles that nobody has asked for, and which it would change."""
+
+
+def long(values: pa.ChunkedArray, numbers: Sequence[int]) -> frozenset[int]:
+    """Which records may have such a number; `numbers` are theirs."""
+    found = pc.fill_null(pc.match_substring_regex(values, _LONG), False)
+    if not pc.any(found).as_py():
+        return frozenset()
+    return frozenset(numbers[at] for at in pc.indices_nonzero(found).to_pylist())
 
 
 def kept(row: Mapping[str, Any], own: Any, columns: Sequence[Column]) -> Mapping[str, Any]:

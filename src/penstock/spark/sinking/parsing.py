@@ -101,6 +101,8 @@ class _Found:
     head: bytes = b""
     # The schema that events must name, or None; -1 is nobody's.
     last: int | None = None
+    # The records that may have a number with more digits than a double.
+    long: frozenset[int] = frozenset()
     # Of columns that were taken for whole numbers, a record that has a fraction, and that.
     fractions: dict[str, tuple[int, float]] = field(default_factory=dict)
 
@@ -175,8 +177,10 @@ class Parser:
         names = frozenset(column.name for column in self.columns)
         found = _Found(bad=bad, known=names, unknown=told.unknown, fractions=told.fractions)
         found.last = -1 if self.is_published else None
-        for at, value in zip(pending, values.take(pa.array(pending, pa.int64())).to_pylist(),
-                             strict=True):  # fmt: skip
+        taken = values.take(pa.array(pending, pa.int64()))
+        if self._has_digits:
+            found.long = digits.long(taken, pending)
+        for at, value in zip(pending, taken.to_pylist(), strict=True):
             key = keys[at]
             if value is None and key in HEARTBEATS:
                 continue
@@ -239,9 +243,7 @@ class Parser:
                     "the row lacks a value that the database did not send; capture with "
                     'unavailable = "fill"'
                 )
-            # In change events that say their schema decimals are no numbers, and doubles are meant.
-            unsaid = by is None or self.format == "json"
-            if unsaid and row is not None and self._has_digits and digits.LONG.search(value):
+            if at in found.long and row is not None:
                 row = self._with_digits(row, value, by)
         if row is None:
             self._read_deletion(at, key, old, found, by, is_tombstone=value is None)
@@ -286,12 +288,18 @@ class Parser:
 
     @cached_property
     def _has_digits(self) -> bool:
-        """Whether there are columns in which a number may have more digits than a double."""
+        """Whether there are columns in which a number may have more digits than a double; where
+        events say their schema, decimals are no numbers."""
+        if self.is_published:
+            return False
         kinds = [each.field.type for each in self.columns]
         wide = any(pa.types.is_decimal(kind) or pa.types.is_float64(kind) for kind in kinds)
         return wide or any(is_json(each.field) for each in self.columns)
 
     def _with_digits(self, row: Mapping[str, Any], value: bytes, by: Told) -> Mapping[str, Any]:
+        if by is not None and self.format == "debezium":
+            # There decimals are no numbers, and the schema says what is a double.
+            return row
         own = digits.read(value)
         if "payload" in own and "schema" in own and len(own) == 2:
             own = own["payload"]
