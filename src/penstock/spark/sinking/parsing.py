@@ -293,7 +293,9 @@ class Parser:
         if self.is_published:
             return False
         kinds = [each.field.type for each in self.columns]
-        wide = any(pa.types.is_decimal(kind) or pa.types.is_float64(kind) for kind in kinds)
+        # Whoever says double has one.
+        wide = any(map(pa.types.is_decimal, kinds))
+        wide = wide or (self.grows and any(map(pa.types.is_float64, kinds)))
         return wide or any(is_json(each.field) for each in self.columns)
 
     def _with_digits(self, row: Mapping[str, Any], value: bytes, by: Told) -> Mapping[str, Any]:
