@@ -108,6 +108,7 @@ class Business:
         self.capture = self._capture()
         self.flows: Manager | None = None
         self.sinks: SinkManager | None = None
+        self.has_payments = True
         # What was logged so far.
         self.told: Callable[[], str] = str
         # The columns of the table of orders as it is now, and what their texts mean.
@@ -133,7 +134,7 @@ class Business:
 
     # ---- flows ---------------------------------------------------------------------------
 
-    def _flows(self) -> tuple[Flow, Flow]:
+    def _flows(self) -> tuple[Flow, ...]:
         orders = stream(self.topic_of("orders"), on_schema_change="follow")
         customers = stream(self.topic_of("customers"))
         rates = stream(self.topic_of("rates"), time="_timestamp")
@@ -155,7 +156,7 @@ class Business:
             found = enrich(once, rates, on=["country"], columns=["rate"], version="as_of")
             return found.select("payment", "amount", "rate", "at")
 
-        return revenue, priced
+        return (revenue, priced) if self.has_payments else (revenue,)
 
     # ---- what runs -----------------------------------------------------------------------
 
