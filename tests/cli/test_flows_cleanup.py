@@ -75,6 +75,21 @@ def test_a_list_first_and_then_it_is_deleted(folder: Folder, at: str, topic: str
     assert topic in topics(at, topic)
 
 
+def test_checkpoints_at_a_url_are_cleaned_up(
+    folder: Folder, at: str, topic: str, tmp_path: Path
+) -> None:
+    url = f"file://{tmp_path}/far"
+    folder.write(replace(folder.record("visiting"), checkpoints=url))
+    for number in (2, 3):
+        (tmp_path / "far" / "visiting" / f"g{number}" / "offsets").mkdir(parents=True)
+    [listed] = run("flows", "cleanup", "--json").ok().json
+    assert (listed["name"], listed["kind"]) == (f"{url}/visiting/g2", "checkpoint")
+    run("flows", "cleanup", "--yes").ok()
+    assert [each.name for each in (tmp_path / "far" / "visiting").iterdir()] == ["g3"]
+    Folder(folder.path, url).forget_checkpoint("visiting", 3)
+    assert not list((tmp_path / "far" / "visiting").iterdir())
+
+
 def test_a_sink_in_an_old_version_does_not_look_healthy(
     folder: Folder, at: str, topic: str, tmp_path: Path
 ) -> None:

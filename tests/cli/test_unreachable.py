@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any, cast
+from unittest.mock import patch
 
 import pytest
 import typer
@@ -16,10 +18,13 @@ from penstock.capture.source import SourceSettings
 from penstock.capture.sources import open_source
 from penstock.cli import kafka, project, sinks_reach
 from penstock.cli.main import make_app
+from penstock.cli.run import _look_on
+from penstock.cli.run_reach import AWAY_S, LOOK_S, BrokerWatch
 from penstock.cli.sinks_file import declared
 from penstock.errors import PenstockError
 from penstock.sinks import open_sink
 from penstock.sinks.errors import StoreAwayError, StoreUnreachableError
+from penstock.spark.flows.supervisor import Failure
 from tests.cli.runner import run
 from tests.cli.uses import BASE, NEEDS, PROJECT
 from tools.generate_cli_docs import commands
@@ -118,6 +123,43 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     monkeypatch.delenv("PENSTOCK_PROJECT", raising=False)
+
+
+def test_a_run_with_an_end_ends_when_its_broker_is_gone() -> None:
+    now = 0.0
+
+    class Runs:
+        """What is looked after, for as long as nobody ends it."""
+
+        why: Failure | None = None
+
+        def step(self) -> bool:
+            nonlocal now
+            now += 1.0
+            return self.why is not None
+
+        def status(self) -> list[Any]:
+            return []
+
+        def give_up(self, why: Failure) -> None:
+            self.why = why
+
+    class View:
+        def show(self, _: object) -> None:
+            pass
+
+    with server(silent) as at:
+        watch = BrokerWatch(at, clock=lambda: now)
+        for _ in range(30):
+            now += 1.0
+            assert watch.look() is None
+    last, runs = now, Runs()
+    with patch("penstock.cli.run._STEP_S", 0.0):
+        _look_on(cast("Any", runs), View(), None, watch)
+    assert now - last < AWAY_S + 2 * LOOK_S
+    assert runs.why is not None
+    assert runs.why.message.startswith(f"no broker answers at {at} any more, for ")
+    assert "run it again when the broker is back" in runs.why.advice
 
 
 @pytest.mark.parametrize("use", uses_of_brokers())

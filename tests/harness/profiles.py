@@ -163,6 +163,9 @@ BUCKET_BATCHES: Final = _of(2, 2, 3)
 # Random tables of ten columns of each kind of database, in every store, and their rows.
 RANDOM_TABLES: Final = _of(1, 3, 40)
 RANDOM_TABLE_ROWS: Final = _of(20, 20, 60)
+# Of a business: the rows of its largest transaction, and of its table of every type.
+BUSINESS_ROWS: Final = _of(2_000, 2_000, 100_000)
+BUSINESS_TYPE_ROWS: Final = _of(20, 20, 400)
 # Rows of a table that is compared with a store while somebody writes to it.
 VERIFIED_ROWS: Final = _of(300, 600, 3_000)
 # Kills of a migration, and Ctrl-C.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -68,7 +67,7 @@ def _note_groups(brokers: Connection, there: set[str], readers: dict[str, list[s
 
 def delete(folder: Folder, brokers: Connection, items: Sequence[Leftover]) -> None:
     """Delete topics and checkpoints, and remember that they are gone."""
-    from penstock.spark.flows.cleanup import candidates, cleaned
+    from penstock.spark.flows.cleanup import candidates, cleaned, remove
     from penstock.spark.flows.control import ask
     from penstock.spark.flows.errors import FlowError
 
@@ -77,7 +76,7 @@ def delete(folder: Folder, brokers: Connection, items: Sequence[Leftover]) -> No
         topics.delete(broker, names, missing_ok=True)
         for each in items:
             if not each.is_topic:
-                shutil.rmtree(each.name, ignore_errors=True)
+                remove(each)
         for flow in sorted({each.flow for each in items}):
             left = [each for each in candidates(folder, flow) if each.is_topic]
             there = set(Metadata(broker).topics([each.name for each in left])) - set(names)

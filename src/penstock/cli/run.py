@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from penstock.cli.run_cluster import Executors
+    from penstock.cli.run_reach import BrokerWatch
     from penstock.cli.sinks_view import Together
     from penstock.sinks.spec import SinkSpec
     from penstock.spark.flows.declare import Collected
@@ -228,7 +229,7 @@ def run(
             manager.ask_old_rows = without_old_rows
             sinks = _sinks(spark, specs, sinks_data, settings, manager) if specs else None
             ok = _run(spark, manager, sinks, folder, address, plain=plain, every_s=every_s,
-                      once=once)  # fmt: skip
+                      broker=_watch(bootstrap, once=once))  # fmt: skip
         finally:
             # Fails where Java is gone already, which was told.
             with suppress(Exception):
@@ -342,7 +343,8 @@ def run_sinks(
             if log_level in {LogLevel.WARNING, LogLevel.ERROR}:
                 spark.sparkContext.setLogLevel("FATAL")
             sinks = _sinks(spark, specs, data, settings)
-            ok = _run(spark, None, sinks, None, address, plain=plain, every_s=every_s, once=once)
+            ok = _run(spark, None, sinks, None, address, plain=plain, every_s=every_s,
+                      broker=_watch(bootstrap, once=once))  # fmt: skip
         finally:
             with suppress(Exception):
                 spark.stop()
@@ -383,6 +385,12 @@ def flows_folder() -> Folder:
     from penstock.spark.flows.folder import Folder
 
     return Folder(Path(os.environ.get("PENSTOCK_FLOWS") or DEFAULT_DATA))
+
+
+def _watch(bootstrap: str, *, once: bool) -> BrokerWatch | None:
+    from penstock.cli.run_reach import BrokerWatch
+
+    return BrokerWatch(bootstrap) if once else None
 
 
 def need_spark(what: str = "flows") -> None:
@@ -455,16 +463,18 @@ def _run(
     *,
     plain: bool,
     every_s: float,
-    once: bool,
+    broker: BrokerWatch | None,
 ) -> bool:
-    """Run until all is over; whether all went well."""
+    """Run until all is over; whether all went well. With a `broker` to watch it is a run with an
+    end."""
     from penstock.cli.run_cluster import executors_of
     from penstock.cli.run_metrics import MetricsServer
     from penstock.cli.run_view import View, kind_of
     from penstock.cli.sinks_view import Together
     from penstock.spark.flows.control import ControlServer
 
-    manager = Together(flows, sinks[0] if sinks is not None else None, once=once)
+    manager = Together(flows, sinks[0] if sinks is not None else None,
+                       once=broker is not None)  # fmt: skip
     with ExitStack() as stack:
         stack.callback(manager.close)
         if flows is not None and folder is not None:
@@ -480,21 +490,37 @@ def _run(
             manager.start()
             names = ", ".join(f"{kind_of(each)} {each.name}" for each in manager.status())
             output.say(f"running {names}; Ctrl-C stops after the micro-batches")
-            _look_on(manager, view, executors_of(spark))
+            _look_on(manager, view, executors_of(spark), broker)
         view.finish(manager.status())
     if manager.broken is None:
         for each in manager.status():
             view.tell_failure(each)
     if manager.broken is not None:
         output.fail(PenstockError(manager.broken.message, advice=manager.broken.advice))
+        if broker is not None and broker.is_away:
+            _leave(spark)
         return False
     return not manager.failed
 
 
-def _look_on(manager: Together, view: Any, executors: Executors | None) -> None:
+def _leave(spark: SparkSession) -> None:
+    """End here: for a minute yet threads would wait for the broker, and Java tell of it."""
+    java = getattr(spark.sparkContext._gateway, "proc", None)
+    if java is not None:
+        java.kill()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(output.EXIT_FAILURE)
+
+
+def _look_on(
+    manager: Together, view: Any, executors: Executors | None, broker: BrokerWatch | None
+) -> None:
     pause = threading.Event()
     while not manager.step():
         view.show(manager.status())
+        if broker is not None and (gone := broker.look()) is not None:
+            manager.give_up(gone)
         if executors is not None:
             executors.look()
         pause.wait(_STEP_S)

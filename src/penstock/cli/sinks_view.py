@@ -161,6 +161,11 @@ class Together:
         for each in self._parts:
             each.stop()
 
+    def give_up(self, why: Failure) -> None:
+        """End at once."""
+        for each in self._parts:
+            each.give_up(why)
+
     def close(self) -> None:
         """Let go of the threads."""
         for each in self._parts:

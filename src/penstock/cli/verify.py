@@ -214,7 +214,7 @@ def _show(report: Report) -> None:
         output.say(f"... and {output.count(more, 'key')} more; --limit shows more of them")
     if report.not_compared:
         output.say(
-            f"not compared, for the query does not have it: {', '.join(report.not_compared)}"
+            f"not compared, for {report.source} does not have it: {', '.join(report.not_compared)}"
         )
     for each in report.dead_letters:
         if each.count:

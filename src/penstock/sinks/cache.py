@@ -236,7 +236,7 @@ class RedisSink(Sink):
                 return Applied(0)
             batch, refused = self._encoded(changes, self._schema)
             if refused:
-                refusing(refused, self.target)
+                refusing(refused, self.target, self.max_refused)
                 aside(refused)
             position = stored.merged(changes.position).text()
             script = _APPLY_HASH if self._form == "hash" else _APPLY_JSON

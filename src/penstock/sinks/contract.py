@@ -164,12 +164,12 @@ def follows(changes: Changes, stored: Position, store: str) -> bool:
     return True
 
 
-def refusing(refused: Sequence[Refused], store: str) -> None:
+def refusing(refused: Sequence[Refused], store: str, most: int = MAX_REFUSED) -> None:
     """TooManyRefusedError if these are more than can be the fault of rows."""
-    if len(refused) > MAX_REFUSED:
+    if len(refused) > most:
         first = refused[0]
         raise TooManyRefusedError(
-            f"{store} refuses more than {MAX_REFUSED} rows of one batch, first {first.key}: "
+            f"{store} refuses more than {most} rows of one batch, first {first.key}: "
             f"{first.reason[:MAX_SHOWN]}"
         )
 
@@ -186,6 +186,8 @@ class Sink(ABC):
     rebuildable: ClassVar[bool] = True
     # Rows are gone so long after the time of their last record; 0: they stay.
     lifetime_s: int = 0
+    # More rows than so many that it cannot take, in one go, are not the fault of rows.
+    max_refused: int = MAX_REFUSED
     # What is written to, for people: the URL without the password.
     target: str = ""
 

@@ -187,8 +187,8 @@ class DeltaSink(Sink):
 
     def apply(self, changes: Changes, aside: Aside) -> Applied:
         assert self._schema is not None, "open it first"
-        fit, refused = coding.fitting(changes, self._schema, _TIMES.unfit)
-        refusing(refused, self.target)
+        fit, refused = coding.fitting(changes, self._schema, _TIMES.unfit, self.max_refused)
+        refusing(refused, self.target, self.max_refused)
         with self._talking():
             for _ in range(ATTEMPTS):
                 table = self._table()

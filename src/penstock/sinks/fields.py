@@ -33,6 +33,12 @@ _TYPES: Final[Mapping[str, pa.DataType]] = {
     "timestamp": pa.timestamp("us", "UTC"), "timestamp_ltz": pa.timestamp("us", "UTC"),
     "timestamp_ntz": pa.timestamp("us"),
 }  # fmt: skip
+# One for each type, in the words of this package's pages.
+_WORDS: Final = {
+    word: _TYPES[word]
+    for word in ("boolean", "tinyint", "smallint", "int", "bigint", "float", "double", "string",
+                 "binary", "date", "time", "timestamp", "timestamp_ntz")
+}  # fmt: skip
 # Kept as JSON, whatever it is.
 ANY_JSON: Final = ("json", "variant")
 _NESTED: Final = ("struct", "array", "map", *ANY_JSON)
@@ -85,6 +91,15 @@ def from_text(text: str) -> list[pa.Field]:
     if not found:
         raise ConfigError("there are no columns")
     return found
+
+
+def as_word(field: pa.Field) -> str:
+    """The type of a column as `from_text` takes it."""
+    if is_json(field):
+        return "json"
+    if pa.types.is_decimal(field.type):
+        return f"decimal({field.type.precision},{field.type.scale})"
+    return next(word for word, kind in _WORDS.items() if kind == field.type)
 
 
 def split(text: str) -> list[str]:

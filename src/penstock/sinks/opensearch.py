@@ -218,7 +218,7 @@ class OpenSearchSink(Sink):
         self._version = state["version"] + 1
         refused = self._write(changes, self._schema)
         if refused:
-            refusing(refused, self.target)
+            refusing(refused, self.target, self.max_refused)
             aside(refused)
         if changes.rows:
             # Whoever waits for the position may then search.

@@ -288,9 +288,13 @@ def _key_value(text: str, kind: pa.DataType) -> Any:
 
 
 def fitting(
-    changes: Changes, schema: Schema, unfit: Callable[[pa.Table], list[Unfit]]
+    changes: Changes,
+    schema: Schema,
+    unfit: Callable[[pa.Table], list[Unfit]],
+    most: int = MAX_REFUSED,
 ) -> tuple[Changes, list[Refused]]:
-    """Changes without what a store has no place for, and the rows that this takes out. A key that
+    """Changes without what a store has no place for, and the rows that this takes out: one more
+    than `most` of them, if there are so many, since that is an error. A key that
     it cannot hold is in none of its rows: nothing is to be deleted."""
     gone = _any(unfit(changes.deletes))
     if gone is not None:
@@ -305,7 +309,7 @@ def fitting(
         return changes, []
     refused = [
         refused_upsert(changes, schema, at, next(why for mask, why in found if mask[at].as_py()))
-        for at in pc.indices_nonzero(bad).to_pylist()[: MAX_REFUSED + 1]
+        for at in pc.indices_nonzero(bad).to_pylist()[: most + 1]
     ]
     kept = pc.invert(bad)
     fits = replace(

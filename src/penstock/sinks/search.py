@@ -168,7 +168,7 @@ class TantivySink(Sink):
                 return Applied(0)
             refused = _too_long(changes, state.schema)
             if refused:
-                refusing(refused, self.target)
+                refusing(refused, self.target, self.max_refused)
                 aside(refused)
             with self._writing(index) as writer:
                 if searcher.num_docs:

@@ -101,7 +101,9 @@ class SinkSpec:
 
     def sink(self) -> Sink:
         """The store; nothing is asked of it yet."""
-        return stores.open_sink(self.url, self.options, name=self.name)
+        made = stores.open_sink(self.url, self.options, name=self.name)
+        made.max_refused = self.max_dead_letters
+        return made
 
 
 def from_config(name: str, found: Any) -> SinkSpec:

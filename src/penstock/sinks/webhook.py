@@ -191,7 +191,7 @@ class WebhookSink(Sink):
         due = _due(_messages(changes, self._schema, self._name), sent)
         refused = self._deliver(due, {each.id for each in sent})
         if refused:
-            refusing(refused, self.target)
+            refusing(refused, self.target, self.max_refused)
             aside(refused)
         position = stored.merged(changes.position)
         with self._database() as database:

@@ -314,6 +314,9 @@ class SinkKit(HazardKit):
                 with pytest.raises(TooManyRefusedError):
                     sink.apply(over, aside.extend)
                 assert sink.position() == Position({PLACE: len(rows)})
+                # As many as its user says.
+                sink.max_refused = len(many)
+                assert len(sink.apply(over, aside.extend).refused) == len(many)
 
     def test_nothing_moves_if_putting_aside_fails(self, store: Store) -> None:
         row: Row = {"id": 1, "part": "x", "name": "with\0nul", "ratio": math.nan}

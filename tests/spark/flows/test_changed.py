@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812
 
 from penstock.spark.flows.changed import lines, operators
 from penstock.spark.flows.folder import Fingerprint
+from penstock.spark.flows.planning import time_windows
 
 OLD = """@flow(inputs=events, output=topic("counts"))
 def counts(events):
@@ -72,3 +75,31 @@ def test_a_fingerprint_is_the_same_whatever_the_code_looks_like() -> None:
     assert old == new
     assert old.differences(new) == []
     assert Fingerprint.of(old.as_dict()).source == OLD
+
+
+@pytest.mark.parametrize(
+    ("window", "told"),
+    [
+        (("1 minute",), "60 s, every 60 s"),
+        (("1 hour", "30 minutes"), "3600 s, every 1800 s"),
+        (("1 hour", "20 minutes", "5 minutes"), "3600 s, every 1200 s"),
+        (("1500 milliseconds",), "1.5 s, every 1.5 s"),
+    ],
+)
+def test_the_lengths_of_windows_of_spark_are_noted(
+    penstock_spark: SparkSession, window: tuple[str, ...], told: str
+) -> None:
+    events = penstock_spark.readStream.format("rate").load()
+    counted = events.groupBy(F.window("timestamp", *window), "value").count()
+    assert time_windows([counted.select("value", "count")]) == [told]
+    assert time_windows([events.groupBy("value").count()]) == []
+
+
+def test_another_length_of_a_window_is_a_change() -> None:
+    old = Fingerprint(windows=("60 s, every 60 s",))
+    assert old.differences(Fingerprint(windows=("300 s, every 300 s",))) == [
+        "its windows of time were 60 s, every 60 s and now are 300 s, every 300 s"
+    ]
+    # Who was run by an older Penstock does not say it.
+    assert Fingerprint().differences(old) == []
+    assert Fingerprint.of(old.as_dict()) == old

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.cli.verifying.flow_graph import FlowGraph
 from penstock.errors import PenstockError
 from penstock.spark.flows.cleanup import cleaned, leftovers, readers_of
 from penstock.spark.flows.control import ControlServer, ask
@@ -87,6 +88,21 @@ def test_an_unknown_and_a_damaged_flow(tmp_path: Path) -> None:
     (tmp_path / "f" / FLOW_FILE).write_text('{"name": ')
     with pytest.raises(CheckpointError, match="is damaged"):
         folder.record("f")
+
+
+def test_a_damaged_flow_is_passed_over_by_who_asks_for_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = Folder(tmp_path)
+    folder.write(Record("good", topics=("out",), generation=2, outputs=("topic out.v2",)))
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / FLOW_FILE).write_text('{"name": ')
+    assert folder.resolve("out") == folder.resolve("out") == "out.v2"
+    assert FlowGraph(tmp_path).resolve("out") == "out.v2"
+    told = [each.getMessage() for each in caplog.records]
+    # Once for each that looks.
+    assert [each.startswith("flow bad is passed over: ") for each in told] == [True, True]
+    assert "is damaged" in told[0]
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:

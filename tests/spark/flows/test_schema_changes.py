@@ -6,13 +6,13 @@ import logging
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 
-from penstock.client.table_schemas import TableColumn, TableSchema, ValueType
+from penstock.client.table_schemas import PublishedSchema, TableColumn, TableSchema, ValueType
 from penstock.spark.flows import published
 from penstock.spark.flows.declare import Flow, flow, stream, topic
 from penstock.spark.flows.errors import DeclarationError
-from penstock.spark.flows.manager import Manager
+from penstock.spark.flows.manager import Manager, _describe
 from penstock.spark.flows.schema_changes import compare
 from penstock.testing.flows import FlowTester
 from tests.spark.flows.test_manager import WAIT_S, running, status, wait_for
@@ -120,3 +120,32 @@ def test_an_alter_while_flows_run(
         assert tester.rows("kept")[1] == {"id": 2, "note": None}
     told = [each.getMessage() for each in caplog.records]
     assert sum("flow 'totals': table" in each for each in told) == 1
+
+
+def test_dead_letters_of_a_stream_that_follows_its_table_are_known() -> None:
+    """Before it is known whether it has a schema: who lists them asks what was written down."""
+
+    @flow(inputs=stream("shop.orders"), output=topic("out"))
+    def read(orders: DataFrame) -> DataFrame:
+        return orders
+
+    assert read.dead_letter_topics == {"shop.orders.dead"}
+    assert read.of_generation(2).dead_letter_topics == {"shop.orders.dead.v2"}
+    assert _describe(read.streams[0]).endswith("unreadable ones to shop.orders.dead")
+
+
+def test_a_column_that_went_while_nothing_ran_is_told_at_the_start(
+    penstock_spark: SparkSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    id_ = column("id", "int64", "bigint")
+    history = [
+        PublishedSchema(number, number, "shop.orders-value", table(id_, column(name)))
+        for number, name in enumerate(("note", "remark"), 1)
+    ]
+    declared = stream("shop.orders", debezium="id bigint, note string")
+    published._check(declared, history, history[-1])
+    assert "table public.orders has no column note any more: it is null in rows" in caplog.text
+    assert "its columns are id, remark" in caplog.text
+    caplog.clear()
+    published._check(declared, history[:1], history[0])
+    assert caplog.text == ""

@@ -271,3 +271,44 @@ def test_the_typed_frame() -> None:
     assert rows[1][VALUE] is None
     assert rows[1]["_error"] == captured.UNSAID
     assert orjson.loads(rows[1]["_raw"]["value"]) == {}
+
+
+GRIDS = table(
+    TableColumn("cells", ValueType("array", items=ValueType("int32")), native="integer[]"),
+    TableColumn("prices", ValueType("array", items=decimal(6, 2)), native="numeric(6,2)[]"),
+)
+FLAT: dict[str, Any] = {"cells": [1, None], "prices": [unscaled(125)]}
+GRID: dict[str, Any] = {"cells": [[1, 2], [3, None]], "prices": [[unscaled(125)], [None]]}
+
+
+def grid_event(id_: int, values: dict[str, Any]) -> bytes:
+    plain = event(GRIDS, id=id_, **FLAT)
+    return plain.replace(
+        orjson.dumps(FLAT)[1:-1], orjson.dumps(values)[1:-1]
+    )  # fmt: skip
+
+
+def test_arrays_have_the_dimensions_that_a_type_says() -> None:
+    values = [
+        grid_event(1, FLAT),
+        grid_event(2, GRID),
+        grid_event(3, {"cells": [], "prices": None}),
+    ]
+    assert values[1] != values[0]
+    found = read(reader(GRIDS), values)
+    assert found[0][0] == {"id": 1, "cells": [1, None], "prices": [Decimal("1.25")]}
+    assert found[1] == (None, (
+        "field cells has 2 dimensions and is read as array<int>: [[1,2],[3,null]]; write the "
+        "columns by hand, with cells array<array<int>>, or cells string for the JSON of any"
+    ))  # fmt: skip
+    assert found[2][0] == {"id": 3, "cells": [], "prices": None}
+    by_hand = T.StructType([
+        T.StructField("id", T.LongType()), T.StructField("cells", T.StringType()),
+        T.StructField("prices", T.ArrayType(T.ArrayType(T.DecimalType(8, 3)))),
+    ])  # fmt: skip
+    found = read(reader(GRIDS, written=True, row=by_hand), values)
+    assert found[1][0] == {
+        "id": 2, "cells": "[[1,2],[3,null]]", "prices": [[Decimal("1.250")], [None]],
+    }  # fmt: skip
+    assert found[2][0] == {"id": 3, "cells": "[]", "prices": None}
+    assert "field prices has 1 dimension and" in str(found[0][1])

@@ -329,6 +329,7 @@ def test_decimals_dates_and_elements_that_must_be_there(spark: SparkSession) -> 
         b'{"m":{"a":null}}',
         b'{"s":[{"b":300}]}',
         b'{"s":[{"b":-3}]}',
+        b'{"d":1.239}',
     ]
     from pyspark.sql import types as T  # noqa: N812
 
@@ -350,6 +351,7 @@ def test_decimals_dates_and_elements_that_must_be_there(spark: SparkSession) -> 
         "field m{} is missing or null",
         "field s[].b is out of range",
         None,
+        "field d is not decimal(5,2): 1.239",
     ]
     assert rows[0].d == Decimal("12.50")
     assert rows[6].s[0].b == -3

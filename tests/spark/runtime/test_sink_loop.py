@@ -85,6 +85,45 @@ def at_end(broker: Broker, topic: str) -> Callable[[Report], bool]:
     return lambda report: report.position is not None and dict(report.position.offsets) == ends
 
 
+def test_a_column_that_was_taken_for_whole_numbers_stops_the_sink(
+    log_broker: Broker, topic: str, tmp_path: Path
+) -> None:
+    with Cluster(log_broker.bootstrap) as cluster:
+        topics.create(cluster, topic, partitions=1)
+    producer = Producer({"bootstrap.servers": log_broker.bootstrap})
+
+    def feed(*values: float) -> None:
+        for value in values:
+            row = {"id": len(fed), "n": value, "name": "x"}
+            producer.produce(topic, json.dumps(row).encode(), str(len(fed)).encode())
+            fed.append(value)
+        assert producer.flush(60) == 0
+
+    fed: list[float] = []
+    feed(1, 2)
+    url = f"sqlite:///{tmp_path}/shop.db?table=orders"
+    spec = SinkSpec("orders", topic, url, ("id",))
+    assert run_once(spec, log_broker).state == "ended"
+    feed(3, 2.5)
+    failure = run_once(spec, log_broker).failure
+    assert failure is not None
+    assert f"column 'n' has 2.5 at {topic}-0, offset 3" in failure.message
+    assert not failure.retriable
+    # Nothing of that transaction is there, and what is to be written can be copied.
+    assert len(rows_in(tmp_path / "shop.db")) == 2
+    fields = "id bigint, n double, name string"
+    assert f'fields = "{fields}"' in failure.advice
+    assert "`penstock sinks rebuild orders`" in failure.advice
+    mended = SinkSpec("orders", topic, url, ("id",), fields)
+    reports: list[Report] = []
+    loop = SinkLoop(mended, LogAddress(log_broker.bootstrap),
+                    Start(topic, rebuild=True), reports.append)  # fmt: skip
+    loop.run()
+    loop.switch()
+    assert reports[-1].failure is None
+    assert [row["n"] for row in rows_in(tmp_path / "shop.db").values()] == fed
+
+
 def test_it_follows_and_goes_on_from_the_position_of_the_store(
     log_broker: Broker, topic: str, tmp_path: Path, seed: int
 ) -> None:

@@ -39,6 +39,7 @@ from penstock.spark.sinking.learning import SAMPLES, parser_of
 from penstock.spark.sinking.parsing import Format, Parser
 from penstock.testing import Broker
 
+NOVEMBER = dt.datetime(2023, 11, 14, 22, 13, 20, 500_000, dt.UTC)
 Record = tuple[bytes | None, bytes | None]
 
 
@@ -144,6 +145,10 @@ def test_the_table_does_not_depend_on_the_batches(seed: int) -> None:
         ("timestamp", "2024-01-01T01:00:00+01:00", dt.datetime(2024, 1, 1, tzinfo=dt.UTC)),
         ("timestamp", "2024", dt.datetime(2024, 1, 1, tzinfo=dt.UTC)),
         ("timestamp", "yesterday", None),
+        ("timestamp", 1_700_000_000_500_000.5, NOVEMBER),
+        ("timestamp", 1e300, None),
+        ("bigint", 1e18, None),
+        ("bigint", 2.0**53, 2**53),
     ],
 )  # fmt: skip
 def test_types(fields: str, value: Any, wanted: Any) -> None:
@@ -162,6 +167,33 @@ def test_types(fields: str, value: Any, wanted: Any) -> None:
         assert rows[1]["v"] != rows[1]["v"]
     else:
         assert rows[1]["v"] == wanted
+
+
+def test_numbers_keep_the_digits_that_a_double_lacks() -> None:
+    """As flows write decimals."""
+    number = "1234567890123456789.0123456789"
+    reader = parser("id int, d decimal(38,10), j json, x decimal(38,0)", "id")
+    inner = f'{{"a":[{number},1.50,12345678901234567890123,"{number}"]}}'
+    value = f'{{"id":1,"d":{number},"j":{inner},"x":{"9" * 38}}}'
+    wrapped = f'{{"schema":{{}},"payload":{value.replace("1,", "2,", 1)}}}'
+    parsed = reader.parse(table([(b"1", value.encode()), (b"2", wrapped.encode())]))
+    assert parsed.bad.num_rows == 0
+    for id_, row in enumerate(parsed.upserts.to_pylist(), 1):
+        assert row == {"id": id_, "d": Decimal(number), "j": inner, "x": Decimal("9" * 38)}
+    events = parser("id int, d decimal(38,10)", "id", format_="debezium")
+    event = f'{{"op":"c","after":{{"id":1,"d":{number}}}}}'
+    (row,) = events.parse(table([(b"1", event.encode())])).upserts.to_pylist()
+    assert row["d"] == Decimal(number)
+    # A column of doubles that was found out from records takes what is one.
+    doubles = replace(parser("id int, d double", "id"), grows=True)
+    texts = ["0.30000000000000004", "1e300", "1.1000000000000000", number, "0.1234567890123456781"]
+    parsed = doubles.parse(table([(str(n).encode(), f'{{"id":{n},"d":{each}}}'.encode())
+                                  for n, each in enumerate(texts)]))  # fmt: skip
+    assert [row["d"] for row in parsed.upserts.to_pylist()] == [0.30000000000000004, 1e300, 1.1]
+    assert parsed.bad["reason"][0].as_py() == (
+        f"field d has more digits than a double, which it was taken for: {number}; say its type in "
+        "fields, as decimal(38,10)"
+    )
 
 
 def test_what_cannot_be_read_is_told() -> None:
@@ -316,6 +348,56 @@ def test_a_row_whose_key_in_the_store_changes_leaves_nothing_behind() -> None:
     for cut in range(6):
         every = [*records, *gone]
         assert _in_store(reader, [table(every[:cut]), table(every[cut:], cut)]) == {}
+
+
+def test_flattened_rows_keep_the_types_of_their_schema(
+    log_broker: Broker, topic: str, tmp_path: Path
+) -> None:
+    """As ExtractNewRecordState of Debezium leaves them, with Connect's schema around them."""
+    decimal = {"type": "bytes", "name": "org.apache.kafka.connect.data.Decimal",
+               "parameters": {"scale": "2", "connect.decimal.precision": "10"}}  # fmt: skip
+    scaled = {
+        "type": "struct", "name": "io.debezium.data.VariableScaleDecimal",
+        "fields": [{"field": "scale", "type": "int32"}, {"field": "value", "type": "bytes"}],
+    }  # fmt: skip
+    block = {"type": "struct", "fields": [
+        {"field": "id", "type": "int64"}, {"field": "price", **decimal},
+        {"field": "free", **scaled},
+        {"field": "prices", "type": "array", "items": decimal},
+        {"field": "day", "type": "int32", "name": "io.debezium.time.Date"},
+        {"field": "at", "type": "string", "name": "io.debezium.time.ZonedTimestamp"},
+    ]}  # fmt: skip
+    row = {"id": 1, "price": "bw==", "free": {"scale": 5, "value": "BMsv"}, "prices": ["bw=="],
+           "day": 20774, "at": "2026-11-17T10:00:00.5Z"}  # fmt: skip
+    values = [
+        json.dumps({"schema": block, "payload": each}, separators=(",", ":")).encode()
+        for each in (row, {**row, "id": 2, "price": 12.5}, {**row, "id": 3, "price": "?"})
+    ]
+    with Cluster(log_broker.bootstrap) as cluster:
+        create(cluster, topic, partitions=1)
+        producer = Producer({"bootstrap.servers": log_broker.bootstrap})
+        for number, value in enumerate(values, 1):
+            producer.produce(topic, value, b'{"id":%d}' % number)
+        assert producer.flush(60) == 0
+        reader = parser_of(SinkSpec("s", topic, "sqlite:///s"), cluster, topic, None)
+    records: list[Record] = [(b'{"id":%d}' % at, each) for at, each in enumerate(values, 1)]
+    parsed = reader.parse(table(records))
+    wanted = {
+        "id": 1, "price": Decimal("1.11"), "free": Decimal("3.14159"), "prices": "[1.11]",
+        "day": dt.date(2026, 11, 17),
+        "at": dt.datetime(2026, 11, 17, 10, 0, 0, 500_000, dt.UTC),
+    }  # fmt: skip
+    assert parsed.upserts.to_pylist() == [wanted, {**wanted, "id": 2, "price": Decimal("12.50")}]
+    assert parsed.bad["reason"].to_pylist() == ["field price does not fit decimal128(10, 2): '?'"]
+
+
+def test_columns_that_were_taken_for_whole_numbers() -> None:
+    reader = replace(parser("id bigint, n bigint", "id"), grows=True, is_guessed=True)
+    values = [(b"1", b'{"id":1,"n":2.0}'), (b"2", b'{"id":2,"n":2.5}'), (b"3", b'{"id":3,"n":"x"}')]
+    parsed = reader.parse(table(list(values)))
+    assert parsed.fractions == {"n": "2.5 at t-0, offset 1"}
+    assert parsed.bad.num_rows == 2
+    assert not reader.parse(table([values[0], values[2]])).fractions
 
 
 def test_the_same_row_twice_counts_as_it_stands_in_its_partition() -> None:

@@ -25,6 +25,7 @@ from penstock.cli.verifying.checksums import (
 from penstock.cli.verifying.lapsing import Lapsing
 from penstock.cli.verifying.origins import (
     Origin,
+    TableOrigin,
     log_ends,
     records_since,
 )
@@ -46,6 +47,7 @@ from penstock.sinks.errors import NotReachedError, SchemaChangedError
 from penstock.sinks.fields import Column
 from penstock.sinks.schema import Schema, is_json
 from penstock.sinks.spec import SinkSpec
+from penstock.spark.reading.captured import history_of
 from penstock.spark.sinking.learning import parser_of
 from penstock.spark.sinking.parsing import Parsed, Parser
 
@@ -127,7 +129,8 @@ class Comparison:
         return Report(
             origin.name, sink, self._rows, count + set_aside, (*shown, *aside), self._position,
             time.monotonic() - began, self._round, self._stored_rows, set_aside,
-            not_compared=tuple(origin.not_compared) if isinstance(origin, QueryOrigin) else (),
+            not_compared=tuple(origin.not_compared) if isinstance(origin, QueryOrigin)
+            else self._gone,
         )  # fmt: skip
 
     def _aside(self, found: SetAside) -> Difference:
@@ -151,6 +154,9 @@ class Comparison:
         columns = [*parser.columns, *(
             column for name, column in (new or {}).items() if name not in known
         )]  # fmt: skip
+        # A store keeps what was dropped, and nobody knows any more what it should be.
+        self._gone = self._dropped(parser) if isinstance(self._origin, TableOrigin) else ()
+        columns = [each for each in columns if each.name not in self._gone]
         fields = {field.name: field for field in stored.fields}
         meanings: dict[str, Meaning] = {}
         for place, column in enumerate(columns):
@@ -163,6 +169,17 @@ class Comparison:
                 meanings[column.name] = meaning
         parser = replace(parser, columns=tuple(columns))
         return parser, Form(parser.schema, meanings)
+
+    def _dropped(self, parser: Parser) -> tuple[str, ...]:
+        """The columns that the table does not have any more."""
+        assert isinstance(self._origin, TableOrigin)
+        table = self._origin.table.full_name
+        known = [each.schema for each in history_of(self._cluster, self._origin.topic)
+                 if each.schema.table == table]  # fmt: skip
+        if not known:
+            return ()
+        now = {*parser.key, *(each.name for each in (*known[-1].columns, *known[-1].key_only))}
+        return tuple(name for name in parser.schema.names if name not in now)
 
     def _grow(self, grown: _GrownError) -> None:
         """Know what records have shown."""

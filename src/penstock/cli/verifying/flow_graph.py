@@ -61,7 +61,9 @@ class KnownFlow:
             tuple(each["topic"] for each in streams),
             {each.removesuffix(version): each for each in outputs},
             tuple(dict.fromkeys(each["topic"] for each in letters)),
-            folder.checkpoint(record.name, record.generation),
+            Folder(folder.path, record.checkpoints or None).checkpoint(
+                record.name, record.generation
+            ),
         )
 
     def read(self) -> Position:
@@ -75,7 +77,7 @@ class FlowGraph:
     def __init__(self, data: Path) -> None:
         self.data = data
         folder = Folder(data)
-        self._flows = [KnownFlow.of(each, folder) for each in folder.records()]
+        self._flows = [KnownFlow.of(each, folder) for each in folder.intact()]
 
     def writer(self, topic: str) -> KnownFlow | None:
         """The flow that writes a topic, by its declared or its present name; None if none does."""

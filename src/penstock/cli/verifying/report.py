@@ -69,7 +69,7 @@ class Report:
     # Keys of the source that no store can hold; each is a difference.
     set_aside: int = 0
     dead_letters: tuple[DeadLetters, ...] = ()
-    # Columns of the store that a query does not have.
+    # Columns of the store that a query does not have, or the table any more.
     not_compared: tuple[str, ...] = ()
 
     @property

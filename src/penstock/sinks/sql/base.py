@@ -334,13 +334,15 @@ class SqlSink(Sink):
             stored = self._fenced(self._epoch)
             if not follows(changes, stored, self.target):
                 return Applied(0)
-            fit, refused = fitting(self._completed(changes), self._schema, self._unfit)
-            refusing(refused, self.target)
+            fit, refused = fitting(
+                self._completed(changes), self._schema, self._unfit, self.max_refused
+            )
+            refusing(refused, self.target, self.max_refused)
             written = self._put(fit.upserts, fit.upserted_at, refused)
             # What the database does not take as a key is in no row of it.
             self._halving(fit.deletes, self._delete, lambda at, reason: None)
             if refused:
-                refusing(refused, self.target)
+                refusing(refused, self.target, self.max_refused)
                 aside(refused)
             self._run(
                 f"UPDATE {POSITIONS} SET offsets = {self.mark} WHERE name = {self.mark}",
@@ -377,7 +379,7 @@ class SqlSink(Sink):
             assert self._schema is not None
             reason = reason[:_REASON_CHARACTERS]
             refused.append(refused_row(rows, origin, self._schema, at, reason))
-            refusing(refused, self.target)
+            refusing(refused, self.target, self.max_refused)
 
         return self._halving(rows, self._upsert, refuse)
 

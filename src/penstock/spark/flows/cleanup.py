@@ -7,12 +7,16 @@ them. What a flow here writes or reads at present is kept, and what the caller k
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
+from penstock.spark.flows.errors import CheckpointError
 from penstock.spark.flows.folder import Folder, Record
 from penstock.spark.flows.versions import is_version, physical
+from penstock.spark.state.files import Files, StateError
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +27,7 @@ class Leftover:
     generation: int
     # "output", "late records or dead letters", "checkpoint".
     kind: str
-    # The topic, or the folder.
+    # The topic, or the folder, or its URL.
     name: str
     # Why it stays; empty if it may go.
     kept: str = ""
@@ -47,8 +51,12 @@ def candidates(folder: Folder, only: str = "") -> list[Leftover]:
                 )
                 for name in names
             ]
-            path = folder.path / record.name / f"g{number}"
-            found.append(Leftover(record.name, number, "checkpoint", str(path)))
+            places = [str(folder.path / record.name / f"g{number}")]
+            if record.checkpoints:
+                places.append(
+                    Folder(folder.path, record.checkpoints).checkpoint(record.name, number)
+                )
+            found += [Leftover(record.name, number, "checkpoint", each) for each in places]
     return found
 
 
@@ -65,9 +73,28 @@ def leftovers(
         if each.is_topic and each.name in topics:
             reasons = [*used.get(each.name, ()), *readers.get(each.name, ())]
             found.setdefault(each.name, replace(each, kept=", ".join(reasons)))
-        elif not each.is_topic and Path(each.name).exists():
+        elif not each.is_topic and _is_there(each):
             found.setdefault(each.name, each)
     return list(found.values())
+
+
+def _is_there(checkpoint: Leftover) -> bool:
+    try:
+        return Files(checkpoint.name).is_there("")
+    except (OSError, StateError) as error:
+        log.warning("it is not known whether %s is there: %s", checkpoint.name, error)
+        return False
+
+
+def remove(checkpoint: Leftover) -> None:
+    """Delete a checkpoint, in whatever store it is; PenstockError if that cannot be reached."""
+    try:
+        Files(checkpoint.name).remove_folder("")
+    except OSError as error:
+        raise CheckpointError(
+            f"the checkpoint {checkpoint.name} cannot be deleted: {error}",
+            advice="Look whether its store is there, and ask again.",
+        ) from error
 
 
 def _used(records: Iterable[Record]) -> dict[str, list[str]]:

@@ -514,8 +514,10 @@ class Flow:
 
     @property
     def dead_letter_topics(self) -> frozenset[str]:
-        """The topics for what cannot be read."""
-        return frozenset(each.dead_letters for each in self.streams if each.dead_letters)
+        """The topics for what cannot be read: of a stream that follows the table's schema, too,
+        which is not known before the flow starts."""
+        found = (each.dead_letters or each.letters_if_typed for each in self.streams)
+        return frozenset(filter(None, found))
 
     def of_generation(self, generation: int) -> Flow:
         """The same, with the topics for what goes aside named as those of a generation.

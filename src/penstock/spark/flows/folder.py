@@ -18,6 +18,7 @@ changed so that its checkpoint does not fit is not started.
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -37,6 +38,9 @@ from penstock.spark.flows.errors import (
 )
 from penstock.spark.flows.shapes import Part
 from penstock.spark.flows.versions import Behind, name_of, physical
+from penstock.spark.state.files import Files, StateError
+
+log = logging.getLogger(__name__)
 
 DEFAULT_DATA: Final = Path(".penstock") / "flows"
 FLOW_FILE: Final = "flow.json"
@@ -60,6 +64,9 @@ class Fingerprint:
     mode: str = "append"
     # Spark's operators that keep state, from the last to the first.
     operators: tuple[str, ...] = ()
+    # The lengths of Spark's windows of time, that operators only have the names of; flows that were
+    # last run by an older Penstock do not say them.
+    windows: tuple[str, ...] = ()
     # Which topics the streams were: the cluster's ids of them, empty where it has none.
     ids: tuple[str, ...] = ()
     # What views are made of.
@@ -76,6 +83,7 @@ class Fingerprint:
             outputs=tuple(found.get("outputs", ())),
             mode=str(found.get("mode", "append")),
             operators=tuple(found.get("operators", ())),
+            windows=tuple(found.get("windows", ())),
             parts=tuple(Part(*map(str, each)) for each in found.get("parts", ())),
             ids=tuple(found.get("ids", ())),
             cluster=str(found.get("cluster", "")),
@@ -89,6 +97,7 @@ class Fingerprint:
             "outputs": list(self.outputs),
             "mode": self.mode,
             "operators": list(self.operators),
+            "windows": list(self.windows),
             "parts": [list(each) for each in self.parts],
             "ids": list(self.ids),
             "cluster": self.cluster,
@@ -121,6 +130,10 @@ class Fingerprint:
             found.append("this Penstock keeps the state of its view in another way")
         elif self.operators != new.operators and not parts:
             found += changed.operators(self.operators, new.operators)
+        if self.windows and new.windows and self.windows != new.windows:
+            found.append(
+                f"its windows of time were {_list(self.windows)} and now are {_list(new.windows)}"
+            )
         if self.mode != new.mode and (self.operators or new.operators):
             found.append(f"its mode was {self.mode} and now is {new.mode}")
         return found
@@ -157,6 +170,8 @@ class Record:
     file: str = ""
     where: str = ""
     bootstrap: str = ""
+    # Where its checkpoints are, if not in the data folder.
+    checkpoints: str = ""
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     # The topics that its dead letters go to.
@@ -208,6 +223,13 @@ class Folder:
     def __init__(self, path: Path, checkpoints: str | None = None) -> None:
         self.path = path
         self._checkpoints = checkpoints
+        # Damaged files that were told of.
+        self._told: set[str] = set()
+
+    @property
+    def checkpoints(self) -> str:
+        """Where checkpoints are, if not here."""
+        return self._checkpoints or ""
 
     def checkpoint(self, flow: str, generation: int) -> str:
         """Where Spark keeps the checkpoint of a generation: a path, or a URL on a cluster."""
@@ -216,8 +238,14 @@ class Folder:
         return str((self.path / flow / f"g{generation}" / "checkpoint").resolve())
 
     def forget_checkpoint(self, flow: str, generation: int) -> None:
-        """Remove the files of a generation, as far as they are on this machine."""
+        """Remove the files of a generation."""
         shutil.rmtree(self.path / flow / f"g{generation}", ignore_errors=True)
+        if self._checkpoints is not None:
+            try:
+                Files(self._checkpoints.rstrip("/")).remove_folder(f"{flow}/g{generation}")
+            except (OSError, StateError) as error:
+                log.warning("the checkpoint %s is left: %s; `penstock flows cleanup` deletes it",
+                            self.checkpoint(flow, generation), error)  # fmt: skip
 
     # ---- counts --------------------------------------------------------------------------
 
@@ -244,6 +272,19 @@ class Folder:
             return []
         names = (entry.name for entry in self.path.iterdir() if (entry / FLOW_FILE).is_file())
         return [self.record(name) for name in sorted(names)]
+
+    def intact(self) -> list[Record]:
+        """The same without those whose file is damaged, of which a warning tells once."""
+        found = []
+        for file in sorted(self.path.glob(f"*/{FLOW_FILE}")):
+            try:
+                found.append(self.record(file.parent.name))
+            except CheckpointError as error:
+                if file.parent.name not in self._told:
+                    self._told.add(file.parent.name)
+                    log.warning("flow %s is passed over: %s. %s", file.parent.name, error,
+                                error.advice)  # fmt: skip
+        return found
 
     def record(self, name: str) -> Record:
         """What is known of a flow; UnknownFlowError if it never ran here."""
@@ -281,7 +322,7 @@ class Folder:
 
         Of a topic for what goes aside only if no other flow writes it.
         """
-        records = self.records()
+        records = self.intact()
         found = [each for each in records if topic in each.topics]
         if found:
             return max(found, key=lambda each: each.updated_ms)

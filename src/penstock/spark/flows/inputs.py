@@ -177,7 +177,7 @@ def _check_time(declared: Stream | Table) -> None:
 def _check_unit(declared: Stream | Table) -> None:
     """DeclarationError if times that are numbers could not be read by their unit.
 
-    Spark's own parser takes them for seconds; it reads what has maps, decimals or binary fields.
+    Spark's own parser takes them for seconds; it reads what has maps or binary fields.
     """
     if not isinstance(declared, Stream) or declared.time_unit in {None, SECONDS}:
         return
@@ -192,10 +192,9 @@ def _check_unit(declared: Stream | Table) -> None:
             told(
                 declared.callsite,
                 f"stream {declared.topic!r}: time_unit={declared.time_unit!r} has no effect on the "
-                "timestamps of a schema with maps, decimals or binary fields",
+                "timestamps of a schema with maps or binary fields",
             ),
-            advice="Let the field be a bigint, and name it with time=, or a text where it is a "
-            "decimal.",
+            advice="Let the field be a bigint or a double, and name it with time=.",
         )
 
 
@@ -347,21 +346,21 @@ def _with_time(rows: DataFrame, time: str, rules: TimeRules) -> DataFrame:
 
 def _instant(said: Column, rules: TimeRules) -> Column:
     """The event time that a field says: numbers count units."""
-    if rules.unit is None:
-        return said.try_cast("timestamp")
-    times, parts = UNITS[rules.unit]
+    times, parts = UNITS[rules.unit or SECONDS]
     counted = F.timestamp_micros(_whole(said, times, parts))
     return F.coalesce(F.when(_is_number(said), counted), said.try_cast("timestamp"))
 
 
 def _is_number(said: Column) -> Column:
-    return F.typeof(said).isin("tinyint", "smallint", "int", "bigint")
+    name = F.typeof(said)
+    whole = name.isin("tinyint", "smallint", "int", "bigint", "float", "double")
+    return whole | name.startswith("decimal")
 
 
 def _whole(said: Column, times: int, parts: int) -> Column:
     """A number of units as microseconds; null if it has no place among them."""
     # By way of text: dates, say, are no numbers at all, and then this is not asked for.
-    wide = said.cast("string").try_cast("decimal(20,0)")
+    wide = said.cast("string").try_cast("decimal(29,9)")
     micros = F.floor(wide * F.lit(times) / F.lit(parts))
     inside = (micros >= F.lit(decoding.FIRST_US)) & (micros <= F.lit(decoding.LAST_US))
     return F.when(inside, micros.try_cast("bigint"))

@@ -269,6 +269,7 @@ class Manager(Overseer[_Unit]):
             file=self._settings.file,
             where=flow.where,
             bootstrap=self._settings.bootstrap,
+            checkpoints=self._folder.checkpoints,
             inputs=tuple(map(_describe, flow.of_generation(found.generation).inputs)),
             dead_letters=tuple(sorted(flow.of_generation(found.generation).dead_letter_topics)),
             outputs=tuple(
@@ -499,6 +500,7 @@ def _advice(flow: Flow, known: Fingerprint, now: Fingerprint) -> str:
 def _describe(declared: Any) -> str:
     kind = type(declared).__name__.lower()
     aside = {"late": "late ones", "dead_letters": "unreadable ones"}
-    told = [f"{what} to {name}" for field, what in aside.items()
-            if (name := getattr(declared, field, None)) is not None]  # fmt: skip
+    names = {field: getattr(declared, field, None) for field in aside}
+    names["dead_letters"] = names["dead_letters"] or getattr(declared, "letters_if_typed", None)
+    told = [f"{what} to {names[field]}" for field, what in aside.items() if names[field]]
     return ", ".join([f"{kind} {declared.topic} ({declared.reading.describe()})", *told])

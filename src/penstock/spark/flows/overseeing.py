@@ -133,7 +133,7 @@ class Overseer(ABC, Generic[U]):
         self._wake = threading.Event()
         self._pool = ThreadPoolExecutor(2 * count + 2, thread_name_prefix=self.kind)
         self.turns = settings.turns or Turns(turns_on(spark))
-        # Java itself does not answer: nothing can go on.
+        # Java, or in a run with an end the broker, does not answer: nothing can go on.
         self.broken: Failure | None = None
 
     # ---- what is run ---------------------------------------------------------------------
@@ -306,11 +306,17 @@ class Overseer(ABC, Generic[U]):
         return True
 
     def _break(self, error: BaseException) -> None:
-        self.broken = Failure(
-            f"Spark's Java process has ended: {error}",
-            "Look above for its last words: memory (spark.driver.memory) is the usual cause. "
-            f"Start again; {self.kind} go on where they were.",
+        self.give_up(
+            Failure(
+                f"Spark's Java process has ended: {error}",
+                "Look above for its last words: memory (spark.driver.memory) is the usual cause. "
+                f"Start again; {self.kind} go on where they were.",
+            )
         )
+
+    def give_up(self, why: Failure) -> None:
+        """End at once, without waiting for what is under way: nothing can go on."""
+        self.broken = why
         for unit in self._live.values():
             if not unit.life.is_ended:
                 # Nobody is left to note it later.

@@ -31,6 +31,9 @@ _STATELESS: Final = frozenset({"Sort", "GlobalLimit", "LocalLimit", "Sample", "E
 _KEEPING: Final = frozenset({"Aggregate", "Deduplicate", "Distinct", "Join"})
 _IDS: Final = re.compile(r"#\d+L?(-T\d+ms)?")
 _NAMES: Final = re.compile(r" AS [\w`.()]+")
+_CONVERSION: Final = "precisetimestampconversion("
+_SLIDE: Final = re.compile(r"LongType\) - \d+\) % (\d+)\)")
+_LENGTH: Final = re.compile(r" \+ (\d+)\), LongType, Timestamp")
 MAX_DESCRIBED: Final = 2_000
 _OLD_ROW: Final = "_before"
 _NEW_ROW: Final = "_after"
@@ -150,6 +153,26 @@ def unbounded(rows: DataFrame) -> list[str]:
         return []
     names = {str(node.nodeName()) for node in nodes if not _keeps_nothing(node)}
     return sorted(names & _KEEPING)
+
+
+def time_windows(results: Iterable[DataFrame]) -> list[str]:
+    """The lengths of Spark's windows of time: what groups by them has only the column's name.
+
+    Spark writes such a window as sums of microseconds: a remainder by its slide, and its length.
+    """
+    found = set()
+    for node in (each for rows in results for each in streaming_nodes(rows)):
+        text = str(node.expressions()) if str(node.nodeName()) in _WHOLE | _STATELESS else ""
+        if _CONVERSION in text:
+            slides, lengths = set(_SLIDE.findall(text)), set(_LENGTH.findall(text))
+            found |= {f"{_duration(length)}, every {_duration(slide)}"
+                      for slide in slides for length in lengths}  # fmt: skip
+    return sorted(found)
+
+
+def _duration(us: str) -> str:
+    seconds = int(us) / 1_000_000
+    return f"{seconds:g} s"
 
 
 def _keeps_nothing(node: Any) -> bool:

@@ -119,6 +119,16 @@ def _check(
             advice=f"Its columns are {', '.join(each.name for each in now.columns)}. "
             f"{UserCodeError.advice}",
         )  # fmt: skip
+    gone = [field.name for field in row if latest is not None
+            and field.name not in {each.name for each in latest.schema.columns}]  # fmt: skip
+    if gone:
+        assert latest is not None
+        log.warning(
+            "%s: table %s has no column %s any more: it is null in rows that were written since. "
+            "If another has taken its place, write that one; its columns are %s.",
+            told(declared.callsite, _named(declared)), latest.schema.table, ", ".join(gone),
+            ", ".join(each.name for each in latest.schema.columns),
+        )  # fmt: skip
     wrong = captured.misfits(row, latest.schema) if latest is not None else []
     if wrong:
         assert latest is not None

@@ -193,6 +193,7 @@ class Running:
             ids=ids,
             cluster=cluster,
             operators=(*timed, *planned.operators, *spark_operators),
+            windows=tuple(planning.time_windows(results.values())) if spark_operators else (),
             parts=tuple(planned.parts),
             source=source_of(self.flow),
         )  # fmt: skip

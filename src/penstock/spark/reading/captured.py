@@ -15,6 +15,7 @@ import logging
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -35,9 +36,11 @@ from penstock.client.table_schemas import (
     SchemaError,
     TableColumn,
     TableSchema,
+    ValueType,
 )
 from penstock.errors import PenstockError
 from penstock.spark.reading.json_columns import JsonColumns
+from penstock.spark.reading.wire_arrays import as_deep_as, loose_arrays, unfit_array
 from penstock.spark.reading.wire_values import Conversion, conversion, flow_type, shown, wire_type
 
 log = logging.getLogger(__name__)
@@ -86,6 +89,8 @@ class _Field(NamedTuple):
     kind: pa.DataType
     column: TableColumn | None
     convert: Conversion | None
+    # Whether its values come as the JSON of arrays of any dimensions.
+    loose: bool = False
 
 
 class CapturedEvents:
@@ -200,7 +205,7 @@ def misfits(row: T.StructType, schema: TableSchema) -> list[tuple[T.StructField,
     return [
         (field, known[field.name])
         for field in row
-        if field.name in known and conversion(known[field.name].type, kinds[field.name]) is None
+        if field.name in known and not _fits(known[field.name].type, kinds[field.name])
     ]
 
 
@@ -218,7 +223,7 @@ def changes(target: Target, schema: TableSchema) -> list[str]:
         if column is None:
             continue
         kind = kinds[field.name]
-        fits = conversion(column.type, kind) is not None
+        fits = _fits(column.type, kind)
         keeps = target.written or target.ignores
         if not fits or (not keeps and flow_type(column.type) != kind):
             found.append(
@@ -226,6 +231,11 @@ def changes(target: Target, schema: TableSchema) -> list[str]:
                 f"{field.dataType.simpleString()}"
             )
     return found
+
+
+def _fits(kind: ValueType, into: pa.DataType) -> bool:
+    """Whether some values of a column can be had as this type."""
+    return conversion(as_deep_as(kind, into), into) is not None
 
 
 # ---- whose schema ------------------------------------------------------------------------
@@ -282,11 +292,23 @@ def schema_of_block(head: bytes) -> TableSchema:
 
 
 class _Decoder:
-    """Decodes the events of one schema."""
+    """Decodes the events of one schema.
+
+    The type of an array does not say its dimensions, and each value of PostgreSQL has its own: what
+    does not fit because of them is decoded once more, `loose`, value by value.
+    """
 
     def __init__(
-        self, row: T.StructType, kind: pa.StructType, schema: TableSchema, *, wrapped: bool = False
+        self,
+        row: T.StructType,
+        kind: pa.StructType,
+        schema: TableSchema,
+        *,
+        wrapped: bool = False,
+        loose: bool = False,
     ) -> None:
+        self._again = partial(_Decoder, row, kind, schema, wrapped=wrapped, loose=True)
+        self._loose: _Decoder | None = None
         known = {column.name: column for column in schema.columns}
         self._row = kind
         self._wrapped = wrapped
@@ -295,8 +317,12 @@ class _Decoder:
         wire: list[T.StructField] = []
         for field, target in zip(row, kind, strict=True):
             column = known.get(field.name)
-            convert = None if column is None else conversion(column.type, target.type)
-            self._fields.append(_Field(field.name, target.type, column, convert))
+            own = None if column is None else as_deep_as(column.type, target.type)
+            convert = None if own is None else conversion(own, target.type)
+            is_loose = loose and own is not None and own.name == "array" and convert is not None
+            if own is not None and is_loose:
+                convert = partial(loose_arrays, own, target.type)
+            self._fields.append(_Field(field.name, target.type, column, convert, is_loose))
             if column is None:
                 if not field.nullable:
                     self._refused.append(f"field {field.name} is missing or null")
@@ -308,7 +334,8 @@ class _Decoder:
                     f"{field.dataType.simpleString()}"
                 )
                 continue
-            of_wire = from_arrow_type(wire_type(column.type))
+            assert own is not None
+            of_wire = T.StringType() if is_loose else from_arrow_type(wire_type(own))
             wire.append(T.StructField(field.name, of_wire, field.nullable))
         # An event of a table of which nothing is read still says what it did.
         inner = T.StructType(wire or [T.StructField("", T.StringType())])
@@ -324,8 +351,26 @@ class _Decoder:
         if wrapped:
             envelope = T.StructType([T.StructField("payload", envelope)])
         self._columns = JsonColumns(envelope, captured=True)
+        arrays = [each.column is not None and each.column.type.name == "array"
+                  for each in self._fields]  # fmt: skip
+        self._has_arrays = any(arrays) and not loose
 
     def parse(self, values: pa.BinaryArray) -> tuple[pa.StructArray, pa.StringArray]:
+        """The events, and why those that are null and have a value could not be read."""
+        events, reasons = self._parse(values)
+        if not self._has_arrays or reasons.null_count == len(reasons):
+            return events, reasons
+        if self._loose is None:
+            self._loose = self._again()
+        bad = np.asarray(reasons.is_valid())
+        once_more = self._loose._parse(values.filter(pa.array(bad)))
+        at = np.arange(len(values))
+        at[bad] = len(values) + np.arange(bad.sum())
+        order = pa.array(at)
+        return (pa.concat_arrays([events, once_more[0]]).take(order),
+                pa.concat_arrays([reasons, once_more[1]]).take(order))  # fmt: skip
+
+    def _parse(self, values: pa.BinaryArray) -> tuple[pa.StructArray, pa.StringArray]:
         events, reasons = self._columns.parse(values)
         if self._wrapped:
             events = _child(events, "payload")
@@ -376,9 +421,12 @@ def _reasons(field: _Field, given: pa.Array, unfit: Mask) -> pa.StringArray:
     assert field.column is not None
     rows = np.flatnonzero(unfit)
     kind = from_arrow_type(field.kind).simpleString()
+    column, values = field.column, given.take(pa.array(rows)).to_pylist()
     told = [
-        f"field {field.name} does not fit {kind}: {shown(field.column.type, value)}"
-        for value in given.take(pa.array(rows)).to_pylist()
+        unfit_array(field.name, column.type, kind, value)
+        if field.loose
+        else f"field {field.name} does not fit {kind}: {shown(column.type, value)}"
+        for value in values
     ]
     made = np.full(len(given), None, object)
     made[rows] = told

@@ -1,4 +1,4 @@
-"""What Kafka Connect's schema, as it stands around an event, says of a table's columns."""
+"""What Kafka Connect's schema, as it stands around an event or a row, says of a table's columns."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from penstock.client.table_schemas import SchemaError, TableColumn, TableSchema,
 
 
 def columns_of(block: Any) -> TableSchema:
-    """The table that the schema of an event is of, without what only its database knows.
+    """The table that the schema of an event is of, or of a row where events were flattened, without
+    what only its database knows.
 
-    SchemaError if it is not the schema of change events.
+    SchemaError if it is the schema of neither.
     """
     try:
         rows = _row(block)
@@ -20,12 +21,14 @@ def columns_of(block: Any) -> TableSchema:
             for field in rows
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise SchemaError(f"not the schema of a change event: {error!r}") from error
+        raise SchemaError(f"not the schema of a change event, or a row: {error!r}") from error
     return TableSchema(str(block.get("name", "")).removesuffix(".Envelope"), "", columns, ())
 
 
 def _row(block: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     inner = {field["field"]: field for field in block["fields"]}
+    if "after" not in inner or "op" not in inner:
+        return list(inner.values())
     rows: Sequence[Mapping[str, Any]] = inner["after"]["fields"]
     return rows
 

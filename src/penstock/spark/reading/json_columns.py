@@ -22,6 +22,8 @@ Where this differs from `json_values`, on purpose:
 - A number of seconds beyond the range of timestamps is refused, Spark wraps it around; so are
   times of day without a date, which Spark takes for today's, and dates in digits that are not a
   year, which Spark takes for days since 1970.
+- A number with a fraction is a moment, too, to the microsecond; Spark takes whole ones alone.
+- A decimal has all of its digits, however many zeros stand behind them.
 - In a zone with a name, years beyond 9999 are refused; names of fields may be of any length.
 - A double that becomes text has the fewest digits that are enough, as from Java 19 on; a float
   is rounded from the double nearest to its text.
@@ -31,6 +33,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from decimal import Context, Decimal
 from typing import Any, Final
 
 import numpy as np
@@ -84,6 +87,7 @@ _STARTS: Final[dict[type[T.DataType], str]] = {
 }
 # Where more than this share of a block seems odd, the guess was wrong.
 _SEEMS_ODD: Final = 0.25
+_DIGITS: Final = Context(prec=38)
 _ROW: Final = re.compile(r" in row (\d+)$")
 
 
@@ -101,7 +105,7 @@ def _is_supported(kind: T.DataType) -> bool:
         return _is_supported(kind.elementType)
     if isinstance(kind, T.StringType):
         return type(kind) is T.StringType and kind == T.StringType()
-    return type(kind) in _PLAIN
+    return isinstance(kind, T.DecimalType) or type(kind) in _PLAIN
 
 
 def _plain(kind: T.DataType) -> pa.DataType:
@@ -155,6 +159,9 @@ class JsonColumns:
         self.arrow: pa.StructType = _arrow(schema, _plain)
         given = dict(_ASKED)
         starts = dict(_STARTS)
+        if not captured:
+            # A number, or its text.
+            starts[T.DecimalType] = r'[^-0-9n"\s]'
         if unit is not None:
             given[T.TimestampType] = pa.int64()
             starts[T.TimestampType] = _STARTS[T.LongType]
@@ -374,6 +381,12 @@ def _finished(
         return pa.Array.from_buffers(target, len(found), found.buffers()[:2], children=[inner])
     if isinstance(kind, T.FloatType | T.DoubleType):
         return _floats(found, kind, mark)
+    if isinstance(kind, T.DecimalType):
+        # Arrow counts the digits that stand there, before it adds zeros.
+        most = Decimal(10**kind.precision - 1).scaleb(-kind.scale, _DIGITS)
+        fits = pc.less_equal(pc.abs(found), pa.scalar(most, found.type))
+        mark(~np.asarray(pc.fill_null(fits, True)))
+        return found
     if isinstance(kind, T.TimestampType) and unit is not None:
         return _counted(found, unit, mark)
     if isinstance(kind, T.TimestampType):

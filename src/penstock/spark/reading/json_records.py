@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from decimal import Decimal
+from decimal import Context, Decimal
 from typing import Any, Final, NamedTuple
 
 import orjson
 from pyspark.sql import types as T  # noqa: N812
 
-from penstock.spark.reading.json_times import SECOND, days_of, micros_of
+from penstock.spark.reading.json_times import SECOND, days_of, micros_of, micros_of_number
 
 # Deeper than any real record, and not so deep that a parser runs out of stack.
 DEPTH_MAX: Final = 500
@@ -86,6 +86,18 @@ class _Unfit(Exception):  # noqa: N818 - control flow, nobody sees it
 
 class _Inexact(Exception):  # noqa: N818
     """The text of a value is wanted, and the quick parser did not keep enough of it."""
+
+
+class _Spelled(float):
+    """A number with a fraction or an exponent, and its text."""
+
+    __slots__ = ("text",)
+    text: str
+
+    def __new__(cls, text: str) -> _Spelled:
+        made = super().__new__(cls, text)
+        made.text = text
+        return made
 
 
 class _Object(dict[str, Any]):
@@ -270,7 +282,7 @@ def _whole(digits: str) -> int:
 def _broken(digits: str) -> float:
     if len(digits) > NUMBER_MAX:
         raise ValueError("a number is too long")
-    return float(digits)
+    return _Spelled(digits)
 
 
 def _converter(kind: T.DataType, manner: Manner) -> Convert:
@@ -292,7 +304,9 @@ def _converter(kind: T.DataType, manner: Manner) -> Convert:
     if isinstance(kind, T.DateType):
         return _date
     if isinstance(kind, T.DecimalType):
-        return _whole_decimal(kind.precision, exact=manner.exact)
+        if manner.captured:
+            return _whole_decimal(kind.precision, exact=manner.exact)
+        return _decimal(kind, exact=manner.exact)
     return _integer(_INTEGERS[type(kind)])
 
 
@@ -373,8 +387,8 @@ _WORDS: Final = {
 
 
 def _double(value: Any, _: State) -> float:
-    if type(value) is float:
-        return value
+    if isinstance(value, float):
+        return float(value)
     if type(value) is str and value in _WORDS:
         return _WORDS[value]
     if type(value) is not int:
@@ -409,7 +423,7 @@ def _whole_decimal(digits: int, *, exact: bool) -> Convert:
 
     def convert(value: Any, _: State) -> Decimal:
         # The quick parser makes floats of whole numbers of more than 64 bits.
-        if type(value) is float and not exact:
+        if isinstance(value, float) and not exact:
             raise _Inexact
         if type(value) is not int or not -limit < value < limit:
             raise _Unfit
@@ -418,10 +432,41 @@ def _whole_decimal(digits: int, *, exact: bool) -> Convert:
     return convert
 
 
+_DECIMAL: Final = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,9})?")
+_WIDE: Final = Context(prec=2 * NUMBER_MAX, Emax=10**9 + NUMBER_MAX, Emin=-(10**9) - NUMBER_MAX)
+
+
+def _decimal(kind: T.DecimalType, *, exact: bool) -> Convert:
+    """A number, or its text in quotes, with all of its digits."""
+    whole, scale = kind.precision - kind.scale, kind.scale
+    unit = Decimal(1).scaleb(-scale)
+
+    def convert(value: Any, _: State) -> Decimal:
+        if isinstance(value, float):
+            if not isinstance(value, _Spelled):
+                raise _Inexact
+            value = value.text
+        elif type(value) is int:
+            value = str(value)
+        if type(value) is not str or len(value) > NUMBER_MAX or not _DECIMAL.fullmatch(value):
+            raise _Unfit
+        found = Decimal(value).normalize(_WIDE)
+        if not found:
+            return Decimal(0).quantize(unit)
+        # Neither rounded nor cut: 1.239 is no decimal(10,2).
+        if found.adjusted() >= whole or int(found.as_tuple().exponent) < -scale:
+            raise _Unfit
+        return found.quantize(unit, context=_WIDE)
+
+    return convert
+
+
 def _timestamp(times: int, parts: int) -> Convert:
     def convert(value: Any, _: State) -> int:
         if type(value) is str:
             found = micros_of(value)
+        elif isinstance(value, float):
+            found = micros_of_number(value, times, parts)
         elif type(value) is int and -_LONG <= value * times // parts < _LONG:
             found = value * times // parts
         else:
@@ -446,7 +491,9 @@ def shown(value: Any) -> str:
         return "an object"
     if isinstance(value, list):
         return "a list"
-    if isinstance(value, str):
+    if isinstance(value, _Spelled):
+        text = value.text
+    elif isinstance(value, str):
         # Half a surrogate pair is no character.
         text = orjson.dumps(value.encode("utf-8", "replace").decode()).decode()
     else:
@@ -500,7 +547,7 @@ def _scalar(value: Any) -> str:
         return "true" if value else "false"
     if type(value) is str:
         return _quoted(value)
-    return _java_double(value) if type(value) is float else str(value)
+    return _java_double(value) if isinstance(value, float) else str(value)
 
 
 def _quoted(text: str) -> str:

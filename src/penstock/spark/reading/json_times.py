@@ -7,8 +7,10 @@ which texts it left: those are for the other way, so both agree on all that the 
 
 from __future__ import annotations
 
+import math
 import re
 from datetime import datetime, timedelta
+from decimal import Decimal
 from functools import lru_cache
 from typing import Any, Final
 from zoneinfo import ZoneInfo
@@ -95,6 +97,25 @@ def _micros(text: str) -> int | None:
     if offset is None:
         return None
     micros = (local - offset) * SECOND + int((fraction or "")[:6].ljust(6, "0"))
+    return micros if -_LONG <= micros < _LONG else None
+
+
+def micros_of_number(value: float, times: int, parts: int) -> int | None:
+    """Microseconds since 1970 of a number with a fraction, each of whose units is `times / parts`
+    of them; what is less than one is cut off, as in texts.
+
+    None where doubles are so far apart that they do not tell microseconds from each other: of
+    seconds from the year 2242 on.
+    """
+    if not math.isfinite(value):
+        return None
+    if value.is_integer():
+        micros = int(value) * times // parts
+    elif math.ulp(value) * times > parts:
+        return None
+    else:
+        # By its digits, which are those that stand in the text.
+        micros = math.floor(Decimal(repr(value)) * times / parts)
     return micros if -_LONG <= micros < _LONG else None
 
 

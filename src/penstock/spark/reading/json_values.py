@@ -11,9 +11,11 @@ text, wraps a byte of 200 to -56, makes 1e400 infinite, and gives nulls for an e
   that could be such are looked at once more, as a field of an object;
 - what the schema says must not be null, must not: at any depth, missing or null alike.
 
+- a decimal has all of its digits: Spark would round 1.239 to two of them.
+
 Spark's rules stay where they lose nothing: a string field takes any JSON value as its text,
-a decimal may stand in quotes (and is rounded to its scale), a timestamp may be a number of
-seconds, of two fields of the same name the last one counts.
+a decimal may stand in quotes, a timestamp may be a whole number of seconds, of two fields of the
+same name the last one counts.
 """
 
 from __future__ import annotations
@@ -134,13 +136,24 @@ def _error(schema: T.StructType, tombstones: Tombstones) -> Column:
     halved = F.regexp_replace(text, _WHOLE_ESCAPE, "").contains(r"\u")
     reason = reason.when(escaped & halved, F.lit("the value has half a surrogate pair"))
     found = [
-        F.when(condition, F.lit(message))
+        F.when(condition, _with_value(message, field))
         for field in schema.fields
         for condition, message in problems(
             row[field.name], field.dataType, field.name, required=not field.nullable
         )
     ]
     return reason.otherwise(F.coalesce(*found)) if found else reason
+
+
+def _with_value(message: str, field: T.StructField) -> Column:
+    """A reason, with what was found where that is not of its type."""
+    if message != _not_of_type(field.name, field.dataType) or set("']") & set(field.name):
+        return F.lit(message)
+    return F.concat(F.lit(message), _found(F.col(_TEXT), field.name))
+
+
+def _not_of_type(path: str, kind: T.DataType) -> str:
+    return f"field {path} is not {kind.simpleString()}"
 
 
 def _count(text: Column) -> Column:
@@ -159,7 +172,7 @@ def _why_not_read(schema: T.StructType) -> Column:
         if "'" in field.name or "]" in field.name:
             continue  # no path leads there
         there = F.get_json_object(text, f"$['{field.name}']").isNotNull()
-        message = f"field {field.name} is not {field.dataType.simpleString()}"
+        message = _not_of_type(field.name, field.dataType)
         told = F.concat(F.lit(message), _found(text, field.name))
         reason = reason.when(there & row[field.name].isNull(), told)
     return reason.otherwise(F.lit("the value does not fit the schema"))
@@ -188,6 +201,10 @@ def problems(
     elif isinstance(kind, T.FloatType | T.DoubleType):
         too_large = (F.abs(value) == float("inf")) & ~F.col(_TEXT).rlike(_INFINITY)
         found.append((too_large, f"field {path} is out of range"))
+    elif isinstance(kind, T.DecimalType):
+        rounded = value.try_cast(kind)
+        differs = value.isNotNull() & (rounded.isNull() | (rounded != value))
+        found.append((differs, _not_of_type(path, kind)))
     elif isinstance(kind, T.StructType):
         for field in kind.fields:
             inner = problems(
@@ -228,9 +245,12 @@ def _test(kind: T.DataType, path: str, required: bool, number: int) -> Callable[
 
 
 def wide_type(kind: T.DataType) -> T.DataType:
-    """The type to parse as: the parser wraps bytes around, so they are read as shorts."""
+    """The type to parse as: the parser wraps bytes around, so they are read as shorts, and rounds
+    decimals, so they are read with as many digits as there can be."""
     if isinstance(kind, T.ByteType):
         return T.ShortType()
+    if isinstance(kind, T.DecimalType):
+        return T.DecimalType(38, 38 - (kind.precision - kind.scale))
     if isinstance(kind, T.StructType):
         return T.StructType([T.StructField(f.name, wide_type(f.dataType)) for f in kind.fields])
     if isinstance(kind, T.ArrayType):

@@ -14,10 +14,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.spark.reading.json_times import (
+    SECOND,
     days_of,
     days_of_column,
     micros_of,
     micros_of_column,
+    micros_of_number,
 )
 
 Mask = npt.NDArray[np.bool_]
@@ -72,6 +74,18 @@ def moments(values: pa.Array, *, per_us: int = 1, us: int = 1) -> Answer:
     """Without a zone, of units since 1970."""
     numbers, there, unfit = _micros(values, per_us, us)
     return _made(numbers, there, unfit | (numbers < MICROS[0]) | (numbers > MICROS[1]), LOCAL)
+
+
+def seconds(values: pa.Array) -> Answer:
+    """Of floats that count seconds since 1970, as Python's do: what is less than a microsecond is
+    cut off."""
+    there = np.asarray(values.is_valid())
+    given = values.cast(pa.string()).cast(pa.float64()).to_pylist()
+    found = [None if each is None else micros_of_number(each, SECOND, 1) for each in given]
+    unfit = np.array([each is None for each in found], np.bool_)
+    numbers = np.array([each or 0 for each in found], np.int64)
+    unfit |= (numbers < MICROS[0]) | (numbers > MICROS[1])
+    return _made(numbers, there, unfit, INSTANT)
 
 
 def instants(texts: pa.StringArray) -> Answer:

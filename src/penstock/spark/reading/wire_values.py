@@ -303,6 +303,8 @@ def _floats(kind: ValueType, into: pa.DataType) -> Conversion | None:
     if into == pa.float64():
         # By its digits, which are what the database shows of it.
         return lambda values: Converted(values.cast(pa.string()).cast(into))
+    if into == INSTANT:
+        return lambda values: _checked(*wire_times.seconds(values))
     return partial(_float_decimals, into) if pa.types.is_decimal128(into) else None
 
 

@@ -25,6 +25,7 @@ from penstock.client.table_schemas import PublishedSchemas, UnknownSchemaError
 from penstock.client.tail import Piece, Tail
 from penstock.sinks.contract import Changes, Position, Refused, Sink
 from penstock.sinks.errors import OutOfStepError, StoreAwayError
+from penstock.sinks.fields import as_word
 from penstock.sinks.spec import SinkSpec
 from penstock.spark.flows.dead_letters import (
     DeadLetterGuard,
@@ -38,7 +39,11 @@ from penstock.spark.flows.supervisor import Failure
 from penstock.spark.flows.trouble import explain
 from penstock.spark.runtime.freshness import Freshness
 from penstock.spark.sinking import captured
-from penstock.spark.sinking.errors import FeedingError, NothingToLearnFromError
+from penstock.spark.sinking.errors import (
+    FeedingError,
+    NothingToLearnFromError,
+    NoWholeNumbersError,
+)
 from penstock.spark.sinking.findings import Findings
 from penstock.spark.sinking.learning import parser_of
 from penstock.spark.sinking.letters import Letters
@@ -363,6 +368,8 @@ class SinkLoop:
                 grown = [*self._parser.columns, *found.new.values()]
                 self._open_store(replace(self._parser, columns=tuple(grown)))
             found = self._parse(pieces)
+        if found.fractions:
+            raise _no_whole_numbers(self.spec.name, found.fractions, self._parser)
         if found.by_row and not self._parser.by_row:
             log.info("sink %s: records are keyed otherwise than its rows", self.spec.name)
             self._parser = replace(self._parser, by_row=True)
@@ -498,6 +505,22 @@ def _first(letters: pa.Table) -> str:
 
 def _refused(row: Refused) -> str:
     return described(row.topic, row.partition, row.offset, row.reason)
+
+
+def _no_whole_numbers(
+    sink: str, fractions: Mapping[str, str], parser: Parser
+) -> NoWholeNumbersError:
+    """What to write, so that nobody has to find it out."""
+    told = "; ".join(f"column {name!r} has {what}" for name, what in fractions.items())
+    fields = ", ".join(
+        f"{each.name} {'double' if each.name in fractions else as_word(each.field)}"
+        for each in parser.columns
+    )
+    return NoWholeNumbersError(
+        f"sink {sink!r}: {told}; it was taken for whole numbers, which the first records have",
+        advice=f'Write fields = "{fields}" (decimal(18,2) for money) in [sinks.{sink}], and then '
+        f"`penstock sinks rebuild {sink}`. Nothing is lost: the store is filled from the topic.",
+    )
 
 
 def interval_s(every: str) -> float:

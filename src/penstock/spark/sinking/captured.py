@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Mapping, Sequence
+from decimal import Context, Decimal
 from typing import Any, Final
 
 import numpy as np
@@ -21,12 +22,13 @@ from penstock.errors import ConfigError
 from penstock.sinks.errors import SchemaChangedError
 from penstock.sinks.fields import Column
 from penstock.sinks.schema import Schema, is_json, wider
-from penstock.spark.reading.wire_values import conversion, shown, stored_field, wire_type
+from penstock.spark.reading.wire_values import DECIMAL, conversion, shown, stored_field, wire_type
 from penstock.spark.sinking.values import UNAVAILABLE, Bad
 
 # What tells the schema of a record: an id, the schema block around it, or nothing.
 Told = int | bytes | None
 
+_WIDE: Final = Context(prec=100)
 _WORDS: Final = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _MARKER: Final = UNAVAILABLE.encode()
 _MARKER_64: Final = base64.b64encode(_MARKER).decode()
@@ -80,6 +82,15 @@ def check(columns: Sequence[Column], schema: TableSchema, sink: str) -> None:
                 f"{schema.table} has {own.native or own.type.name}, which is {fitting} here",
                 advice="Write a type that can hold it, or leave fields out to have the table's.",
             )
+
+
+def says_more(own: TableColumn | None, column: Column) -> bool:
+    """Whether the schema around a row says more of a column than the JSON of its values does."""
+    if own is None:
+        return False
+    meant = own.type.semantic is not None or own.type.name in ("array", "struct", "bytes")
+    json = is_json(column.field)
+    return meant and conversion(own.type, column.field.type, json=json) is not None
 
 
 def unavailable(row: Mapping[str, Any]) -> bool:
@@ -200,9 +211,22 @@ def _as_wire(value: Any, kind: ValueType) -> Any:
         return _WORDS[value]
     if kind.name == "string" and kind.semantic is None and type(value) is not str:
         return orjson.dumps(value).decode()
+    if kind.semantic == DECIMAL and type(value) in (int, float, Decimal):
+        # Connect writes them so if it is asked to (decimal.format).
+        return _unscaled(value, int(kind.parameters.get("scale", 0)))
     if type(value) not in _EXPECTED.get(kind.name, frozenset({str})):
         raise TypeError(value)
     return value
+
+
+def _unscaled(value: Any, scale: int) -> str:
+    """A number as Connect writes decimals by default; ValueError if it has more digits."""
+    number = (value if isinstance(value, Decimal) else Decimal(repr(value))).scaleb(scale, _WIDE)
+    whole = int(number)
+    if whole != number:
+        raise ValueError(value)
+    data = whole.to_bytes(whole.bit_length() // 8 + 1, "big", signed=True)
+    return base64.b64encode(data).decode()
 
 
 def _called(kind: ValueType) -> str:

@@ -39,5 +39,9 @@ class TableAlteredError(FeedingError):
     """The captured table was altered, and the sink is to stop then."""
 
 
+class NoWholeNumbersError(FeedingError):
+    """A column that was found out from whole numbers has others."""
+
+
 class UnknownSinkError(FeedingError):
     """There is no sink of this name."""

@@ -36,6 +36,7 @@ class Findings:
         self.by_row = any(each.by_row for each in parsed)
         self.records = sum(each.records for each in parsed)
         # Ids of schemas that the parser must know to read these records.
+        self.fractions = {k: v for each in parsed for k, v in each.fractions.items()}
         self.unknown = sorted({id_ for each in parsed for id_ in each.unknown})
 
     def changes(self, since: Position, position: Position) -> Changes:

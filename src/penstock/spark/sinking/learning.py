@@ -66,7 +66,8 @@ def parser_of(spec: SinkSpec, cluster: Cluster, topic: str, stored: Schema | Non
     later = [] if spec.fields else _told_last(cluster, topic)
     columns = _columns(spec, format_, rows or [], wrapped, later, stored)
     _check_key(spec, topic, key, columns)
-    return Parser(_normal(columns, key), key, format_, grows=not spec.fields)
+    return Parser(_normal(columns, key), key, format_, grows=not spec.fields,
+                  is_guessed=not spec.fields and wrapped is None)  # fmt: skip
 
 
 def _published(

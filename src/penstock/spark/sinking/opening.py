@@ -63,6 +63,7 @@ def opening(spec: SinkSpec, present: str, *, rebuild: bool = False, anew: str = 
                 # It was begun from a version that was itself rebuilt since.
                 beside.close()
                 beside = live.beside(fresh=True)
+        beside.max_refused = spec.max_dead_letters
         return Opening(beside, present)
     behind = _older(sink, spec.topic, present)
     return Opening(sink, present if behind is None else behind.reads, behind)

@@ -28,11 +28,11 @@ import pyarrow as pa
 from penstock.client.table_schemas import SCHEMA_ID, SchemaError, TableSchema
 from penstock.sinks.contract import ORIGIN
 from penstock.sinks.fields import Column, from_block, guessed
-from penstock.sinks.schema import Schema
+from penstock.sinks.schema import Schema, is_json
 from penstock.spark.reading import connect_blocks
 from penstock.spark.reading.captured import PAYLOAD, UNSAID, schema_of_block
 from penstock.spark.reading.heartbeat_keys import HEARTBEATS
-from penstock.spark.sinking import captured
+from penstock.spark.sinking import captured, digits
 from penstock.spark.sinking.captured import Told
 from penstock.spark.sinking.errors import TruncatedError
 from penstock.spark.sinking.values import UNAVAILABLE, column_of
@@ -77,6 +77,8 @@ class Parsed:
     by_row: bool = False
     # Ids of schemas that records name and the parser does not know.
     unknown: set[int] = field(default_factory=set)
+    # Columns that were taken for whole numbers, and are none: where that is seen.
+    fractions: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -99,6 +101,10 @@ class _Found:
     head: bytes = b""
     # The schema that events must name, or None; -1 is nobody's.
     last: int | None = None
+    # The records that may have a number with more digits than a double.
+    long: frozenset[int] = frozenset()
+    # Of columns that were taken for whole numbers, a record that has a fraction, and that.
+    fractions: dict[str, tuple[int, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -116,6 +122,8 @@ class Parser:
     schemas: Mapping[int, TableSchema | None] = field(default_factory=dict)
     # Whether the columns are those of the published schema: then an event must say its own.
     is_published: bool = False
+    # Whether the types of the columns were found out from values.
+    is_guessed: bool = False
 
     @property
     def schema(self) -> Schema:
@@ -167,10 +175,12 @@ class Parser:
         """Read the records with these numbers; those that cannot be are told in `bad`."""
         bad = told.bad
         names = frozenset(column.name for column in self.columns)
-        found = _Found(bad=bad, known=names, unknown=told.unknown)
+        found = _Found(bad=bad, known=names, unknown=told.unknown, fractions=told.fractions)
         found.last = -1 if self.is_published else None
-        for at, value in zip(pending, values.take(pa.array(pending, pa.int64())).to_pylist(),
-                             strict=True):  # fmt: skip
+        taken = values.take(pa.array(pending, pa.int64()))
+        if self._has_digits:
+            found.long = digits.long(taken, pending)
+        for at, value in zip(pending, taken.to_pylist(), strict=True):
             key = keys[at]
             if value is None and key in HEARTBEATS:
                 continue
@@ -180,6 +190,8 @@ class Parser:
                 bad[at] = str(why)
         rows = found.rows, found.rows_at, found.rows_by
         upserts, upserts_at = self._table(*rows, self.columns, bad)
+        if self.is_guessed:
+            self._note_fractions(found)
         wanted = [column for name in self.key for column in self.columns if column.name == name]
         gone = found.keys, found.keys_at, found.keys_by
         deletes, deletes_at = self._table(*gone, wanted, bad)
@@ -220,6 +232,9 @@ class Parser:
                     row = None if operation == "d" else row
             else:
                 row = document
+                if block is not None and row is not None:
+                    # A change event that was flattened: its columns stand as they did in it.
+                    by = self._schema_told(value, None, block, found)
             if row is not None and not isinstance(row, dict):
                 raise _BadRecord("the row is not a JSON object")
             lacks = _UNAVAILABLE in value or (self._may_lack_bytes and _lacks_bytes(value))
@@ -228,6 +243,8 @@ class Parser:
                     "the row lacks a value that the database did not send; capture with "
                     'unavailable = "fill"'
                 )
+            if at in found.long and row is not None:
+                row = self._with_digits(row, value, by)
         if row is None:
             self._read_deletion(at, key, old, found, by, is_tombstone=value is None)
             return
@@ -268,6 +285,33 @@ class Parser:
             raise
         found.keys_at.append(at)
         found.keys_by.append(by)
+
+    @cached_property
+    def _has_digits(self) -> bool:
+        """Whether there are columns in which a number may have more digits than a double; where
+        events say their schema, decimals are no numbers."""
+        if self.is_published:
+            return False
+        kinds = [each.field.type for each in self.columns]
+        # Whoever says double has one.
+        wide = any(map(pa.types.is_decimal, kinds))
+        wide = wide or (self.grows and any(map(pa.types.is_float64, kinds)))
+        return wide or any(is_json(each.field) for each in self.columns)
+
+    def _with_digits(self, row: Mapping[str, Any], value: bytes, by: Told) -> Mapping[str, Any]:
+        if by is not None and self.format == "debezium":
+            # There decimals are no numbers, and the schema says what is a double.
+            return row
+        own = digits.read(value)
+        if "payload" in own and "schema" in own and len(own) == 2:
+            own = own["payload"]
+        own = own["after"] if self.format == "debezium" else own
+        if self.grows and by is None:
+            try:
+                digits.check(own, self.columns)
+            except digits.TooManyDigitsError as error:
+                raise _BadRecord(str(error)) from None
+        return digits.kept(row, own, self.columns)
 
     @cached_property
     def _newest(self) -> Told:
@@ -360,6 +404,18 @@ class Parser:
             raise _BadRecord("the key is not UTF-8") from None
         return {self.key[0]: text}
 
+    def _note_fractions(self, found: _Found) -> None:
+        """Note which columns of whole numbers have others."""
+        names = [each.name for each in self.columns
+                 if pa.types.is_integer(each.field.type) and each.name not in self.key]  # fmt: skip
+        for row, at in zip(found.rows, found.rows_at, strict=True):
+            if at not in found.bad:
+                continue
+            for name in names:
+                value = row.get(name)
+                if isinstance(value, float) and not value.is_integer():
+                    found.fractions.setdefault(name, (at, value))
+
     def _table(
         self,
         rows: Sequence[Mapping[str, Any]],
@@ -409,7 +465,10 @@ class Parser:
             else:
                 own = next((each for each in (*schema.columns, *schema.key_only)
                             if each.name == name), None)  # fmt: skip
-                array, unfit = captured.column_of(chosen, column, own)
+                if self.format == "json" and not captured.says_more(own, column):
+                    array, unfit = column_of([row.get(name) for row in chosen], column)
+                else:
+                    array, unfit = captured.column_of(chosen, column, own)
             if places is None:
                 return array, unfit
             parts.append(array)
@@ -467,7 +526,14 @@ class Parser:
             records.num_rows,
             self.by_row,
             found.unknown,
-        )
+            {name: f"{value!r} at {_place(origin, at)}"
+             for name, (at, value) in found.fractions.items()},
+        )  # fmt: skip
+
+
+def _place(origin: pa.Table, at: int) -> str:
+    (row,) = origin.slice(at, 1).to_pylist()
+    return f"{row['topic']}-{row['partition']}, offset {row['offset']}"
 
 
 def told_by(block: Mapping[str, Any]) -> dict[str, Column]:

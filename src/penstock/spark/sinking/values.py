@@ -17,12 +17,15 @@ import pyarrow as pa
 
 from penstock.sinks.fields import JSON_TEXT, PRECISE, UNITS, Column
 from penstock.sinks.schema import is_json
-from penstock.spark.reading.json_times import micros_of
+from penstock.spark.reading.json_times import micros_of, micros_of_number
+from penstock.spark.sinking.digits import JsonText
 from penstock.spark.sinking.nested import Fault, fault_of, shown
 
 # What Debezium writes for a large value that an update did not touch.
 UNAVAILABLE: Final = "__debezium_unavailable_value"
 _WIDE: Final = Context(prec=80)
+# Up to here doubles are all whole numbers.
+_EXACT: Final = 1 << 53
 _EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _FAULTS: Final = (
     pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError, ValueError,
@@ -173,12 +176,17 @@ def _float(value: Any) -> float:
 
 
 def _int(value: Any) -> int:
-    if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
+    if isinstance(value, bool):
+        raise TypeError(value)
+    # Of a larger one nobody knows which number was written.
+    if isinstance(value, float) and not (value.is_integer() and abs(value) <= _EXACT):
         raise ValueError(value)
     return int(value)
 
 
 def _json(value: Any) -> str:
+    if isinstance(value, JsonText):
+        return str(value)
     return orjson.dumps(value).decode()
 
 
@@ -192,6 +200,11 @@ def _json_text(value: Any) -> str:
 def _time(value: Any, factor: int, *, zoned: bool) -> dt.datetime:
     if isinstance(value, str):
         found = _moment(value)
+    elif isinstance(value, float):
+        micros = micros_of_number(value, factor, 1)
+        if micros is None:
+            raise ValueError(value)
+        found = _EPOCH + dt.timedelta(microseconds=micros)
     else:
         found = _EPOCH + dt.timedelta(microseconds=_int(value) * factor)
     return found if zoned else found.replace(tzinfo=None)
@@ -222,7 +235,7 @@ def _date(value: Any) -> dt.date:
 
 
 def _decimal(value: Any) -> Decimal:
-    found = Decimal(value if isinstance(value, str) else repr(value))
+    found = Decimal(repr(value) if isinstance(value, float | bool) else value)
     if not found.is_finite():
         raise ValueError(value)
     return found
