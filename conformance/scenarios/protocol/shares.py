@@ -54,6 +54,14 @@ def first(taker: Taker, **options: Any) -> Got:
 
 
 @contextmanager
+def beat(client: ProtocolClient, taker: Taker, epoch: int) -> str:
+    """What a member is answered to a heartbeat; -1 is its last."""
+    answer = client.call(
+        ShareGroupHeartbeatRequest(group_id=taker.group, member_id=taker.member, member_epoch=epoch)
+    )
+    return error_name(answer.error_code)
+
+
 def takers(client: ProtocolClient, *sizes: int, count: int = 1) -> Iterator[list[Taker]]:
     """Members of a new group, and batches of these sizes for them."""
     topic, group = client.topic(), new_name("g")
@@ -150,6 +158,28 @@ def how_much_is_acquired(client: ProtocolClient) -> Any:
         whole = first(other, max_records=4).offsets
         rest = first(third, max_records=100).offsets
         return strict, whole, rest
+
+@scenario()
+def answers_after_a_member_has_left(client: ProtocolClient) -> Any:
+    """A closing member leaves its group and answers at once, on two connections, in any order."""
+    with takers(client, 10, count=2) as (one, other):
+        first(one)
+        left = beat(client, one, epoch=-1)
+        kept = other.fetch().acquired
+        answered = one.acknowledge((0, 9, ACCEPT), epoch=-1)
+        return left, kept, answered, other.fetch(wait_ms=500).acquired
+
+
+@scenario()
+def a_member_leaves_without_an_answer(client: ProtocolClient) -> Any:
+    """What it holds is still its own until its session ends; then it goes to others."""
+    with takers(client, 4, count=2) as (one, other):
+        first(one)
+        left = beat(client, one, epoch=-1)
+        kept = other.fetch().acquired
+        ended = one.acknowledge((1, 2, ACCEPT), epoch=-1)
+        return left, kept, ended, first(other).acquired
+
 
 
 @scenario()

@@ -152,7 +152,9 @@ def test_a_group_with_members_is_not_moved(shared: Broker, client: RawClient) ->
     assert forgotten(client, group, topic) == "NON_EMPTY_GROUP"
 
 
-def test_what_a_member_had_is_free_when_it_leaves(shared: Broker, client: RawClient) -> None:
+def test_what_a_member_has_is_its_own_until_its_session_ends(
+    shared: Broker, client: RawClient
+) -> None:
     topic, group = new_queue(shared)
     fill(shared, topic, *numbered(4))
     with Taker(shared, group, topic) as one, Taker(shared, group, topic) as other:
@@ -170,9 +172,10 @@ def test_what_a_member_had_is_free_when_it_leaves(shared: Broker, client: RawCli
 
         beat(0)
         assert one.fetch().offsets == [0, 1, 2, 3]
-        assert other.fetch().offsets == []
         beat(-1)
-        assert other.fetch(wait_ms=10_000).offsets == [0, 1, 2, 3]
+        assert other.fetch().offsets == []
+        assert one.acknowledge((0, 1, ACCEPT), epoch=-1) == "NONE"
+        assert other.fetch(wait_ms=10_000).offsets == [2, 3]
 
 
 def test_a_deleted_group_begins_anew(shared: Broker, client: RawClient) -> None:
