@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import monotonic
-from typing import Any
+from typing import Any, Final
 
 from conformance.scenario import scenario
+from penstock.wire.errors import ErrorCode
+from penstock.wire.messages.alter_share_group_offsets import (
+    AlterShareGroupOffsetsRequest,
+    AlterShareGroupOffsetsRequestPartition,
+    AlterShareGroupOffsetsRequestTopic,
+)
 from penstock.wire.messages.find_coordinator import FindCoordinatorRequest
+from penstock.wire.messages.list_groups import ListGroupsRequest
 from penstock.wire.messages.share_group_heartbeat import ShareGroupHeartbeatRequest
 from tests.broker.protocol_client import READY_TIMEOUT_S, ProtocolClient, error_name
 from tests.broker.requests import batch, new_name
@@ -24,6 +31,8 @@ from tests.broker.shares.members import (
     numbered,
     set_group,
 )
+
+NOT_YET: Final = frozenset({ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.NOT_COORDINATOR})
 
 
 def joined(client: ProtocolClient, taker: Taker) -> None:
@@ -45,6 +54,14 @@ def joined(client: ProtocolClient, taker: Taker) -> None:
         assert monotonic() < deadline, error_name(answer.error_code)
 
 
+def beat(client: ProtocolClient, taker: Taker, epoch: int) -> str:
+    """What a member is answered to a heartbeat; -1 is its last."""
+    answer = client.call(
+        ShareGroupHeartbeatRequest(group_id=taker.group, member_id=taker.member, member_epoch=epoch)
+    )
+    return error_name(answer.error_code)
+
+
 def first(taker: Taker, **options: Any) -> Got:
     """The first records that come; a queue may take a moment to begin."""
     deadline = monotonic() + READY_TIMEOUT_S
@@ -54,14 +71,6 @@ def first(taker: Taker, **options: Any) -> Got:
 
 
 @contextmanager
-def beat(client: ProtocolClient, taker: Taker, epoch: int) -> str:
-    """What a member is answered to a heartbeat; -1 is its last."""
-    answer = client.call(
-        ShareGroupHeartbeatRequest(group_id=taker.group, member_id=taker.member, member_epoch=epoch)
-    )
-    return error_name(answer.error_code)
-
-
 def takers(client: ProtocolClient, *sizes: int, count: int = 1) -> Iterator[list[Taker]]:
     """Members of a new group, and batches of these sizes for them."""
     topic, group = client.topic(), new_name("g")
@@ -151,15 +160,6 @@ def sessions_that_end(client: ProtocolClient) -> Any:
 
 
 @scenario()
-def how_much_is_acquired(client: ProtocolClient) -> Any:
-    """As many records as asked for in strict mode, whole batches otherwise."""
-    with takers(client, 10, 10, 10, count=3) as (one, other, third):
-        strict = first(one, max_records=4, strict=True).offsets
-        whole = first(other, max_records=4).offsets
-        rest = first(third, max_records=100).offsets
-        return strict, whole, rest
-
-@scenario()
 def answers_after_a_member_has_left(client: ProtocolClient) -> Any:
     """A closing member leaves its group and answers at once, on two connections, in any order."""
     with takers(client, 10, count=2) as (one, other):
@@ -180,6 +180,15 @@ def a_member_leaves_without_an_answer(client: ProtocolClient) -> Any:
         ended = one.acknowledge((1, 2, ACCEPT), epoch=-1)
         return left, kept, ended, first(other).acquired
 
+
+@scenario()
+def how_much_is_acquired(client: ProtocolClient) -> Any:
+    """As many records as asked for in strict mode, whole batches otherwise."""
+    with takers(client, 10, 10, 10, count=3) as (one, other, third):
+        strict = first(one, max_records=4, strict=True).offsets
+        whole = first(other, max_records=4).offsets
+        rest = first(third, max_records=100).offsets
+        return strict, whole, rest
 
 
 @scenario()
@@ -206,3 +215,58 @@ def lag(client: ProtocolClient) -> Any:
         one.acknowledge((3, 4, ACCEPT))
         lags.append(lag_of(client, one.group))
         return lags
+
+
+# ---- offsets -----------------------------------------------------------------------------
+
+
+def altered(client: ProtocolClient, group: str, *wanted: tuple[str, int, int]) -> Any:
+    """What is answered to moving a group: of the whole, or of each topic, partition and offset."""
+    request = AlterShareGroupOffsetsRequest(
+        group_id=group,
+        topics=[
+            AlterShareGroupOffsetsRequestTopic(
+                topic_name=topic,
+                partitions=[
+                    AlterShareGroupOffsetsRequestPartition(
+                        partition_index=number, start_offset=offset
+                    )
+                ],
+            )
+            for topic, number, offset in wanted
+        ],
+    )
+    deadline = monotonic() + READY_TIMEOUT_S
+    client.call(FindCoordinatorRequest(key_type=0, coordinator_keys=[group]), 4)
+    while (answer := client.call(request)).error_code in NOT_YET:
+        assert monotonic() < deadline, error_name(answer.error_code)
+    if answer.error_code:
+        return error_name(answer.error_code)
+    return [
+        (item.partition_index, error_name(item.error_code))
+        for topic in answer.responses
+        for item in topic.partitions
+    ]
+
+
+def share_groups(client: ProtocolClient, *groups: str) -> list[tuple[str, str]]:
+    """States and types of these groups, as they are listed."""
+    listed = client.call(ListGroupsRequest()).groups
+    return [(item.group_state, item.group_type) for item in listed if item.group_id in groups]
+
+
+@scenario()
+def offsets_of_a_group_that_is_not_there(client: ProtocolClient) -> Any:
+    """Moving a group that does not exist makes it; it begins there."""
+    topic, group, other = client.topic(), new_name("g"), new_name("g")
+    client.fill(topic, batch(*numbered(10)))
+    answers = [
+        altered(client, other, ("nowhere", 0, 1)),
+        altered(client, other, (topic, 7, 1)),
+        share_groups(client, other),
+        altered(client, group, (topic, 0, 6)),
+        share_groups(client, group),
+    ]
+    with Taker(client, group, topic) as taker:
+        joined(client, taker)
+        return answers, first(taker).acquired

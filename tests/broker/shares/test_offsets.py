@@ -42,6 +42,7 @@ from penstock.wire.messages.incremental_alter_configs import (
 )
 from penstock.wire.messages.incremental_alter_configs import IncrementalAlterConfigsRequest
 from penstock.wire.messages.list_config_resources import ListConfigResourcesRequest
+from penstock.wire.messages.list_groups import ListGroupsRequest
 from penstock.wire.messages.share_group_heartbeat import ShareGroupHeartbeatRequest
 from tests.broker.raw import RawClient
 from tests.broker.requests import new_name
@@ -119,14 +120,29 @@ def test_offsets_are_moved_and_forgotten(shared: Broker, client: RawClient) -> N
     assert moved(client, group, topic, 11) == "OFFSET_OUT_OF_RANGE"
     assert moved(client, group, topic, -1) == "OFFSET_OUT_OF_RANGE"
     assert moved(client, group, "none", 1) == "UNKNOWN_TOPIC_OR_PARTITION"
-    assert moved(client, new_name(), topic, 1) == "GROUP_ID_NOT_FOUND"
     with Taker(shared, group, topic) as taker:
         assert taker.fetch().offsets == list(range(1, 10))
     assert forgotten(client, group, "none") == "UNKNOWN_TOPIC_OR_PARTITION"
     assert forgotten(client, group, topic) == "NONE"
-    assert forgotten(client, group, topic) == "GROUP_ID_NOT_FOUND"
+    assert forgotten(client, new_name(), topic) == "GROUP_ID_NOT_FOUND"
     with Taker(shared, group, topic) as taker:
         assert taker.fetch().offsets == list(range(10))
+
+
+def test_a_group_that_is_moved_before_it_has_members_is_there(broker: Broker) -> None:
+    topic, group = new_queue(broker)
+    fill(broker, topic, *numbered(10))
+    with RawClient(broker.bootstrap) as client:
+        assert moved(client, group, "none", 1) == "UNKNOWN_TOPIC_OR_PARTITION"
+        assert not described(client, group).topics
+        assert moved(client, group, topic, 7) == "NONE"
+        assert lag_of(broker, group) == 3
+    broker.crash()
+    broker.start()
+    with RawClient(broker.bootstrap) as client, Taker(broker, group, topic) as taker:
+        listed = client.call(ListGroupsRequest(types_filter=["share"])).groups
+        assert [(item.group_id, item.group_state) for item in listed] == [(group, "Empty")]
+        assert taker.fetch().offsets == [7, 8, 9]
 
 
 def test_a_move_survives_a_restart(broker: Broker) -> None:
