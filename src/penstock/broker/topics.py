@@ -93,6 +93,7 @@ class Topics:
         self._by_name.setdefault(name, []).extend(fresh)
         for partition in fresh:
             self._broker.overload.follow(partition)
+            self._broker.recompression.follow(partition)
 
     def _detach(self, ids: list[PartitionId]) -> list[str]:
         """Let go of partitions that the catalog does not know; their folders, out of the way."""
@@ -116,6 +117,7 @@ class Topics:
         partition.gone = True
         self._broker.on_synced(partition)
         self._broker.overload.leave(partition)
+        self._broker.recompression.leave(partition)
         for connection in self._broker.connections:
             connection.targets.forget(partition)
 
@@ -178,5 +180,6 @@ class Topics:
         for partition in self._by_name[name]:
             partition.reconfigure(self._broker.catalog.topics[name].config)
             self._broker.overload.follow(partition)
+            self._broker.recompression.follow(partition)
             self._broker.on_synced(partition)
             self._broker.committer.request(partition)
