@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from select import select
 from time import monotonic
 from typing import Any, Final
 
@@ -18,7 +19,7 @@ from penstock.wire.messages.find_coordinator import FindCoordinatorRequest
 from penstock.wire.messages.list_groups import ListGroupsRequest
 from penstock.wire.messages.share_group_heartbeat import ShareGroupHeartbeatRequest
 from tests.broker.protocol_client import READY_TIMEOUT_S, ProtocolClient, error_name
-from tests.broker.requests import batch, new_name
+from tests.broker.requests import batch, new_name, one, produce
 from tests.broker.shares.members import (
     ACCEPT,
     REJECT,
@@ -215,6 +216,58 @@ def lag(client: ProtocolClient) -> Any:
         one.acknowledge((3, 4, ACCEPT))
         lags.append(lag_of(client, one.group))
         return lags
+
+
+@scenario()
+def members_that_wait_take_turns(client: ProtocolClient) -> Any:
+    """Whoever has waited longest gets the next record: none is left out."""
+    with waiting_takers(client, 3) as members:
+        served = [0] * len(members)
+        for number in range(1, 13):
+            client.produced(produce(members[0].topic, batch(b"x")))
+            at = served_one(members)
+            got = members[at].receive()
+            assert got.offsets == [number], got
+            served[at] += 1
+            members[at].send([(number, number, ACCEPT)], wait_ms=30_000)
+            # It waits before the next record comes.
+            lag_of(client, members[at].group)
+        return min(served) >= 3, sum(served)
+
+
+@scenario()
+def batches_that_come_together_are_shared(client: ProtocolClient) -> Any:
+    """Of batches that are written in one go each member that waits gets some."""
+    sizes = []
+    for count in (2, 3):
+        with waiting_takers(client, count) as members:
+            topic = members[0].topic
+            for size in (201, 199, 200)[:count]:
+                client.connection.send(produce(topic, batch(*numbered(size))), 12)
+            for _ in range(count):
+                assert not one(client.connection.receive()).error_code
+            sizes.append(sorted(len(member.receive().offsets) for member in members))
+    return sizes
+
+
+@contextmanager
+def waiting_takers(client: ProtocolClient, count: int) -> Iterator[list[Taker]]:
+    """Members of a new group, all waiting for records from offset 1 on."""
+    with takers(client, 1, count=count) as members:
+        first(members[0])
+        members[0].acknowledge((0, 0, ACCEPT))
+        for member in members:
+            member.send(wait_ms=30_000)
+            lag_of(client, member.group)
+        yield members
+
+
+def served_one(members: list[Taker]) -> int:
+    """Which of the members has an answer; waits until one has."""
+    sockets = [member.client.socket for member in members]
+    ready, _, _ = select(sockets, [], [], READY_TIMEOUT_S)
+    assert len(ready) == 1, f"{len(ready)} were served"
+    return sockets.index(ready[0])
 
 
 # ---- offsets -----------------------------------------------------------------------------
