@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final
 
 import pytest
@@ -178,10 +178,10 @@ def test_in_transactions(client: RawClient, form: str) -> None:
     assert read(client, topic) == [b"1 0", b"1 1", b"1 2"]
 
 
-class Never(Executor):
+class Never(ThreadPoolExecutor):
     """Threads that never come to anything."""
 
-    def submit(self, *_: Any, **__: Any) -> Future[Any]:  # type: ignore[override]
+    def submit(self, *_: Any, **__: Any) -> Future[Any]:
         return Future()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from conformance.scenarios.protocol import (
     authorized_operations,
+    broker_settings,
     fetch,
     groups_classic,
     groups_consumer,
@@ -21,6 +22,7 @@ from conformance.scenarios.protocol import (
 
 __all__ = [
     "authorized_operations",
+    "broker_settings",
     "fetch",
     "groups_classic",
     "groups_consumer",

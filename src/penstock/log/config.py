@@ -212,6 +212,38 @@ _ALL: Final = (
 
 SETTINGS: Final[dict[str, Setting]] = {setting.name: setting for setting in _ALL}
 
+# Kafka's name of the broker setting that is a topic setting's default, where it is not the same.
+_BROKER_NAMES: Final = {
+    **{
+        f"log.{name}": name
+        for name in (
+            "segment.bytes", "index.interval.bytes", "retention.bytes", "retention.ms",
+            "cleanup.policy", "preallocate", "message.timestamp.type",
+            "message.timestamp.before.max.ms", "message.timestamp.after.max.ms",
+        )
+    },
+    **{
+        f"log.cleaner.{name}": name
+        for name in ("delete.retention.ms", "min.compaction.lag.ms", "max.compaction.lag.ms")
+    },
+    "log.roll.ms": "segment.ms",
+    "log.roll.jitter.ms": "segment.jitter.ms",
+    "log.index.size.max.bytes": "segment.index.bytes",
+    "log.flush.interval.messages": "flush.messages",
+    "log.flush.interval.ms": "flush.ms",
+    "log.segment.delete.delay.ms": "file.delete.delay.ms",
+    "log.cleaner.min.cleanable.ratio": "min.cleanable.dirty.ratio",
+    "log.local.retention.ms": "local.retention.ms",
+    "log.local.retention.bytes": "local.retention.bytes",
+    "message.max.bytes": "max.message.bytes",
+}  # fmt: skip
+_SAME_NAMES: Final = (
+    "compression.type", "compression.gzip.level", "compression.lz4.level",
+    "compression.zstd.level", "min.insync.replicas", "unclean.leader.election.enable",
+)  # fmt: skip
+# Topic settings by the names under which a broker has their defaults, as Kafka names them.
+TOPIC_SETTING_OF: Final[dict[str, str]] = {**_BROKER_NAMES, **{name: name for name in _SAME_NAMES}}
+
 
 # What is held in memory is bounded, and let go in small pieces, unless the topic says otherwise.
 _MEMORY_BOUNDS: Final = {"retention.bytes": 128 << 20, "segment.bytes": 16 << 20}
