@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock.log.config import SETTINGS
+from penstock.log.config import SETTINGS, TOPIC_SETTING_OF
 from penstock.records.batch import read_header
 from penstock.testing.broker import Broker
 from penstock.testing.clock import START_MS, ManualClock
@@ -201,10 +201,13 @@ def test_where_a_value_comes_from() -> None:
         }
 
 
-def test_the_broker_is_described_and_not_changed(shared: Broker, client: RawClient) -> None:
+def test_what_a_broker_is_given_at_its_start_is_described_and_not_changed(
+    shared: Broker, client: RawClient
+) -> None:
     found = described(client, 4, "1")
     assert found["auto.create.topics.enable"].value == "true"
-    assert all(item.read_only for item in found.values())
+    changeable = {name for name, item in found.items() if not item.read_only}
+    assert changeable == set(TOPIC_SETTING_OF)
     request = alter("1", (SET, "num.partitions", "3"))
     request.resources[0].resource_type = 4
     assert client.call(request).responses[0].error_code == ErrorCode.INVALID_REQUEST

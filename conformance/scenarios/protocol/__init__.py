@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from conformance.scenarios.protocol import (
     authorized_operations,
+    broker_settings,
     features,
     fetch,
     groups_classic,
@@ -24,6 +25,7 @@ from conformance.scenarios.protocol import (
 
 __all__ = [
     "authorized_operations",
+    "broker_settings",
     "features",
     "fetch",
     "groups_classic",

@@ -249,6 +249,66 @@ def every_codec_in_every_version(client: ProtocolClient) -> Any:
     ]
 
 
+def stored_codecs(client: ProtocolClient, topic: str) -> Any:
+    """The codecs of a topic's batches, and all values."""
+    records = one(client.call(fetch(topic, max_wait_ms=1_000), 12)).records
+    return [header.codec for _, header in headers(bytes(records))], values_of(records)
+
+
+@scenario()
+def topics_that_choose_their_codec(client: ProtocolClient) -> Any:
+    """Batches are stored in the codec of their topic, whatever they came in."""
+    results = []
+    for target in ("uncompressed", "gzip", "snappy", "lz4", "zstd", "producer"):
+        topic = client.topic(compression_type=target)
+        answers = one_by_one(
+            client, topic, *(batch(b"x" * 200, b"%d" % codec, codec=codec) for codec in range(5))
+        )
+        results.append((target, answers, stored_codecs(client, topic)))
+    return results
+
+
+@scenario()
+def sequences_in_a_topic_that_chooses_its_codec(client: ProtocolClient) -> Any:
+    """Pipelined batches keep their order, duplicates their offset, gaps are refused."""
+    topic, id_ = client.topic(compression_type="gzip"), client.producer_id()
+    for sequence in range(10):
+        item = batch(b"%d" % sequence, codec=sequence % 5, producer=(id_, 0, sequence))
+        client.connection.send(produce(topic, item), 12)
+    answers = [one(client.connection.receive()) for _ in range(10)]
+    again = batch(b"9", producer=(id_, 0, 9))
+    gap = batch(b"x", producer=(id_, 0, 12))
+    return (
+        [(error_name(part.error_code), part.base_offset) for part in answers],
+        one_by_one(client, topic, again, gap),
+        stored_codecs(client, topic),
+    )
+
+
+@scenario()
+def sizes_in_a_topic_that_chooses_its_codec(client: ProtocolClient) -> Any:
+    """A batch may be too large as it came, and as it is stored."""
+    small = client.topic(compression_type="gzip", max_message_bytes="1000")
+    unfolds = client.topic(compression_type="uncompressed", max_message_bytes="1000")
+    return (
+        one_by_one(client, small, batch(b"x" * 5_000), batch(b"x")),
+        one_by_one(client, unfolds, batch(b"x" * 5_000, codec=1), batch(b"x", codec=1)),
+    )
+
+
+@scenario()
+def damaged_batches_in_a_topic_that_chooses_its_codec(client: ProtocolClient) -> Any:
+    """Damaged batches, and those that cannot be unpacked, are refused and take no offset."""
+    topic = client.topic(compression_type="lz4")
+    damaged = bytearray(batch(b"hello", codec=1))
+    damaged[-1] ^= 1
+    whole = batch(b"x" * 500, codec=1)
+    torn = resealed(whole[:-20], batch_length=len(whole) - 32)
+    # Kafka calls what it cannot unpack an unknown error.
+    refused = client.produced(produce(topic, torn))[0] != "NONE"
+    return refused, one_by_one(client, topic, bytes(damaged), batch(b"x", codec=1))
+
+
 @scenario()
 def versions_that_are_not_offered(client: ProtocolClient) -> Any:
     """The connection is closed."""

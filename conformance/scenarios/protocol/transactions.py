@@ -15,6 +15,7 @@ from uuid import uuid4
 from conformance.scenario import scenario
 from penstock.broker.transactions.state import Ids
 from penstock.records import record
+from penstock.records.batch import headers
 from penstock.records.record import BatchOptions
 from penstock.wire.errors import ErrorCode
 from penstock.wire.messages.add_partitions_to_txn import (
@@ -26,7 +27,7 @@ from penstock.wire.messages.find_coordinator import FindCoordinatorRequest
 from penstock.wire.messages.init_producer_id import InitProducerIdRequest
 from penstock.wire.messages.list_transactions import ListTransactionsRequest
 from tests.broker.protocol_client import READY_TIMEOUT_S, ProtocolClient, error_name
-from tests.broker.requests import batch, one, produce
+from tests.broker.requests import batch, fetch, now_ms, one, produce
 from tests.broker.transactions.raw_producer import RawProducer
 
 INIT_VERSION: Final = 5
@@ -433,3 +434,38 @@ def a_producer_without_an_id(client: ProtocolClient) -> Any:
     request = InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=-5)
     answer = client.call(request, INIT_VERSION)
     return error_name(answer.error_code), answer.producer_epoch
+
+
+# ---- markers -----------------------------------------------------------------------------
+
+
+def written_as(client: ProtocolClient, topic: str, ids: Ids, sequence: int) -> str:
+    """What a batch outside of transactions is answered."""
+    options = BatchOptions(
+        producer_id=ids.producer_id, producer_epoch=ids.epoch, base_sequence=sequence
+    )
+    item = record.simple_batch([b"x"], timestamp_ms=now_ms(), options=options)
+    return client.produced(produce(topic, {0: item}))[0]
+
+
+@scenario()
+def partitions_without_records(client: ProtocolClient) -> Any:
+    """A partition that was named and not written to gets a marker, which fences older epochs."""
+    results = []
+    for form in ("older", "newer"):
+        for commit in (True, False):
+            topic, producer = client.topic(), started(client, form)
+            zombie = producer.ids
+            init(producer)
+            assert settled(lambda p=producer, t=topic: p.add(t, 0)) == "NONE"  # type: ignore[misc]
+            current = producer.ids
+            outcome = end(producer, commit=commit)
+            wait_for_state(producer, "CompleteCommit" if commit else "CompleteAbort")
+            part = one(client.call(fetch(topic, isolation_level=1, max_wait_ms=10_000), 12))
+            marks = [h.is_control for _, h in headers(bytes(part.records or b""))]
+            later = [
+                written_as(client, topic, ids, sequence)
+                for ids, sequence in ((zombie, 0), (current, 5), (current, 0), (producer.ids, 0))
+            ]
+            results.append((form, commit, outcome, marks, later))
+    return results

@@ -9,6 +9,7 @@ means that it is gone, so the topic that holds them can be compacted:
 
     {"topic": NAME}   {"id": UUID, "partitions": N, "settings": {…}, "in_memory": BOOL}
     {"broker": "…"}   {"value": N}        leader-epoch, producer-id
+    {"broker-settings": NAME}   {…}       defaults of topics: of a broker, or without a name of all
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import orjson
 
-from penstock.broker.config import BrokerConfig
+from penstock.broker.config import NODE_ID, BrokerConfig
 from penstock.errors import ConfigError, PenstockError
-from penstock.log.config import TopicConfig
+from penstock.log.config import SETTINGS, TOPIC_SETTING_OF, TopicConfig
 from penstock.wire.errors import ErrorCode
 
 KeyValue = tuple[bytes, bytes | None]
@@ -31,6 +32,8 @@ KeyValue = tuple[bytes, bytes | None]
 METADATA_TOPIC: Final = "__penstock_metadata"
 JOURNAL_TOPIC: Final = "__penstock_journal"
 MAX_NAME_LENGTH: Final = 249
+# As which broker's settings those are known that hold for all brokers.
+ALL_BROKERS: Final = ""
 _LEGAL_NAME: Final = re.compile(r"[a-zA-Z0-9._-]+")
 # Producer ids are handed out from blocks, so that not each of them costs a synced record.
 PRODUCER_ID_BLOCK: Final = 1_000
@@ -73,6 +76,9 @@ class Catalog:
         self.by_id: dict[uuid.UUID, Topic] = {}
         self.partition_count = 0
         self.counters: dict[str, int] = {}
+        # Defaults of topic settings that were set while the broker ran, by Kafka's names for them;
+        # those of the broker itself come before those of all brokers.
+        self.broker_settings: dict[str, Mapping[str, str]] = {}
         # Raised whenever a topic is made, changed or deleted.
         self.version = 0
 
@@ -117,6 +123,33 @@ class Catalog:
             )
         return [_topic_record(topic.name, topic.id, topic.partitions, settings, topic.in_memory)]
 
+    def change_broker_settings(self, name: str, settings: Mapping[str, str]) -> list[KeyValue]:
+        """Give a broker, or with no name all of them, these defaults of topics, and no others."""
+        for key, text in settings.items():
+            topic_key = TOPIC_SETTING_OF.get(key)
+            if topic_key is None:
+                raise ApiError(
+                    ErrorCode.INVALID_REQUEST,
+                    f"Cannot update these configs dynamically: Set({key})",
+                )
+            try:
+                SETTINGS[topic_key].parse(text)
+            except ConfigError as error:
+                raise ApiError(ErrorCode.INVALID_REQUEST, f"{key}: {error}") from error
+        defaults = _topic_defaults({**self.broker_settings, name: settings})
+        for topic in self.topics.values():
+            try:
+                self._config.topic_config({**defaults, **topic.settings})
+            except ConfigError as error:
+                raise ApiError(
+                    ErrorCode.INVALID_REQUEST, f"topic {topic.name!r} could not be kept: {error}"
+                ) from error
+        return [(_key(**{"broker-settings": name}), orjson.dumps(dict(settings)))]
+
+    def topic_defaults(self) -> dict[str, str]:
+        """The defaults of topic settings, as far as they are not the built-in ones."""
+        return {**self._config.effective_defaults, **_topic_defaults(self.broker_settings)}
+
     def reserve_producer_ids(self) -> list[KeyValue]:
         return [_counter_record("producer-id", self.counter("producer-id") + PRODUCER_ID_BLOCK)]
 
@@ -125,7 +158,7 @@ class Catalog:
 
     def config_of(self, settings: Mapping[str, str]) -> TopicConfig:
         try:
-            return self._config.topic_config(settings)
+            return self._config.topic_config({**_topic_defaults(self.broker_settings), **settings})
         except ConfigError as error:
             raise ApiError(ErrorCode.INVALID_CONFIG, str(error)) from error
 
@@ -171,7 +204,16 @@ class Catalog:
             return self._replay_topic(subject["topic"], state)
         if "broker" in subject and value is not None:
             self.counters[subject["broker"]] = orjson.loads(value)["value"]
+        if "broker-settings" in subject and value is not None:
+            self._replay_broker_settings(subject["broker-settings"], orjson.loads(value))
         return None
+
+    def _replay_broker_settings(self, name: str, settings: dict[str, str]) -> None:
+        self.broker_settings[name] = settings
+        self.version += 1
+        for topic in list(self.topics.values()):
+            fresh = replace(topic, config=self.config_of(topic.settings))
+            self.topics[topic.name] = self.by_id[topic.id] = fresh
 
     def _replay_topic(self, name: str, state: dict[str, Any] | None) -> Topic | None:
         self.version += 1
@@ -209,6 +251,12 @@ class Catalog:
         if "durability" in settings or by_default == in_memory:
             return settings
         return {**settings, "durability": "memory" if in_memory else "disk"}
+
+
+def _topic_defaults(broker_settings: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+    """What brokers' settings say about topics: a broker's own before those of all brokers."""
+    named = {**broker_settings.get(ALL_BROKERS, {}), **broker_settings.get(str(NODE_ID), {})}
+    return {TOPIC_SETTING_OF[key]: text for key, text in named.items()}
 
 
 def check_name(name: str) -> None:

@@ -248,8 +248,6 @@ class Coordination:
         coordinator = self._by_kind.get(str(key[0]))
         if coordinator is not None:
             coordinator.replay(key, value)
-        if key[0] == "share-member" and value is None:
-            self.shares.member_left(str(key[1]), str(key[2]))
         if key[0] in _PLACES:
             self._broker.overload.committed(key)
 

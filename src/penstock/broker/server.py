@@ -33,6 +33,7 @@ from penstock.broker.metrics.http import MetricsServer
 from penstock.broker.metrics.metering import Traffic
 from penstock.broker.overload import Overload
 from penstock.broker.quotas import ClientQuota, Enforcement
+from penstock.broker.recompression import Recompression
 from penstock.broker.shares.service import Queues
 from penstock.broker.slot import Slot
 from penstock.broker.telemetry import ClientTelemetry
@@ -95,6 +96,7 @@ class Broker:
         self.coordination = Coordination(self)
         self.queues = Queues(self)
         self.overload = Overload(self)
+        self.recompression = Recompression(self)
         self.lag_watch = LagWatch(self, GroupPositions(self.coordination, self.catalog))
         # What connections call for each of their frames; quotas, where there are any, come first.
         self.dispatch: Callable[[Connection, memoryview], None] = self.dispatch_plain
@@ -180,6 +182,7 @@ class Broker:
         self.housekeeping.start()
         for partition in self.store.partitions.values():
             self.overload.follow(partition)
+            self.recompression.follow(partition)
         self._sweeper = self.loop.call_later(_SWEEP_INTERVAL_S, self._sweep)
 
     async def stop(self) -> bool:
@@ -190,6 +193,7 @@ class Broker:
             self._sweeper.cancel()
         await self._stop_watching()
         self.overload.stop()
+        self.recompression.stop()
         # Clients that go on sending would keep it from ever coming to an end.
         for connection in list(self.connections):
             connection.stop_reading()
@@ -240,6 +244,7 @@ class Broker:
         if self._sweeper is not None:
             self._sweeper.cancel()
         await self._stop_watching()
+        self.recompression.stop()
         self.queues.rounds.stop()
         self.coordination.stop(keep=False)
         await self.housekeeping.stop()

@@ -93,6 +93,7 @@ class Topics:
         self._by_name.setdefault(name, []).extend(fresh)
         for partition in fresh:
             self._broker.overload.follow(partition)
+            self._broker.recompression.follow(partition)
 
     def _detach(self, ids: list[PartitionId]) -> list[str]:
         """Let go of partitions that the catalog does not know; their folders, out of the way."""
@@ -116,6 +117,7 @@ class Topics:
         partition.gone = True
         self._broker.on_synced(partition)
         self._broker.overload.leave(partition)
+        self._broker.recompression.leave(partition)
         for connection in self._broker.connections:
             connection.targets.forget(partition)
 
@@ -175,8 +177,46 @@ class Topics:
             return records
 
         await self._broker.metadata_log.commit(command)
+        self._refit(name)
+
+    async def change_defaults(
+        self, broker: str, change: Callable[[Mapping[str, str]], Mapping[str, str]]
+    ) -> None:
+        """Give a broker, or all of them, the settings that `change` makes of those it has."""
+        catalog = self._broker.catalog
+
+        def command() -> list[KeyValue]:
+            settings = change(catalog.broker_settings.get(broker, {}))
+            records = catalog.change_broker_settings(broker, settings)
+            if "compact" in settings.get("log.cleanup.policy", "") and self._any_archived():
+                raise ApiError(
+                    ErrorCode.INVALID_REQUEST, "archived topics cannot be compacted any more"
+                )
+            return records
+
+        await self._broker.metadata_log.commit(command)
+        for name in list(self._by_name):
+            if name in catalog.topics:
+                self._refit(name)
+
+    def _any_archived(self) -> bool:
+        """Whether something is in the archive of a topic without a cleanup.policy of its own."""
+        topics = self._broker.catalog.topics
+        return any(
+            partition.archived.segments
+            for name, partitions in self._by_name.items()
+            if name in topics and "cleanup.policy" not in topics[name].settings
+            for partition in partitions
+        )
+
+    def _refit(self, name: str) -> None:
+        """The settings of a topic have changed, perhaps: its partitions go on with them."""
+        config = self._broker.catalog.topics[name].config
         for partition in self._by_name[name]:
-            partition.reconfigure(self._broker.catalog.topics[name].config)
+            if partition.config == config:
+                continue
+            partition.reconfigure(config)
             self._broker.overload.follow(partition)
+            self._broker.recompression.follow(partition)
             self._broker.on_synced(partition)
             self._broker.committer.request(partition)

@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from typing import Any, Final, Literal
 
 from penstock.errors import ConfigError
+from penstock.records import compression
 
 Durability = Literal["disk", "os", "memory"]
 
@@ -21,6 +22,16 @@ NO_LIMIT: Final = -1
 _MAX_LONG: Final = 0x7FFFFFFFFFFFFFFF
 _MAX_INT: Final = 0x7FFFFFFF
 DISCARD_OLDEST: Final = "discard-oldest"
+# As batches come.
+PRODUCER: Final = "producer"
+# What compression.type calls the codecs.
+_STORED_CODECS: Final = {
+    "uncompressed": compression.NONE,
+    "gzip": compression.GZIP,
+    "snappy": compression.SNAPPY,
+    "lz4": compression.LZ4,
+    "zstd": compression.ZSTD,
+}
 # Each of them is asked for its place on every commit.
 MAX_OVERFLOW_GROUPS: Final = 100
 
@@ -94,6 +105,10 @@ def _one_of(*names: str) -> dict[str, Any]:
     return {"check": lambda v: v in names, "accepts": "one of " + ", ".join(names)}
 
 
+def _gzip_level(value: int) -> bool:
+    return value == -1 or 1 <= value <= 9
+
+
 def _cleanup(value: tuple[str, ...]) -> bool:
     return bool(value) and set(value) <= {"delete", "compact"}
 
@@ -144,8 +159,17 @@ _ALL: Final = (
     Setting("flush.ms", "long", _MAX_LONG,
             "Accepted for compatibility: `durability` decides when records are synced.",
             **_between(0, _MAX_LONG)),
-    Setting("compression.type", "string", "producer",
-            "Batches are stored as their producer compressed them.", **_one_of("producer")),
+    Setting("compression.type", "string", PRODUCER,
+            "How batches are stored: `producer` as their producer compressed them, otherwise in "
+            "this codec. Batches that came in another one are compressed anew.",
+            **_one_of(PRODUCER, *_STORED_CODECS)),
+    Setting("compression.gzip.level", "int", -1,
+            "The level of compression.type=gzip; -1: the codec's default.", _gzip_level,
+            "-1 or a number from 1 to 9"),
+    Setting("compression.lz4.level", "int", 9,
+            "The level of compression.type=lz4.", **_between(1, 17)),
+    Setting("compression.zstd.level", "int", 3,
+            "The level of compression.type=zstd.", **_between(-131_072, 22)),
     Setting("min.insync.replicas", "int", 1,
             "There is one replica; the embedded broker accepts only 1.", **_between(1, 1)),
     Setting("unclean.leader.election.enable", "bool", False,
@@ -188,6 +212,38 @@ _ALL: Final = (
 
 SETTINGS: Final[dict[str, Setting]] = {setting.name: setting for setting in _ALL}
 
+# Kafka's name of the broker setting that is a topic setting's default, where it is not the same.
+_BROKER_NAMES: Final = {
+    **{
+        f"log.{name}": name
+        for name in (
+            "segment.bytes", "index.interval.bytes", "retention.bytes", "retention.ms",
+            "cleanup.policy", "preallocate", "message.timestamp.type",
+            "message.timestamp.before.max.ms", "message.timestamp.after.max.ms",
+        )
+    },
+    **{
+        f"log.cleaner.{name}": name
+        for name in ("delete.retention.ms", "min.compaction.lag.ms", "max.compaction.lag.ms")
+    },
+    "log.roll.ms": "segment.ms",
+    "log.roll.jitter.ms": "segment.jitter.ms",
+    "log.index.size.max.bytes": "segment.index.bytes",
+    "log.flush.interval.messages": "flush.messages",
+    "log.flush.interval.ms": "flush.ms",
+    "log.segment.delete.delay.ms": "file.delete.delay.ms",
+    "log.cleaner.min.cleanable.ratio": "min.cleanable.dirty.ratio",
+    "log.local.retention.ms": "local.retention.ms",
+    "log.local.retention.bytes": "local.retention.bytes",
+    "message.max.bytes": "max.message.bytes",
+}  # fmt: skip
+_SAME_NAMES: Final = (
+    "compression.type", "compression.gzip.level", "compression.lz4.level",
+    "compression.zstd.level", "min.insync.replicas", "unclean.leader.election.enable",
+)  # fmt: skip
+# Topic settings by the names under which a broker has their defaults, as Kafka names them.
+TOPIC_SETTING_OF: Final[dict[str, str]] = {**_BROKER_NAMES, **{name: name for name in _SAME_NAMES}}
+
 
 # What is held in memory is bounded, and let go in small pieces, unless the topic says otherwise.
 _MEMORY_BOUNDS: Final = {"retention.bytes": 128 << 20, "segment.bytes": 16 << 20}
@@ -218,6 +274,10 @@ class TopicConfig:
     local_retention_ms: int = -2
     local_retention_bytes: int = -2
     durability: Durability = "disk"
+    compression_type: str = PRODUCER
+    compression_gzip_level: int = -1
+    compression_lz4_level: int = 9
+    compression_zstd_level: int = 3
     overflow: str = DISCARD_OLDEST
     overflow_groups: tuple[str, ...] = ()
 
@@ -232,6 +292,23 @@ class TopicConfig:
     @property
     def append_time(self) -> bool:
         return self.message_timestamp_type == "LogAppendTime"
+
+    @property
+    def codec(self) -> int | None:
+        """The codec in which batches are stored; None: in that of their producer."""
+        return _STORED_CODECS.get(self.compression_type)
+
+    @property
+    def codec_level(self) -> int | None:
+        """How thoroughly it compresses; None where that cannot be said."""
+        match self.codec:
+            case compression.GZIP:
+                return None if self.compression_gzip_level < 0 else self.compression_gzip_level
+            case compression.LZ4:
+                return self.compression_lz4_level
+            case compression.ZSTD:
+                return self.compression_zstd_level
+        return None
 
     @property
     def guarded(self) -> bool:

@@ -31,25 +31,28 @@ _XERIAL_HEADER: Final = _XERIAL_MAGIC + struct.pack(">ii", 1, 1)
 _XERIAL_BLOCK_BYTES: Final = 32 * 1024
 
 
-def compress(codec: int, data: bytes | memoryview) -> bytes:
-    """`data` under `codec`, in the framing that every Kafka client reads."""
+def compress(codec: int, data: bytes | memoryview, level: int | None = None) -> bytes:
+    """`data` under `codec`, in the framing that every Kafka client reads.
+
+    A `level` is the codec's own; snappy has none.
+    """
     import cramjam
 
     match codec:
         case 0:
             return bytes(data)
         case 1:
-            return bytes(cramjam.gzip.compress(data))
+            return bytes(cramjam.gzip.compress(data, level))
         case 2:
             return _snappy_compress(data)
         case 3:
             # Kafka's Java reader refuses frames whose blocks refer to earlier ones. The default
             # level is the thorough kind of LZ4: three times the work for a tenth less.
-            lz4 = cramjam.lz4.Compressor(level=1, block_linked=False)
+            lz4 = cramjam.lz4.Compressor(level=1 if level is None else level, block_linked=False)
             lz4.compress(bytes(data))
             return bytes(lz4.finish())
         case 4:
-            return bytes(cramjam.zstd.compress(data))
+            return bytes(cramjam.zstd.compress(data, level))
     raise CorruptBatchError(f"unknown compression codec {codec}")
 
 

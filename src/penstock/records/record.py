@@ -18,6 +18,7 @@ from penstock.errors import CorruptBatchError
 from penstock.records import compression
 from penstock.records.batch import (
     APPEND_TIME,
+    CODEC_MASK,
     CONTROL,
     HEADER,
     HEADER_SIZE,
@@ -274,9 +275,9 @@ def attributes_of(options: BatchOptions) -> int:
     )
 
 
-def assemble(header: BatchHeader, body: bytes | memoryview) -> bytes:
+def assemble(header: BatchHeader, body: bytes | memoryview, level: int | None = None) -> bytes:
     """A whole batch from a header and its records, compressed here; length and CRC are set."""
-    packed = compression.compress(header.codec, bytes(body))
+    packed = compression.compress(header.codec, bytes(body), level)
     header = header._replace(batch_length=HEADER_SIZE - LENGTH_BASE + len(packed), crc=0)
     raw = bytearray(HEADER.pack(*header) + packed)
     struct.pack_into(">I", raw, 17, crc32c(memoryview(raw)[21:]))
@@ -303,6 +304,14 @@ def _write_nullable(out: bytearray, value: bytes | None) -> None:
         return
     write_varint(out, len(value))
     out += value
+
+
+def recompressed(batch: Buffer, codec: int, level: int | None, limit: int) -> bytes:
+    """The same batch in another codec; CorruptBatchError if its records cannot be unpacked."""
+    header = _whole(batch)
+    body = compression.decompress(header.codec, memoryview(batch)[HEADER_SIZE : header.size], limit)
+    attributes = header.attributes & ~CODEC_MASK | codec
+    return assemble(header._replace(attributes=attributes), body, level)
 
 
 def simple_batch(

@@ -159,6 +159,30 @@ def test_a_newer_commit_outlives_the_transaction(machine: Machine) -> None:
     assert committed(machine) == 8
 
 
+@pytest.mark.parametrize("restart", [False, True], ids=["", "over a restart"])
+def test_a_clock_that_is_set_back_loses_no_offset(machine: Machine, restart: bool) -> None:
+    """The transaction's records would stay, and what it has read be read again."""
+    machine.commit(at(1))
+    machine.now_ms -= 60_000
+    machine.commit_in_transaction(1, at(5))
+    if restart:
+        machine.restart()
+    machine.finish(1, commit=True)
+    assert committed(machine) == 5
+
+
+@pytest.mark.parametrize("restart", [False, True], ids=["", "over a restart"])
+@pytest.mark.parametrize("first", [1, 2])
+def test_the_newer_of_two_transactions_counts(machine: Machine, first: int, restart: bool) -> None:
+    machine.commit_in_transaction(1, at(5))
+    machine.commit_in_transaction(2, at(6))
+    machine.finish(first, commit=True)
+    if restart:
+        machine.restart()
+    machine.finish(3 - first, commit=True)
+    assert committed(machine) == 6
+
+
 def test_a_transaction_about_a_topic_that_is_gone(machine: Machine) -> None:
     machine.commit_in_transaction(1, at(5))
     machine.topic("t", id_=2)

@@ -40,7 +40,8 @@ class OffsetsMachine(RuleBasedStateMachine):
         self.made = 0
         for topic in TOPICS:
             self._make(topic)
-        # Offset and the time of its commit.
+        # Offset and its place in the order of all commits.
+        self.commits = 0
         self.committed: dict[Place, tuple[int, int]] = {}
         self.pending: dict[int, dict[Place, tuple[int, int]]] = {one: {} for one in PRODUCERS}
 
@@ -53,22 +54,24 @@ class OffsetsMachine(RuleBasedStateMachine):
         new = [NewOffset(topic, number, at) for (topic, number), at in given.items()]
         assert not any(self.machine.commit(*new, group_id=group))
         for place, offset in given.items():
-            self.committed[group, *place] = offset, self.machine.now_ms
+            self.commits += 1
+            self.committed[group, *place] = offset, self.commits
 
     @rule(producer=producers, group=groups, given=offsets)
     def commit_in_transaction(self, producer: int, group: str, given: dict[Any, int]) -> None:
         new = [NewOffset(topic, number, at) for (topic, number), at in given.items()]
         assert not any(self.machine.commit_in_transaction(producer, *new, group_id=group))
         for place, offset in given.items():
-            self.pending[producer][group, *place] = offset, self.machine.now_ms
+            self.commits += 1
+            self.pending[producer][group, *place] = offset, self.commits
 
     @rule(producer=producers, commit=st.booleans())
     def end_transaction(self, producer: int, commit: bool) -> None:
         self.machine.finish(producer, commit=commit)
-        for place, (offset, at_ms) in self.pending[producer].items():
+        for place, (offset, turn) in self.pending[producer].items():
             present = self.committed.get(place)
-            if commit and (present is None or present[1] <= at_ms):
-                self.committed[place] = offset, at_ms
+            if commit and (present is None or present[1] <= turn):
+                self.committed[place] = offset, turn
         self.pending[producer] = {}
 
     @rule(group=groups)
@@ -103,6 +106,10 @@ class OffsetsMachine(RuleBasedStateMachine):
     @rule(ms=st.integers(1, 1_000))
     def pass_time(self, ms: int) -> None:
         self.machine.pass_time(ms)
+
+    @rule(ms=st.integers(1, 100_000))
+    def set_the_clock_back(self, ms: int) -> None:
+        self.machine.now_ms -= ms
 
     def _places(self) -> set[Place]:
         return set(self.committed).union(*self.pending.values())

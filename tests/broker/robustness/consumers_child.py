@@ -154,6 +154,8 @@ class Transform(Role):
         patiently(producer.init_transactions, CALL_TIMEOUT_S)
         tell("ready")
         self._batch: list[Message] = []
+        # Where the next record of a partition is expected; told where another comes.
+        self._next: dict[int, int] = {}
         consumer = Consumer(self._consumer_config())
         try:
             consumer.subscribe([self.topic], on_revoke=self._drop, on_lost=self._drop)
@@ -194,8 +196,11 @@ class Transform(Role):
             error = message.error()
             if error is None:
                 self._batch.append(message)
+                self._note_position(message)
             elif error.fatal():
                 raise KafkaException(error)
+            else:
+                tell("consumer error", error=str(error))
         if not self._batch:
             return
         try:
@@ -210,8 +215,18 @@ class Transform(Role):
         if not done:
             # Where to is known to the broker alone.
             for place in consumer.committed(consumer.assignment(), CALL_TIMEOUT_S):
+                tell("committed", place=(place.partition, place.offset), error=str(place.error))
+                if place.error is not None:
+                    # Then its offset says nothing.
+                    raise KafkaException(place.error)
                 start = max(place.offset, 0)
                 consumer.seek(TopicPartition(place.topic, place.partition, start))
+
+    def _note_position(self, message: Message) -> None:
+        number, offset = message.partition() or 0, message.offset() or 0
+        if self._next.get(number) != offset:
+            tell("begins", place=(number, offset))
+        self._next[number] = offset + 1
 
     def _transaction(self, producer: Producer, consumer: Consumer, batch: list[Message]) -> bool:
         name = f"{self.name}.{os.getpid()}.{time.monotonic_ns()}"

@@ -8,7 +8,7 @@ source record once, in order, and nothing of a transaction that was not committe
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +32,11 @@ FAULTS: Final = ("worker", "worker", "broker", "network", "network")
 # A worker stops for a while. That takes long: what it has written holds up the others until its
 # transaction has timed out.
 HOLD: Final = "hold"
+# Events of workers that say why they read where they do, and how many of them are kept.
+_TELLING: Final = frozenset(
+    {"started", "begins", "committed", "consumer error", "refused", "trouble", "ended"}
+)
+_POSITIONS_SHOWN: Final = 300
 # Of the newer protocol; in the older it is the client's to say.
 SESSION: Final = {
     "consumer_session_timeout_ms": "2000",
@@ -59,6 +64,8 @@ class Pipeline:
         self._held: set[int] = set()
         self.committed = 0
         self.troubles: Counter[str] = Counter()
+        # Where workers began to read, and why: shown where something is copied twice.
+        self._positions: deque[str] = deque(maxlen=_POSITIONS_SHOWN)
 
     def run(self, faults: int) -> None:
         """All of it: so many faults while records flow, then calm, then the judgement."""
@@ -132,6 +139,8 @@ class Pipeline:
             self.committed += event["committed"]
         elif event["event"] in ("trouble", "refused"):
             self.troubles[event["error"]] += 1
+        if event["event"] in _TELLING:
+            self._positions.append(f"{child.name}: {event}")
 
     # ---- faults --------------------------------------------------------------------------
 
@@ -203,7 +212,9 @@ class Pipeline:
             problems += _copy_problems(place, found, seen)
         problems += self.history.check_transactions()
         if problems:
-            raise HistoryError(problems)
+            error = HistoryError(problems)
+            error.add_note("\n".join(self._positions))
+            raise error
 
     def report(self) -> str:
         scene = self.scene

@@ -42,6 +42,7 @@ from penstock.wire.messages.incremental_alter_configs import (
 )
 from penstock.wire.messages.incremental_alter_configs import IncrementalAlterConfigsRequest
 from penstock.wire.messages.list_config_resources import ListConfigResourcesRequest
+from penstock.wire.messages.list_groups import ListGroupsRequest
 from penstock.wire.messages.share_group_heartbeat import ShareGroupHeartbeatRequest
 from tests.broker.raw import RawClient
 from tests.broker.requests import new_name
@@ -119,14 +120,29 @@ def test_offsets_are_moved_and_forgotten(shared: Broker, client: RawClient) -> N
     assert moved(client, group, topic, 11) == "OFFSET_OUT_OF_RANGE"
     assert moved(client, group, topic, -1) == "OFFSET_OUT_OF_RANGE"
     assert moved(client, group, "none", 1) == "UNKNOWN_TOPIC_OR_PARTITION"
-    assert moved(client, new_name(), topic, 1) == "GROUP_ID_NOT_FOUND"
     with Taker(shared, group, topic) as taker:
         assert taker.fetch().offsets == list(range(1, 10))
     assert forgotten(client, group, "none") == "UNKNOWN_TOPIC_OR_PARTITION"
     assert forgotten(client, group, topic) == "NONE"
-    assert forgotten(client, group, topic) == "GROUP_ID_NOT_FOUND"
+    assert forgotten(client, new_name(), topic) == "GROUP_ID_NOT_FOUND"
     with Taker(shared, group, topic) as taker:
         assert taker.fetch().offsets == list(range(10))
+
+
+def test_a_group_that_is_moved_before_it_has_members_is_there(broker: Broker) -> None:
+    topic, group = new_queue(broker)
+    fill(broker, topic, *numbered(10))
+    with RawClient(broker.bootstrap) as client:
+        assert moved(client, group, "none", 1) == "UNKNOWN_TOPIC_OR_PARTITION"
+        assert not described(client, group).topics
+        assert moved(client, group, topic, 7) == "NONE"
+        assert lag_of(broker, group) == 3
+    broker.crash()
+    broker.start()
+    with RawClient(broker.bootstrap) as client, Taker(broker, group, topic) as taker:
+        listed = client.call(ListGroupsRequest(types_filter=["share"])).groups
+        assert [(item.group_id, item.group_state) for item in listed] == [(group, "Empty")]
+        assert taker.fetch().offsets == [7, 8, 9]
 
 
 def test_a_move_survives_a_restart(broker: Broker) -> None:
@@ -152,7 +168,9 @@ def test_a_group_with_members_is_not_moved(shared: Broker, client: RawClient) ->
     assert forgotten(client, group, topic) == "NON_EMPTY_GROUP"
 
 
-def test_what_a_member_had_is_free_when_it_leaves(shared: Broker, client: RawClient) -> None:
+def test_what_a_member_has_is_its_own_until_its_session_ends(
+    shared: Broker, client: RawClient
+) -> None:
     topic, group = new_queue(shared)
     fill(shared, topic, *numbered(4))
     with Taker(shared, group, topic) as one, Taker(shared, group, topic) as other:
@@ -170,9 +188,10 @@ def test_what_a_member_had_is_free_when_it_leaves(shared: Broker, client: RawCli
 
         beat(0)
         assert one.fetch().offsets == [0, 1, 2, 3]
-        assert other.fetch().offsets == []
         beat(-1)
-        assert other.fetch(wait_ms=10_000).offsets == [0, 1, 2, 3]
+        assert other.fetch().offsets == []
+        assert one.acknowledge((0, 1, ACCEPT), epoch=-1) == "NONE"
+        assert other.fetch(wait_ms=10_000).offsets == [2, 3]
 
 
 def test_a_deleted_group_begins_anew(shared: Broker, client: RawClient) -> None:

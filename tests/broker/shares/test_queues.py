@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 from uuid import uuid4
 
@@ -12,7 +13,7 @@ from penstock.testing.broker import Broker
 from penstock.testing.clock import ManualClock
 from tests.broker.disks import HastyDisk
 from tests.broker.raw import RawClient
-from tests.broker.requests import batch, delete, delete_records
+from tests.broker.requests import batch, delete, delete_records, one, produce
 from tests.broker.shares.members import (
     ACCEPT,
     REJECT,
@@ -379,3 +380,39 @@ def test_compressed_batches_come_as_they_are(shared: Broker) -> None:
     fill(shared, topic, *numbered(50), codec=1, at_ms=now(shared))
     with Taker(shared, group, topic) as one:
         assert len(one.fetch().data) == len(data)
+
+
+# ---- several that wait -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sizes", "shares"),
+    [
+        ([201, 199], [201, 199]),
+        ([201, 199, 200], [201, 199, 200]),
+        ([600], [600, 0, 0]),
+        ([1] * 10, [4, 3, 3]),
+        ([100] * 5, [200, 300]),
+        ([10, 1, 1, 1], [10, 3]),
+    ],
+)
+def test_what_comes_at_once_is_shared(shared: Broker, sizes: list[int], shares: list[int]) -> None:
+    topic, group = new_queue(shared)
+    takers = [Taker(shared, group, topic) for _ in shares]
+    for waiting, taker in enumerate(takers):
+        taker.send(wait_ms=30_000)
+        wait_until(shared, lambda server, n=waiting + 1: waiting_for(server, group) == n)  # type: ignore[misc]
+    with RawClient(shared.bootstrap) as client:
+        client.send_all(*((produce(topic, batch(*numbered(size), at_ms=0)), 12) for size in sizes))
+        for _ in sizes:
+            assert not one(client.receive()).error_code
+    served = [taker for taker, share in zip(takers, shares, strict=True) if share]
+    got = [taker.receive().offsets for taker in served]
+    assert [len(offsets) for offsets in got] == [share for share in shares if share]
+    assert sorted(chain.from_iterable(got)) == list(range(sum(sizes)))
+    for taker in takers:
+        taker.client.close()
+
+
+def waiting_for(server: Any, group: str) -> int:
+    return sum(len(queue.waiting) for queue in server.coordination.shares.queues_of(group))

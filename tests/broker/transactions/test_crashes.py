@@ -57,7 +57,7 @@ class Step:
 
         async def write_one(txn: Transaction) -> None:
             assert txn.marker is not None
-            first = list(markers._open_in(txn))[:1]
+            first = list(markers._unended(txn))[:1]
             await markers.write(first, txn.marker, commit=txn.state == State.PREPARE_COMMIT)
             await self.stay()
 

@@ -1,23 +1,27 @@
-"""Settings of topics, groups and client metrics, shown and changed; the broker's own, shown."""
+"""Settings of topics, groups and client metrics, shown and changed; the broker's own, shown.
+
+Of the broker's settings those can be changed that are defaults of topics, under the names that
+Kafka has for them: for this broker, or, with no name, for all. The others are given at its start.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from penstock.broker.apis.context import RequestContext
 from penstock.broker.apis.topics import FROM_DEFAULT, FROM_TOPIC, error_of, repeated
-from penstock.broker.catalog import ApiError, Topic, check_name
+from penstock.broker.catalog import ALL_BROKERS, ApiError, Topic, check_name
 from penstock.broker.client_metrics import SUBSCRIPTION_SETTINGS
 from penstock.broker.config import NODE_ID
 from penstock.broker.groups.settings import DEAD_LETTER_TOPIC, GROUP_SETTINGS
 from penstock.broker.groups.share import ShareGroup
 from penstock.broker.shares.dead_letters import READS_ITSELF
 from penstock.errors import LogError
-from penstock.log.config import SETTINGS, Setting
+from penstock.log.config import SETTINGS, TOPIC_SETTING_OF, Setting
 from penstock.wire.errors import ErrorCode
 from penstock.wire.messages.alter_configs import (
     AlterConfigsRequest,
@@ -57,6 +61,8 @@ TOPIC: Final = 2
 BROKER: Final = 4
 CLIENT_METRICS: Final = 16
 GROUP: Final = 32
+FROM_DYNAMIC_BROKER: Final = 2
+FROM_ALL_BROKERS: Final = 3
 FROM_BROKER: Final = 4
 FROM_CLIENT_METRICS: Final = 7
 FROM_GROUP: Final = 8
@@ -69,6 +75,10 @@ _THROTTLES: Final = frozenset(
         "replica.alter.log.dirs.io.max.bytes.per.second",
     }
 )
+_DYNAMIC: Final[dict[str, Setting]] = {
+    name: replace(SETTINGS[topic_name], name=name) for name, topic_name in TOPIC_SETTING_OF.items()
+}
+_BROKER_NAME_OF: Final = {topic_name: name for name, topic_name in TOPIC_SETTING_OF.items()}
 _TYPES: Final = {"bool": 1, "string": 2, "int": 3, "long": 5, "double": 6, "list": 7}
 
 # What a resource's settings are to become, from what they are.
@@ -84,7 +94,8 @@ class Configured:
     name: str
     table: Mapping[str, Setting]
     own: Mapping[str, str]
-    defaults: Mapping[str, str]
+    # The defaults that it has from elsewhere, and from where, the first that counts first.
+    defaults: Sequence[tuple[Mapping[str, str], int]]
     source: int
 
 
@@ -92,19 +103,34 @@ def configured(broker: Broker, kind: int, name: str) -> Configured:
     """What is known of a resource's settings; ApiError if it has none."""
     if kind == TOPIC:
         topic = topic_named(broker, name)
-        defaults = broker.config.effective_defaults
-        return Configured(kind, name, SETTINGS, topic.settings, defaults, FROM_TOPIC)
+        return Configured(kind, name, SETTINGS, topic.settings, _topic_defaults(broker), FROM_TOPIC)
+    if kind == BROKER:
+        if name not in (ALL_BROKERS, str(NODE_ID)):
+            raise ApiError(ErrorCode.INVALID_REQUEST, f"there is only broker {NODE_ID}")
+        own = broker.catalog.broker_settings.get(name, {})
+        source = FROM_DYNAMIC_BROKER if name else FROM_ALL_BROKERS
+        return Configured(kind, name, _DYNAMIC, own, (), source)
     if kind == GROUP:
         if not name:
             raise ApiError(ErrorCode.INVALID_REQUEST, "a group's id is empty")
         own = broker.coordination.groups.configs.get(name, {})
-        return Configured(kind, name, GROUP_SETTINGS, own, {}, FROM_GROUP)
+        return Configured(kind, name, GROUP_SETTINGS, own, (), FROM_GROUP)
     if kind == CLIENT_METRICS:
         if not name:
             raise ApiError(ErrorCode.INVALID_REQUEST, "Subscription name can't be empty")
         own = broker.coordination.client_metrics.subscriptions.get(name, {})
-        return Configured(kind, name, SUBSCRIPTION_SETTINGS, own, {}, FROM_CLIENT_METRICS)
+        return Configured(kind, name, SUBSCRIPTION_SETTINGS, own, (), FROM_CLIENT_METRICS)
     raise ApiError(ErrorCode.INVALID_REQUEST, f"resources of type {kind} have no settings")
+
+
+def _topic_defaults(broker: Broker) -> list[tuple[Mapping[str, str], int]]:
+    """Where a topic's settings come from that are not its own, by the topic's names for them."""
+    known = broker.catalog.broker_settings
+    dynamic = [
+        ({TOPIC_SETTING_OF[key]: text for key, text in known.get(name, {}).items()}, source)
+        for name, source in ((str(NODE_ID), FROM_DYNAMIC_BROKER), (ALL_BROKERS, FROM_ALL_BROKERS))
+    ]
+    return [*dynamic, (broker.config.effective_defaults, FROM_BROKER)]
 
 
 def topic_named(broker: Broker, name: str) -> Topic:
@@ -143,9 +169,11 @@ def _describe(
 ) -> list[DescribeConfigsResourceResult]:
     keys = resource.configuration_keys
     if resource.resource_type == BROKER:
-        if resource.resource_name not in ("", str(NODE_ID)):
-            raise ApiError(ErrorCode.INVALID_REQUEST, f"there is only broker {NODE_ID}")
-        return [item for item in _describe_broker(broker) if not keys or item.name in keys]
+        of = configured(broker, BROKER, resource.resource_name)
+        found = _describe_defaults(broker, of, request)
+        if of.name != ALL_BROKERS:
+            found += _describe_broker(broker)
+        return [item for item in found if not keys or item.name in keys]
     of = configured(broker, resource.resource_type, resource.resource_name)
     return [
         _describe_setting(of, setting, request)
@@ -157,12 +185,7 @@ def _describe(
 def _describe_setting(
     of: Configured, setting: Setting, request: DescribeConfigsRequest
 ) -> DescribeConfigsResourceResult:
-    candidates = [
-        (of.own.get(setting.name), of.source),
-        (of.defaults.get(setting.name), FROM_BROKER),
-        (setting.render(setting.default), FROM_DEFAULT),
-    ]
-    known = [(value, source) for value, source in candidates if value is not None]
+    known = _candidates(of, setting)
     value, source = known[0]
     return DescribeConfigsResourceResult(
         name=setting.name,
@@ -176,6 +199,28 @@ def _describe_setting(
             if request.include_synonyms
         ],
     )
+
+
+def _candidates(of: Configured, setting: Setting) -> list[tuple[str, int]]:
+    """The values of a setting, and where each is from; the first counts."""
+    given = [(of.own, of.source), *of.defaults]
+    found = [(known[setting.name], source) for known, source in given if setting.name in known]
+    return [*found, (setting.render(setting.default), FROM_DEFAULT)]
+
+
+def _describe_defaults(
+    broker: Broker, of: Configured, request: DescribeConfigsRequest
+) -> list[DescribeConfigsResourceResult]:
+    """The defaults of topics: of a broker all, of all brokers those that were set."""
+    if of.name == ALL_BROKERS:
+        return [_describe_setting(of, _DYNAMIC[name], request) for name in of.own]
+    levels = [
+        ({_BROKER_NAME_OF[key]: text for key, text in known.items() if key in _BROKER_NAME_OF}, at)
+        for known, at in _topic_defaults(broker)
+    ]
+    (own, source), *others = levels
+    of = replace(of, own=own, source=source, defaults=others)
+    return [_describe_setting(of, setting, request) for setting in of.table.values()]
 
 
 def _describe_broker(broker: Broker) -> list[DescribeConfigsResourceResult]:
@@ -281,8 +326,7 @@ async def _alter(
         try:
             if (kind, name) in twice:
                 raise ApiError(ErrorCode.INVALID_REQUEST, f"{name!r} is in the request twice")
-            if kind == BROKER:
-                _check_broker_changes(resource)
+            if kind == BROKER and _removes_throttles(resource):
                 continue
             of = configured(broker, kind, name)
             await _change(broker, of, plan(resource, of), validate_only=validate_only)
@@ -291,18 +335,17 @@ async def _alter(
     return results
 
 
-def _check_broker_changes(resource: AlterConfigsResource | IncrementalResource) -> None:
-    """ApiError unless nothing changes: throttles are removed, of which there are none."""
+def _removes_throttles(resource: AlterConfigsResource | IncrementalResource) -> bool:
+    """Whether throttles of replication are removed, and nothing else: there are none."""
     removals = [
         isinstance(change, AlterableConfig)
         and change.config_operation == DELETE
         and change.name in _THROTTLES
         for change in resource.configs
     ]
-    if resource.resource_name not in ("", str(NODE_ID)) or not removals or not all(removals):
-        raise ApiError(
-            ErrorCode.INVALID_REQUEST, "the broker's settings are given when it is started"
-        )
+    return (
+        resource.resource_name in (ALL_BROKERS, str(NODE_ID)) and bool(removals) and all(removals)
+    )
 
 
 def _values(resource: AlterConfigsResource) -> dict[str, str]:
@@ -325,6 +368,11 @@ def _applied(
 
 def _apply(of: Configured, settings: dict[str, str], change: AlterableConfig) -> None:
     operation = change.config_operation
+    if of.kind == BROKER and change.name not in of.table:
+        raise ApiError(
+            ErrorCode.INVALID_REQUEST,
+            f"Cannot update these configs dynamically: Set({change.name})",
+        )
     if operation == DELETE:
         settings.pop(change.name, None)
         return
@@ -349,8 +397,8 @@ def _apply(of: Configured, settings: dict[str, str], change: AlterableConfig) ->
         raise ApiError(
             ErrorCode.INVALID_CONFIG, f"{change.name} cannot be changed by operation {operation}"
         )
-    default = of.defaults.get(change.name, setting.render(setting.default))
-    items = [item for item in settings.get(change.name, default).split(",") if item]
+    default, _ = _candidates(replace(of, own=settings), setting)[0]
+    items = [item for item in default.split(",") if item]
     given = [item.strip() for item in change.value.split(",") if item.strip()]
     kept = [item for item in items if item not in given]
     settings[change.name] = ",".join(kept + given if operation == APPEND else kept)
@@ -367,6 +415,11 @@ async def _change(broker: Broker, of: Configured, change: Change, *, validate_on
         entries = broker.coordination.client_metrics.change_settings(of.name, change(of.own))
         if not validate_only:
             await broker.coordination.commit(entries)
+    elif of.kind == BROKER:
+        if validate_only:
+            broker.catalog.change_broker_settings(of.name, change(of.own))
+        else:
+            await broker.topics.change_defaults(of.name, change)
     elif validate_only:
         broker.catalog.change_settings(topic_named(broker, of.name), change(of.own))
     else:

@@ -67,7 +67,9 @@ class PendingFetch:
     def start(self) -> None:
         """Answer now, or wait for records."""
         results, size, urgent = self.collect()
-        if urgent or size >= self.min_bytes or self.request.max_wait_ms <= 0:
+        # Who names no partition waits for none: a consumer that closes ends its session so.
+        waits = self.request.max_wait_ms > 0 and self.session.partitions
+        if urgent or size >= self.min_bytes or not waits:
             self.finish(results)
             return
         for item in self.session.partitions.values():

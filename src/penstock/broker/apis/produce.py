@@ -16,6 +16,12 @@ from penstock.broker.apis.context import RequestContext
 from penstock.broker.apis.produce_single import SingleWrite, records_start
 from penstock.broker.apis.produce_transactional import admit, is_transactional
 from penstock.broker.catalog import Topic
+from penstock.broker.recompression import (
+    NOTHING_PACKED,
+    TOPIC_IDS_FROM_VERSION,
+    ZSTD_FROM_VERSION,
+    Packed,
+)
 from penstock.errors import (
     CorruptBatchError,
     InvalidRecordError,
@@ -46,8 +52,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 ZSTD_CODEC: Final = 4
-ZSTD_FROM_VERSION: Final = 7
-TOPIC_IDS_FROM_VERSION: Final = 13
 _ATTRIBUTES_LOW_BYTE: Final = 22
 # What every client tries again.
 FULL: Final = ErrorCode.KAFKA_STORAGE_ERROR
@@ -180,14 +184,19 @@ def handle(broker: Broker, frame: memoryview, at: int, context: RequestContext) 
     # Its place in the frame is found from the end, so nothing may follow the request.
     recognisable = request.acks and end == len(frame)
     refusal = _refusal(request)
-    # Before anything is done: a request for a full topic may have to wait.
+    # Before anything is done: a request may have to wait, for its batches or for a full topic.
+    recompression, packed = broker.recompression, NOTHING_PACKED
+    if recompression.is_wanted:
+        packed = recompression.packed(request, context)
     full = broker.overload.admit(request, context) if broker.overload.guards else NOTHING_FULL
+    if recompression.is_wanted:
+        recompression.taken(context.connection)
     slot = context.connection.open_slot() if request.acks else None
     pending = PendingProduce(context, slot, request.acks)
     by_id = version >= TOPIC_IDS_FROM_VERSION
     if request.transactional_id is not None:
         pending.partitions = _named(broker, request, by_id=by_id)
-    for data in request.topic_data:
+    for topic_at, data in enumerate(request.topic_data):
         results: list[PartitionProduceResponse] = []
         pending.responses.append(
             TopicProduceResponse(
@@ -195,7 +204,7 @@ def handle(broker: Broker, frame: memoryview, at: int, context: RequestContext) 
             )
         )
         name = _topic_name(broker, data.topic_id) if by_id else data.name
-        for item in data.partition_data:
+        for item_at, item in enumerate(data.partition_data):
             result = PartitionProduceResponse(index=item.index, base_offset=-1)
             results.append(result)
             if refusal is not None:
@@ -212,9 +221,10 @@ def handle(broker: Broker, frame: memoryview, at: int, context: RequestContext) 
             if partition in full:
                 result.error_code, result.error_message = FULL, full[partition]
                 continue
-            _stage(broker, partition, item.records, pending, result, request.transactional_id)
+            records = packed.get((topic_at, item_at), item.records)
+            _stage(broker, partition, records, pending, result, request.transactional_id)
             records_at = records_start(frame, request, version) if recognisable else None
-            if records_at is not None:
+            if records_at is not None and partition.config.codec is None:
                 context.connection.targets.learn(frame, records_at, request, partition)
     if not pending.waiting:
         broker.round.unwritten.append(pending)
@@ -249,16 +259,21 @@ def _named(broker: Broker, request: ProduceRequest, *, by_id: bool) -> list[tupl
 def _stage(
     broker: Broker,
     partition: Partition,
-    records: bytes | memoryview | None,
+    records: bytes | memoryview | Packed | None,
     pending: PendingProduce,
     result: PartitionProduceResponse,
     transactional_id: str | None,
 ) -> None:
     round_ = broker.round
-    view = memoryview(bytearray(records or b"")) if not isinstance(records, memoryview) else records
+    if isinstance(records, LogError):
+        set_error(result, records)
+        return
+    is_packed = isinstance(records, bytearray)
+    view = _writable(records)
     try:
         if (
             pending.context.version < ZSTD_FROM_VERSION
+            and not is_packed
             and len(view) > _ATTRIBUTES_LOW_BYTE
             and view[_ATTRIBUTES_LOW_BYTE] & 0x07 == ZSTD_CODEC
         ):
@@ -290,6 +305,12 @@ def _stage(
         round_.writes[partition] = [write]
     else:
         writes.append(write)
+
+
+def _writable(records: bytes | bytearray | memoryview | None) -> memoryview:
+    if isinstance(records, memoryview):
+        return records
+    return memoryview(records if isinstance(records, bytearray) else bytearray(records or b""))
 
 
 def _flush(

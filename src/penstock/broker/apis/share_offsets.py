@@ -1,7 +1,7 @@
 """Where share groups are in their partitions: shown, moved and forgotten.
 
 Only a group without members can be moved: otherwise what its members have in their hands would be
-finished by nobody, or twice.
+finished by nobody, or twice. It may be moved before it has had any: then it begins there.
 """
 
 from __future__ import annotations
@@ -39,12 +39,14 @@ if TYPE_CHECKING:
 _NO_OFFSET = -1
 
 
-def _check_group(broker: Broker, group: str, *, must_be_empty: bool = False) -> None:
-    """ApiError if there is no such share group, or it has members and must not."""
+def _check_group(
+    broker: Broker, group: str, *, must_be_there: bool = True, must_be_empty: bool = False
+) -> None:
+    """ApiError if there is no such share group and must be, or it has members and must not."""
     known = broker.coordination.groups.get(group)
     if known is not None and known.kind != "share":
         raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND, f"{group!r} is a {known.kind} group")
-    if known is None and not broker.coordination.shares.queues_of(group):
+    if must_be_there and known is None and not broker.coordination.shares.queues_of(group):
         raise ApiError(ErrorCode.GROUP_ID_NOT_FOUND, f"there is no share group {group!r}")
     if must_be_empty and known is not None and not known.is_empty:
         raise ApiError(ErrorCode.NON_EMPTY_GROUP, f"share group {group!r} has members")
@@ -123,8 +125,10 @@ def _describe_one(
 async def alter(
     broker: Broker, request: AlterShareGroupOffsetsRequest, context: RequestContext
 ) -> AlterShareGroupOffsetsResponse:
-    _check_group(broker, request.group_id, must_be_empty=True)
-    entries: list[Entry] = []
+    """Begin anew at an offset. As in Kafka that also makes the group, if it is not there yet."""
+    _check_group(broker, request.group_id, must_be_there=False, must_be_empty=True)
+    groups = broker.coordination.groups
+    entries = groups.found_share_group(request.group_id, broker.clock.now_ms())
     topics: list[AlterShareGroupOffsetsResponseTopic] = []
     for wanted in request.topics:
         topic = broker.catalog.topics.get(wanted.topic_name)

@@ -18,7 +18,14 @@ from uuid import UUID
 from penstock.broker.apis.context import RequestContext
 from penstock.broker.catalog import ApiError, Topic
 from penstock.broker.shares.coordinator import Queue
-from penstock.broker.shares.delivery import Delivery, Wanted, deliver, end_of, take
+from penstock.broker.shares.delivery import (
+    Delivery,
+    Wanted,
+    deliver,
+    end_of,
+    readable_to,
+    take,
+)
 from penstock.broker.shares.partition import DYING, RENEW, Acknowledgement, SharePartition
 from penstock.broker.shares.sessions import FINAL_EPOCH, INITIAL_EPOCH, Place, ShareSession
 from penstock.errors import LogError, StorageError
@@ -322,6 +329,7 @@ class PendingShareFetch:
                 max_bytes=bytes_left,
                 strict=request.share_acquire_mode == _RECORD_LIMIT,
                 read_committed=self.settings.read_committed,
+                fair_share=self._fair_share(partition, queue),
             )
             delivery = self._deliver(place, partition, queue, wanted)
             if self.done:
@@ -331,6 +339,17 @@ class PendingShareFetch:
                 records_left -= delivery.count
                 bytes_left -= len(delivery.records)
         return self.urgent
+
+    def _fair_share(self, partition: Partition, queue: Queue) -> int | None:
+        """How many records leave as much for each of the others that wait; None if nobody does.
+
+        Many batches may become visible at once, by one sync.
+        """
+        waiting = len(queue.waiting)
+        if waiting < 2 or self not in queue.waiting:
+            return None
+        limit = readable_to(partition, read_committed=self.settings.read_committed)
+        return -(-queue.share.free(limit) // waiting)
 
     def _find(self, place: Place) -> tuple[Partition, Queue] | ErrorCode:
         """The partition and the group's queue in it; the error where there is none."""

@@ -145,7 +145,7 @@ async def _create(
 
 
 def _told_settings(broker: Broker, overrides: dict[str, str]) -> list[CreatableTopicConfigs]:
-    defaults = broker.config.effective_defaults
+    defaults = broker.catalog.topic_defaults()
     return [
         CreatableTopicConfigs(
             name=name,

@@ -27,6 +27,7 @@ from penstock.broker.groups.group import (
     Maker,
     MemberDescription,
 )
+from penstock.broker.groups.members import Heading
 from penstock.broker.groups.offsets import (
     OFFSET,
     PENDING,
@@ -109,12 +110,26 @@ class GroupCoordinator:
                 raise ApiError(
                     ErrorCode.GROUP_ID_NOT_FOUND, f"{group_id!r} is a {group.kind} group"
                 )
-        elif len(self.groups) >= self._config.limits.max_groups:
-            raise ApiError(
-                ErrorCode.GROUP_MAX_SIZE_REACHED,
-                f"the broker holds at most {self._config.limits.max_groups} groups",
-            )
+        else:
+            self._check_room()
         return self._make(group_id, kind)
+
+    def _check_room(self) -> None:
+        most = self._config.limits.max_groups
+        if len(self.groups) >= most:
+            raise ApiError(
+                ErrorCode.GROUP_MAX_SIZE_REACHED, f"the broker holds at most {most} groups"
+            )
+
+    def found_share_group(self, group_id: str, now_ms: int) -> list[Entry]:
+        """Entries by which a share group is there before it has members; none if it is.
+
+        ApiError if there are too many groups. A group of another kind must not have this id.
+        """
+        if group_id in self.groups:
+            return []
+        self._check_room()
+        return [(("group", group_id), Heading(idle_since_ms=now_ms).to_json("share"))]
 
     def drop(self, group_id: str, code: ErrorCode = ErrorCode.COORDINATOR_NOT_AVAILABLE) -> None:
         """Forget a group; who waits for it is answered with the error."""

@@ -4,8 +4,13 @@ An offset belongs to a topic by its id: a topic that is made anew under an old n
 inherit the offsets of the old one, not even if the journal still tells of them.
 
 An offset that a transaction carries is *pending*, under the producer's id, until the transaction
-ends. Then it becomes the committed one, unless the group has committed a newer one by itself, or
-it is forgotten. Several transactions may have offsets pending for one partition.
+ends. Then it becomes the committed one, unless it was *overtaken* by one that the group has
+committed since, or it is forgotten. Several transactions may have offsets pending for one
+partition.
+
+Which of two is newer is said by the order of their entries, never by the clock, which may be set
+back. So where an older one is committed, those that are newer and still pending are written again
+behind it: whatever a replay finds pending behind the committed one is newer than it.
 """
 
 from __future__ import annotations
@@ -54,12 +59,16 @@ class Offsets:
         self.pending: dict[int, dict[tuple[str, str, int], Committed]] = {}
         # The producers that have an offset pending, by group and partition.
         self._pending_of: dict[str, dict[Place, set[int]]] = {}
+        # Producer, group and partition of what is pending and was not overtaken: its turn.
+        self._turns: dict[tuple[int, str, Place], int] = {}
+        self._last_turn = 0
         self.count = 0
 
     def clear(self) -> None:
         self.by_group.clear()
         self.pending.clear()
         self._pending_of.clear()
+        self._turns.clear()
         self.count = 0
 
     # ---- questions -------------------------------------------------------------------------
@@ -120,12 +129,22 @@ class Offsets:
         """
         for (group_id, topic, partition), waiting in self.pending.get(producer_id, {}).items():
             yield (PENDING, producer_id, group_id, topic, partition), None
-            if not commit or not is_current(topic, waiting.topic_id):
+            place = topic, partition
+            turn = self._turns.get((producer_id, group_id, place))
+            if not commit or turn is None or not is_current(topic, waiting.topic_id):
                 continue
-            present = self.get(group_id, topic, partition)
-            same = present is not None and present.topic_id == waiting.topic_id
-            if present is None or not same or present.commit_ms <= waiting.commit_ms:
-                yield (OFFSET, group_id, topic, partition), tuple(waiting)
+            yield (OFFSET, group_id, topic, partition), tuple(waiting)
+            for other in self._newer(group_id, place, turn):
+                value = tuple(self.pending[other][group_id, topic, partition])
+                yield (PENDING, other, group_id, topic, partition), value
+
+    def _newer(self, group_id: str, place: Place, turn: int) -> list[int]:
+        """The producers with offsets that are pending since, the oldest first."""
+        turns = {
+            other: self._turns.get((other, group_id, place), 0)
+            for other in self._pending_of[group_id][place]
+        }
+        return sorted((one for one in turns if turns[one] > turn), key=turns.__getitem__)
 
     # ---- replay ----------------------------------------------------------------------------
 
@@ -139,6 +158,8 @@ class Offsets:
             if place not in group:
                 self.count += 1
             group[place] = Committed(*value)
+            for producer_id in self._pending_of.get(group_id, {}).get(place, ()):
+                self._turns.pop((producer_id, group_id, place), None)
         elif group is not None and group.pop(place, None) is not None:
             self.count -= 1
             if not group:
@@ -154,8 +175,11 @@ class Offsets:
                 self.count += 1
             pending[(group_id, *place)] = Committed(*value)
             places.setdefault(place, set()).add(producer_id)
+            self._last_turn += 1
+            self._turns[producer_id, group_id, place] = self._last_turn
         elif pending.pop((group_id, *place), None) is not None:
             self.count -= 1
+            self._turns.pop((producer_id, group_id, place), None)
             places[place].discard(producer_id)
             if not places[place]:
                 del places[place]

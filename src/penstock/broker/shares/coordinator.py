@@ -192,8 +192,12 @@ class ShareCoordinator:
         if share.sizes[DYING] > dying:
             self.on_dying(queue)
 
-    def member_left(self, group: str, member: str) -> None:
-        """A member is gone, or its session: what it has is free for others."""
+    def session_ended(self, group: str, member: str) -> None:
+        """A member's session is over: what it has is free for others.
+
+        That it has left its group is no reason: its last answers may be on their way, on another
+        connection than its leave was.
+        """
         rules = self.rules(group)
         for queue in self.queues_of(group):
             if queue.share.release(member, rules):

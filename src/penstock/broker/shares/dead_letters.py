@@ -28,9 +28,11 @@ from penstock.broker.shares.partition import DYING, LIMIT_REACHED, REJECTED, Run
 from penstock.broker.shares.rounds import ShareRounds
 from penstock.errors import CorruptBatchError, OffsetOutOfRangeError, RecordTooLargeError
 from penstock.log.archive import ArchivedRead
+from penstock.log.config import TopicConfig
 from penstock.log.partition import Partition
 from penstock.records.batch import BatchHeader, headers
-from penstock.records.record import Header, Record, decode, encode
+from penstock.records.compression import NONE
+from penstock.records.record import BatchOptions, Header, Record, decode, encode
 from penstock.wire.errors import ErrorCode
 
 if TYPE_CHECKING:
@@ -178,7 +180,7 @@ class DeadLetters:
         if target is None:
             raise ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{topic.name!r} is gone")
         now_ms = self._broker.clock.now_ms()
-        for batch in _batches(letters, now_ms, target.config.max_message_bytes):
+        for batch in _batches(letters, now_ms, target.config):
             target.stage(memoryview(bytearray(batch)), now_ms)
         target.flush()
         self._broker.committer.request(target)
@@ -213,25 +215,27 @@ def _letter(queue: Queue, run: Run, record: Record, *, copied: bool) -> Record:
     return Record(0, 0, record.key, record.value, (*own, *added))
 
 
-def _batches(letters: Sequence[Record], now_ms: int, max_bytes: int) -> Iterator[bytes]:
+def _batches(letters: Sequence[Record], now_ms: int, config: TopicConfig) -> Iterator[bytes]:
     """Batches that the topic takes; of a letter that is too large, only what it is about."""
     if not letters:
         return
     # By the log's time: how long a letter is kept counts from the record's death.
     batch = encode(
-        [letter._replace(offset=at, timestamp_ms=now_ms) for at, letter in enumerate(letters)]
+        [letter._replace(offset=at, timestamp_ms=now_ms) for at, letter in enumerate(letters)],
+        BatchOptions(codec=config.codec or NONE),
     )
+    max_bytes = config.max_message_bytes
     if len(batch) <= max_bytes:
         yield batch
     elif len(letters) > 1:
         half = len(letters) // 2
-        yield from _batches(letters[:half], now_ms, max_bytes)
-        yield from _batches(letters[half:], now_ms, max_bytes)
+        yield from _batches(letters[:half], now_ms, config)
+        yield from _batches(letters[half:], now_ms, config)
     else:
         bare = letters[0]._replace(key=None, value=None, headers=_own_headers(letters[0].headers))
         if bare == letters[0]:
             raise RecordTooLargeError(f"a dead letter does not fit into {max_bytes} bytes")
-        yield from _batches([bare], now_ms, max_bytes)
+        yield from _batches([bare], now_ms, config)
 
 
 def _own_headers(all_headers: Sequence[Header]) -> tuple[Header, ...]:

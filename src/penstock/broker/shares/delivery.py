@@ -52,6 +52,13 @@ class Wanted:
     # Never more records than asked for, though that sends batches of which some are not meant.
     strict: bool = False
     read_committed: bool = False
+    # Of so many records all that wait get as much: a batch that goes beyond it is for the next,
+    # unless it is the first.
+    fair_share: int | None = None
+
+    def leaves(self, taken: int, size: int) -> bool:
+        """Whether a batch of this size is left to others, after so many records."""
+        return taken > 0 and self.fair_share is not None and taken + size > self.fair_share
 
 
 @dataclass(slots=True)
@@ -128,6 +135,8 @@ def take(
             continue
         first = max(header.base_offset, offset)
         if acquisition.budget <= 0 or acquisition.closed or share.locked >= rules.max_locks:
+            break
+        if wanted.leaves(acquisition.records, last - first + 1):
             break
         share.skip(expected, first - 1)
         expected = last + 1

@@ -156,6 +156,10 @@ class SharePartition:
         """Records up to the log's end that are not finished."""
         return max(log_end - self.start - self.sizes[DONE], 0)
 
+    def free(self, end: int) -> int:
+        """Offsets below `end` that nobody has, whatever lies there."""
+        return self.sizes[AVAILABLE] + max(end - self.end, 0)
+
     def next_offset(self, rules: ShareRules) -> int | None:
         """Where the next record to deliver is or will be; None if none may be now."""
         if self.locked >= rules.max_locks:

@@ -43,5 +43,5 @@ class Queues:
     def end_session(self, session: ShareSession) -> None:
         """End a session: what its member has not answered for is free for others."""
         if self.sessions.end(session):
-            self._broker.coordination.shares.member_left(session.group, session.member)
+            self._broker.coordination.shares.session_ended(session.group, session.member)
             self.rounds.request()

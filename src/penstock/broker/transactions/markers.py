@@ -4,7 +4,9 @@ For each decided transaction, in this order and again from the start wherever it
 
 1. the decision is durable. Before that no marker may be anywhere: a crash would leave a
    transaction that is committed in one partition and aborted in the next;
-2. every partition in which it is open gets a marker, and all of them are synced;
+2. every partition of it gets a marker, and all of them are synced. That goes for a partition that
+   was named and not written to as well: what its producer sent there before, and which comes only
+   now, must not be taken any more;
 3. one batch of the journal completes it: the transaction, and the offsets that it carried.
 
 A transaction is carried out by one task at a time, whoever waits for it. It begins by itself when
@@ -26,6 +28,7 @@ from penstock.broker.journal import Entry
 from penstock.broker.transactions.state import Ids, State, Transaction
 from penstock.errors import LogError, StorageError
 from penstock.log.partition import Partition
+from penstock.log.producers import ProducerStates
 
 if TYPE_CHECKING:
     from penstock.broker.server import Broker
@@ -110,25 +113,19 @@ class Markers:
 
     async def _end_in_partitions(self, txn: Transaction) -> None:
         assert txn.marker is not None
-        partitions = list(self._open_in(txn))
+        partitions = list(self._unended(txn))
         await self.write(partitions, txn.marker, commit=txn.state == State.PREPARE_COMMIT)
 
-    def _open_in(self, txn: Transaction) -> Iterable[Partition]:
-        """Where the transaction has written; a partition that only was named needs no marker.
-
-        Nor one in which its producer has already begun the next: this was carried out before.
-        """
+    def _unended(self, txn: Transaction) -> Iterable[Partition]:
+        """Its partitions that may still be without its marker."""
         broker = self._broker
-        producer_id, epoch = txn.txn_ids
         for topic_id, parts in txn.partitions.items():
             if topic_id not in broker.catalog.by_id:
                 continue
             for number in sorted(parts.numbers):
                 partition = broker.partition(parts.topic, number)
-                if partition is not None:
-                    found = partition.open_transactions().get(producer_id)
-                    if found is not None and found[0] == epoch:
-                        yield partition
+                if partition is not None and not has_ended(txn, partition.producers):
+                    yield partition
 
     def _complete(self, txn: Transaction) -> None:
         assert txn.marker is not None
@@ -166,7 +163,8 @@ class Markers:
     def _write_one(self, partition: Partition, ids: Ids, *, commit: bool) -> bool:
         if partition.damaged:
             # It refuses writes for good, and nobody else may wait for it.
-            log.error("%s is damaged: a transaction stays open there", partition.id)
+            if ids.producer_id in partition.producers.open:
+                log.error("%s is damaged: a transaction stays open there", partition.id)
             return False
         # Nobody else coordinates: whatever epoch a marker that was asked for claimed, ours count.
         known = partition.producers.by_id.get(ids.producer_id)
@@ -274,3 +272,23 @@ class Markers:
         finally:
             self._again = False
         self.recover_soon()
+
+
+def has_ended(txn: Transaction, producers: ProducerStates) -> bool:
+    """Whether a marker of this transaction would do nothing in a partition, or harm.
+
+    It may be carried out once more when its markers have long been written and its producer goes
+    on: what is open with another epoch is the next transaction, and must not be ended as this one
+    was. In the older form the next has the same epoch, but begins only when it is safe that this
+    one is complete, and so is not carried out again: there a second marker does no harm.
+    """
+    assert txn.marker is not None
+    written, marker = txn.txn_ids, txn.marker
+    known = producers.by_id.get(written.producer_id)
+    if known is None:
+        return False
+    if written.producer_id in producers.open:
+        return known.epoch != written.epoch
+    if marker.epoch == written.epoch:
+        return known.epoch > marker.epoch
+    return known.epoch >= marker.epoch

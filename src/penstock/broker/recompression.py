@@ -1,0 +1,211 @@
+"""Batches in the codec of their topic, where `compression.type` is not `producer`.
+
+A batch that comes in another codec is unpacked and packed anew before anything else is done with
+it, on a thread: neither is for the loop. Meanwhile its request is *held*, as one for a full topic
+is (`overload`): it stays in its connection's receive buffer, nothing more is handled of that
+connection, and when the batches are ready the request is handled from the start, with them in the
+place of its own. So
+
+- what a client sends over a connection is staged in the order in which it was sent, whatever each
+  request had to wait for;
+- a batch gets its offsets, and is checked against its producer's sequence and transaction, when it
+  is staged: nothing that was true before it was packed anew is relied on;
+- a connection has one such request at a time, and it takes no memory besides its buffer until it
+  is its turn. The threads are few; each unpacks one batch at a time, up to a bound.
+
+A batch that is damaged, or that the log would refuse as it came, is left as it is: `stage` says
+why. A batch is refused as too large if it is so before or after, as in Kafka.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from penstock.broker.overload import RequestHeldError
+from penstock.errors import CorruptBatchError, InvalidRecordError, LogError
+from penstock.log.intake import MAX_UNFOLDED_BYTES
+from penstock.log.partition import Partition
+from penstock.records import compression
+from penstock.records.batch import CODEC_MASK, CONTROL, HEADER_SIZE, verify
+from penstock.records.record import recompressed
+
+if TYPE_CHECKING:
+    from penstock.broker.apis.context import RequestContext
+    from penstock.broker.connection import Connection
+    from penstock.broker.server import Broker
+    from penstock.wire.messages.produce import ProduceRequest
+
+log = logging.getLogger(__name__)
+
+_MAX_THREADS: Final = 4
+_ATTRIBUTES_LOW_BYTE: Final = 22
+# Clients that use older versions of Produce cannot use zstd.
+ZSTD_FROM_VERSION: Final = 7
+TOPIC_IDS_FROM_VERSION: Final = 13
+
+# A batch in a request: which topic, which of its partitions, both counted from 0.
+At = tuple[int, int]
+# The batch to be staged, writable, or why there is none.
+Packed = bytearray | LogError
+NOTHING_PACKED: Final[dict[At, Packed]] = {}
+
+
+class _Job(NamedTuple):
+    """A batch, and what it is to become."""
+
+    batch: memoryview
+    codec: int
+    level: int | None
+    limit: int
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    """A connection's request whose batches are packed anew, or have been."""
+
+    correlation_id: int
+    packed: dict[At, Packed] | None = None
+    on_lost: Callable[[], None] = lambda: None
+
+
+class Recompression:
+    """The topics of one broker that choose their codec, and the requests that wait for it."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        # The partitions that store batches in a codec of their own.
+        self.partitions: set[Partition] = set()
+        self._held: dict[Connection, _Held] = {}
+        self._executor: ThreadPoolExecutor | None = None
+        # How many batches were packed anew.
+        self.batches = 0
+
+    # ---- which partitions ------------------------------------------------------------------
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether requests to produce must come by here at all."""
+        return bool(self.partitions or self._held)
+
+    def follow(self, partition: Partition) -> None:
+        """A partition is there, or its settings have changed."""
+        if partition.config.codec is None or partition.gone:
+            self.leave(partition)
+            return
+        self.partitions.add(partition)
+        for connection in self._broker.connections:
+            # What comes by the short way is staged as it is.
+            connection.targets.forget(partition)
+
+    def leave(self, partition: Partition) -> None:
+        """The partition is gone, or stores batches as they come."""
+        self.partitions.discard(partition)
+
+    def stop(self) -> None:
+        """Pack nothing more; requests that are held are cut off with their connections."""
+        if self._executor is not None:
+            self._executor.shutdown(wait=False, cancel_futures=True)
+
+    # ---- requests --------------------------------------------------------------------------
+
+    def packed(self, request: ProduceRequest, context: RequestContext) -> dict[At, Packed]:
+        """What is to be staged in the place of a request's own batches.
+
+        RequestHeldError: the request waits; nothing of it may have been done yet. `taken` must
+        follow once it is not held any more, for whatever other reason.
+        """
+        connection = context.connection
+        held = self._held.get(connection)
+        if held is not None and held.correlation_id == context.correlation_id:
+            assert held.packed is not None, "a held request is handled before it is ready"
+            return held.packed
+        jobs = self._jobs(request, context.version)
+        if not jobs:
+            return NOTHING_PACKED
+        held = self._held[connection] = _Held(context.correlation_id)
+        held.on_lost = partial(self.taken, connection)
+        connection.on_lost.add(held.on_lost)
+        if self._executor is None:
+            threads = min(_MAX_THREADS, os.cpu_count() or 1)
+            self._executor = ThreadPoolExecutor(threads, thread_name_prefix="recompression")
+        work = self._broker.loop.run_in_executor(self._executor, _pack_all, jobs)
+        work.add_done_callback(partial(self._finished, connection, held))
+        raise RequestHeldError
+
+    def taken(self, connection: Connection) -> None:
+        """The request that was held is dealt with, or its connection is gone."""
+        held = self._held.pop(connection, None)
+        if held is not None:
+            connection.on_lost.discard(held.on_lost)
+
+    def _finished(
+        self, connection: Connection, held: _Held, work: asyncio.Future[dict[At, Packed]]
+    ) -> None:
+        if work.cancelled() or connection.closed:
+            return
+        if (error := work.exception()) is not None:
+            # A bug, and this client's batches met it.
+            log.error("packing batches anew: %r", error, exc_info=error)
+            connection.close()
+            return
+        held.packed = work.result()
+        self.batches += len(held.packed)
+        connection.proceed()
+
+    def _jobs(self, request: ProduceRequest, version: int) -> dict[At, _Job]:
+        jobs: dict[At, _Job] = {}
+        broker = self._broker
+        for topic_at, data in enumerate(request.topic_data):
+            name: str | None = data.name
+            if version >= TOPIC_IDS_FROM_VERSION:
+                topic = broker.catalog.by_id.get(data.topic_id)
+                name = None if topic is None else topic.name
+            for at, item in enumerate(data.partition_data):
+                partition = broker.partition(name, item.index) if name is not None else None
+                if partition is None or partition not in self.partitions or item.records is None:
+                    continue
+                job = _job(partition, memoryview(item.records), version)
+                if job is not None:
+                    jobs[topic_at, at] = job
+        return jobs
+
+
+def _job(partition: Partition, batch: memoryview, version: int) -> _Job | None:
+    """What is to be done with a batch; None if it is staged, or refused, as it is."""
+    config = partition.config
+    if config.codec is None or not HEADER_SIZE <= len(batch) <= config.max_message_bytes:
+        return None
+    attributes = batch[_ATTRIBUTES_LOW_BYTE]
+    came_in = attributes & CODEC_MASK
+    is_too_new = came_in == compression.ZSTD and version < ZSTD_FROM_VERSION
+    if came_in == config.codec or attributes & CONTROL or is_too_new:
+        return None
+    limit = max(MAX_UNFOLDED_BYTES, config.max_message_bytes)
+    return _Job(batch, config.codec, config.codec_level, limit)
+
+
+def _pack_all(jobs: dict[At, _Job]) -> dict[At, Packed]:
+    packed = {at: _pack(job) for at, job in jobs.items()}
+    return {at: item for at, item in packed.items() if item is not None}
+
+
+def _pack(job: _Job) -> Packed | None:
+    """The batch in its new codec, or why its records cannot be unpacked; None if it is none."""
+    try:
+        header = verify(job.batch)
+    except CorruptBatchError:
+        return None
+    if header.size != len(job.batch):
+        return None
+    try:
+        return bytearray(recompressed(*job))
+    except CorruptBatchError as error:
+        # It came as its producer made it: sending it again would not help.
+        return InvalidRecordError(f"the batch cannot be unpacked: {error}")
