@@ -22,9 +22,10 @@ from penstock.broker.apis.context import Endpoint, RequestContext
 from penstock.broker.catalog import PRODUCER_ID_BLOCK, ApiError, Catalog
 from penstock.broker.committer import Committer
 from penstock.broker.config import BrokerConfig
-from penstock.broker.connection import BufferBudget, Connection
+from penstock.broker.connection import Connection
 from penstock.broker.coordination import Coordination
 from penstock.broker.fetch_sessions import FetchSessions
+from penstock.broker.heap import heap_trimmer
 from penstock.broker.lag.positions import GroupPositions
 from penstock.broker.lag.watch import LagWatch
 from penstock.broker.metadata_log import MetadataLog
@@ -32,6 +33,7 @@ from penstock.broker.metrics.http import MetricsServer
 from penstock.broker.metrics.metering import Traffic
 from penstock.broker.overload import Overload
 from penstock.broker.quotas import ClientQuota, Enforcement
+from penstock.broker.receive_buffer import BufferPool
 from penstock.broker.shares.service import Queues
 from penstock.broker.slot import Slot
 from penstock.broker.telemetry import ClientTelemetry
@@ -57,6 +59,8 @@ _CORRELATION = struct.Struct(">i")
 _SWEEP_INTERVAL_S = 10.0
 _WARNING_PAUSE_S = 10.0
 _STOP_PATIENCE_S = 2.0
+# So many connections that have gone are worth giving memory back for.
+_MANY_DISMISSED = 500
 
 
 class Broker:
@@ -80,7 +84,7 @@ class Broker:
         self.fetch_sessions = FetchSessions(
             config.limits.max_fetch_sessions, clock=lambda: self.clock.now_ms() / 1000
         )
-        self.buffer_budget = BufferBudget(config.limits.max_buffered_bytes)
+        self.buffer_pool = BufferPool(config.limits.max_buffered_bytes, self._shrink_connections)
         self.round = produce.ProduceRound()
         self.leader_epoch = 0
         self.now_ms = 0
@@ -103,6 +107,7 @@ class Broker:
         self._producer_id_lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._dismissed = asyncio.Event()
+        self._dismissed_lately = 0
         self._server: asyncio.Server | None = None
         self.housekeeping: Housekeeping | None = None
         self.metrics_server = (
@@ -283,16 +288,14 @@ class Broker:
 
     def dismiss(self, connection: Connection) -> None:
         self.connections.discard(connection)
+        self._dismissed_lately += 1
         self.telemetry.disconnected(connection)
         self._dismissed.set()
 
-    def take_buffer_bytes(self, amount: int) -> bool:
-        """Room for a growing receive buffer, from idle ones if there is none left."""
-        if self.buffer_budget.take(amount):
-            return True
+    def _shrink_connections(self) -> None:
+        """Take back the grown receive buffers that are not in use."""
         for connection in self.connections:
             connection.shrink()
-        return self.buffer_budget.take(amount)
 
     def _sweep(self) -> None:
         """Close connections that have been silent too long; give back buffers not in use."""
@@ -308,7 +311,15 @@ class Broker:
                 connection.close("a request takes too long to arrive")
             elif silent_s > _SWEEP_INTERVAL_S:
                 connection.shrink()
+        self.buffer_pool.release_unused()
+        self._give_memory_back()
         self._sweeper = self.loop.call_later(_SWEEP_INTERVAL_S, self._sweep)
+
+    def _give_memory_back(self) -> None:
+        """Once many connections are gone, what they took is the system's again."""
+        if self._dismissed_lately >= _MANY_DISMISSED and (trim := heap_trimmer()) is not None:
+            self._dismissed_lately = 0
+            _ = self.loop.run_in_executor(None, trim)
 
     # ---- requests ------------------------------------------------------------------------
 
