@@ -153,6 +153,7 @@ class Broker:
                 )
             for topic in self.catalog.topics.values():
                 self.topics.load(topic)
+            self.store.forget_states()
             self.coordination.start()
             await self.coordination.markers.recover()
             self.housekeeping = Housekeeping(
@@ -183,6 +184,9 @@ class Broker:
         self.housekeeping.start()
         for partition in self.store.partitions.values():
             self.overload.follow(partition)
+        if self.store.leftovers:
+            # What a deletion left that the last stop has interrupted.
+            _ = self.loop.run_in_executor(None, self.store.erase, self.store.leftovers)
         self._sweeper = self.loop.call_later(_SWEEP_INTERVAL_S, self._sweep)
 
     async def stop(self) -> bool:
@@ -200,6 +204,8 @@ class Broker:
         self.coordination.groups.dismiss_all()
         if self.housekeeping is not None:
             await self.housekeeping.stop()
+        # Deletions would take their time: the next start goes on with them.
+        self.store.stop_erasing()
         await self._finish_tasks()
         self.queues.rounds.stop()
         self.coordination.stop()
