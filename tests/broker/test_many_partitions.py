@@ -44,7 +44,7 @@ class BulkDisk(OsDisk):
         self.folder_syncs += 1
         super().sync_dir(folder)
 
-    def bulk_sync(self, folder: str) -> Together:  # type: ignore[override]
+    def bulk_sync(self, folder: str) -> Together:
         return Together(self)
 
 

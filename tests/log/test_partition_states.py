@@ -243,7 +243,7 @@ class CountingDisk(OsDisk):
         plain.close()
         return counted
 
-    def bulk_sync(self, folder: str) -> Together:  # type: ignore[override]
+    def bulk_sync(self, folder: str) -> Together:
         return Together(self)
 
 

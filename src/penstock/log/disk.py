@@ -303,7 +303,7 @@ class OsDisk:
             return None
         return f"{found.st_ino}.{found.st_size}.{found.st_mtime_ns}"
 
-    def bulk_sync(self, folder: str) -> FileSystemSync | None:
+    def bulk_sync(self, folder: str) -> BulkSync | None:
         return FileSystemSync(folder, _syncfs) if _syncfs is not None else None
 
 

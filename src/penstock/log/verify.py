@@ -202,9 +202,9 @@ class Verifier:
             return None
         self._directory.states = None
         if data is None:
-            return damage("missing", path, "the file is missing", findings.DELETE_MARKER)
+            return damage("missing", path, "the file is missing", findings.RECOVERS)
         if states is None:
-            return damage("states", path, "the file is damaged", findings.DELETE_MARKER)
+            return damage("states", path, "the file is damaged", findings.DELETE_STATES)
         path = os.path.join(data_dir, CLEAN_MARKER)
         message = "the marker of a clean stop has changed"
         return damage("marker", path, message, findings.DELETE_MARKER)
