@@ -331,3 +331,33 @@ def test_a_log_that_is_not_open_is_never_taken_for_another_of_its_name() -> None
     new.append(batch("new"))
     with pytest.raises(StorageError):
         old.read(0, 500)
+
+
+def test_no_more_logs_are_open_than_may_be_but_those_that_are_not_synced(tmp_path: Path) -> None:
+    store = LogStore(str(tmp_path), CountingDisk(), ManualClock(), most_open_logs=10)
+    store.open()
+    config = TopicConfig(durability="os")
+    partitions = [
+        store.load(PartitionId("t", number), config, topic_id=TOPIC_ID) for number in range(MANY)
+    ]
+
+    def open_now() -> int:
+        return sum(map(open_logs, partitions))
+
+    most = 0
+    for partition in partitions:
+        partition.append(batch("x"))
+        plan = partition.plan_sync(active_too=True)
+        plan.run()
+        partition.finish_sync(plan)
+        most = max(most, open_now())
+    assert 5 < most <= 14
+    for partition in partitions:
+        assert texts(partition) == ["x"]
+        assert open_now() <= 14
+    for partition in partitions[:50]:
+        partition.append(batch("y"))
+    # None of these may be closed, whatever the limit.
+    assert 50 <= open_now() <= 64
+    assert store.close()
+    assert len(texts(many(tmp_path, CountingDisk(), MANY).partitions[PartitionId("t", 0)])) == 2

@@ -233,7 +233,12 @@ class FileSystemSync:
 class OsDisk:
     """The file system of the operating system."""
 
+    # Told of each file that is about to be opened: a process may have only so many.
+    opening: Callable[[str], None] | None = None
+
     def open(self, path: str, *, create: bool = False) -> OsFile:
+        if self.opening is not None:
+            self.opening(path)
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         try:
             return OsFile(os.open(path, flags, 0o644), path)

@@ -37,6 +37,7 @@ from penstock.log.disk import (
     write_atomically,
 )
 from penstock.log.memory import MemoryDisk, OffsetReserve
+from penstock.log.open_logs import OpenLogs
 from penstock.log.partition import Partition, PartitionId
 from penstock.log.partition_states import (
     STATES_FILE,
@@ -81,7 +82,16 @@ class CheckpointRows(NamedTuple):
 class LogStore:
     """The partitions of one data directory. Call `open` first and `close` last."""
 
-    def __init__(self, folder: str, disk: Disk | None = None, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        folder: str,
+        disk: Disk | None = None,
+        clock: Clock | None = None,
+        *,
+        most_open_logs: int = 0,
+    ) -> None:
+        """`most_open_logs`: beyond it idle ones are closed; 0: what the system allows."""
+        self._most_open_logs = most_open_logs
         self.folder = os.path.abspath(folder)
         self.disk: Disk = disk or OsDisk()
         self.clock: Clock = clock or SystemClock()
@@ -132,6 +142,8 @@ class LogStore:
                 self.disk.remove(marker)
                 self.disk.sync_dir(self.folder)
             self._bulk_sync = self.disk.bulk_sync(self.folder)
+            if isinstance(self.disk, OsDisk):
+                self.disk.opening = OpenLogs(self.partitions, self._most_open_logs).opening
         except BaseException:
             self._unlock()
             self._unlock = None
