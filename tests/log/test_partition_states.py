@@ -287,6 +287,23 @@ def test_a_stop_that_cannot_sync_is_not_clean(tmp_path: Path) -> None:
     assert not (tmp_path / CLEAN_MARKER).exists()
 
 
+def test_once_a_sync_of_everything_has_failed_each_log_is_asked_by_itself(tmp_path: Path) -> None:
+    """A failure is told once: a later success says nothing of what was written before."""
+    disk = CountingDisk()
+    store = many(tmp_path, disk, MANY)
+    for partition in store.partitions.values():
+        partition.append(batch("x"))
+    disk.broken = True
+    making = store.disk_for_new(MANY)
+    assert making is not None
+    with pytest.raises(StorageError):
+        making.sync_all()
+    disk.broken = False
+    assert store.disk_for_new(MANY) is None
+    assert store.close()
+    assert (disk.file_syncs, disk.bulk_syncs) == (MANY, 1)
+
+
 # ---- files that are not open -----------------------------------------------------------------
 
 

@@ -43,15 +43,14 @@ class _DeferredFile:
 
 
 class DeferredSyncDisk:
-    """Another disk without its syncs, until `sync_all`."""
+    """Another disk without its syncs.
 
-    def __init__(self, disk: Disk, bulk_sync: BulkSync) -> None:
+    `sync_all`, which may run on any thread, brings to disk what was made on it.
+    """
+
+    def __init__(self, disk: Disk, sync_all: Callable[[], None]) -> None:
         self._disk = disk
-        self._bulk_sync = bulk_sync
-
-    def sync_all(self) -> None:
-        """Bring to disk what was made; on any thread."""
-        self._bulk_sync.sync()
+        self.sync_all = sync_all
 
     def open(self, path: str, *, create: bool = False) -> File:
         return _DeferredFile(self._disk.open(path, create=create))

@@ -111,6 +111,8 @@ class LogStore:
         self._states: dict[str, StoredState] = {}
         self._topic_ids: dict[PartitionId, str] = {}
         self._bulk_sync: BulkSync | None = None
+        # What could not be written was told once, and will not be told again.
+        self._bulk_sync_failed = False
         # Folders of deleted partitions that are still to be removed.
         self.leftovers: list[str] = []
         # Whether `erase` goes on.
@@ -262,6 +264,20 @@ class LogStore:
         if gone:
             self.detach(gone)
 
+    @property
+    def _syncs_in_bulk(self) -> bool:
+        return self._bulk_sync is not None and not self._bulk_sync_failed
+
+    def _sync_file_system(self) -> None:
+        """Sync everything; once that has failed, each file must be asked by itself."""
+        if self._bulk_sync is None:
+            raise StorageError(f"{self.folder} is closed")
+        try:
+            self._bulk_sync.sync()
+        except StorageError:
+            self._bulk_sync_failed = True
+            raise
+
     def _sync_together(self) -> None:
         """Where many partitions have something to sync, do it in one go."""
         unsynced = [
@@ -271,13 +287,13 @@ class LogStore:
             and partition.failure is None
             and not partition.is_synced
         ]
-        if len(unsynced) <= _MANY_UNSYNCED or self._bulk_sync is None:
+        if len(unsynced) <= _MANY_UNSYNCED or not self._syncs_in_bulk:
             return
         for partition in unsynced:
             partition.flush()
         plans = [(partition, partition.plan_sync(active_too=True)) for partition in unsynced]
         try:
-            self._bulk_sync.sync()
+            self._sync_file_system()
         except StorageError as error:
             for partition, plan in plans:
                 plan.error = error
@@ -324,9 +340,9 @@ class LogStore:
 
         Nobody may rely on them before `made_on` it.
         """
-        if self._bulk_sync is None or count <= _MANY_UNSYNCED:
+        if count <= _MANY_UNSYNCED or not self._syncs_in_bulk:
             return None
-        return DeferredSyncDisk(self.disk, self._bulk_sync)
+        return DeferredSyncDisk(self.disk, self._sync_file_system)
 
     def made_on(self, made: DeferredSyncDisk, ids: Iterable[PartitionId]) -> None:
         """What was made is on disk by `sync_all`: go on as with any other partition."""
