@@ -1,9 +1,10 @@
 """The command line: `python -m benchmarks.broker [--quick] [--systems a,b] [--only part]`.
 
 Parts: `compare` (every system), `raw` (the Kafka protocol over bare sockets), `retained` (a log of
-10 GB), `report` (only print and write what earlier runs measured). Results are merged into
-`benchmarks/results/broker.json`; the tables go to stdout, `benchmarks/results/broker.md` and
-`docs/benchmarks.md`, the plot to `docs/img/`. A quick run keeps to files in `build/bench/`.
+10 GB), `crowd` (thousands of partitions, groups and connections at once), `report` (only print and
+write what earlier runs measured). Results are merged into `benchmarks/results/broker.json`; the
+tables go to stdout, `benchmarks/results/broker.md` and `docs/benchmarks.md`, the plot to
+`docs/img/`. A quick run keeps to files in `build/bench/`.
 """
 
 from __future__ import annotations
@@ -11,20 +12,26 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 from typing import Final
 
-from benchmarks.broker import docs, plot, report, retained, workloads
+from benchmarks.broker import crowd, docs, plot, report, retained, workloads
 from benchmarks.broker.clients import BUILD, ROOT, ClientError, build
 from benchmarks.broker.processes import ServerError
 from benchmarks.broker.results import Results, SystemResult, describe_machine
 from benchmarks.broker.systems import SYSTEMS, System
 from benchmarks.broker.workloads import QUICK, Plan, progress
 
-PARTS: Final = ("compare", "raw", "retained")
+PARTS: Final = ("compare", "raw", "retained", "crowd")
 RETAINED_SYSTEMS: Final = ("penstock", "kafka")
+CROWD_SYSTEMS: Final = ("penstock", "kafka")
+# One that both take where a process may have 20,000 files, and the full one.
+CROWDS: Final = (crowd.Crowd(4_000, 1_000, 5_000), crowd.Crowd())
+# A crowd may be too much for these: then the table says so.
+MAY_FAIL: Final = ("kafka", "kafka-fsync")
 RESULTS: Final = ROOT / "benchmarks" / "results"
 DATA: Final = BUILD / "data"
 
@@ -40,13 +47,16 @@ def main() -> int:
     parts = frozenset(options.only or (PARTS[:2] if options.quick else PARTS))
     chosen = [SYSTEMS[key] for key in options.systems or SYSTEMS]
     failures = 0
-    if parts - {"report"}:
+    # What the crowd was measured on is said in its own table.
+    if parts - {"report", "crowd"} or not results.machine:
         results.machine = describe_machine(options.data)
     try:
         if parts & {"compare", "raw"}:
             failures += _compare(chosen, plan, results, parts, options.data)
         if "retained" in parts:
             failures += _retained(chosen, plan, results, options)
+        if "crowd" in parts:
+            failures += _crowd(chosen, results, options)
     except KeyboardInterrupt:
         progress("interrupted; every server is stopped, nothing is written")
         return 130
@@ -68,6 +78,12 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3, help="how often (%(default)s)")
     parser.add_argument("--retained-gb", type=float, default=10.0, help="length of the long log")
     parser.add_argument(
+        "--crowd",
+        type=_crowd_of,
+        action="append",
+        help="PARTITIONS,GROUPS,CONNECTIONS; may be repeated",
+    )
+    parser.add_argument(
         "--data", type=Path, default=DATA, help="where the servers keep their data (%(default)s)"
     )
     return parser.parse_args()
@@ -79,6 +95,14 @@ def _systems(text: str) -> list[str]:
         if key not in SYSTEMS:
             raise argparse.ArgumentTypeError(f"no system {key!r}; there are {', '.join(SYSTEMS)}")
     return keys
+
+
+def _crowd_of(text: str) -> crowd.Crowd:
+    try:
+        partitions, groups, connections = map(int, text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not three numbers") from None
+    return crowd.Crowd(partitions, groups, connections)
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
@@ -161,6 +185,31 @@ def _retained(
         except (ServerError, ClientError) as error:
             failures += 1
             progress(f"  {system.key} failed: {error}")
+    return failures
+
+
+def _crowd(chosen: list[System], results: Results, options: argparse.Namespace) -> int:
+    failures = 0
+    for size in options.crowd or CROWDS:
+        for system in chosen:
+            wanted = system.speaks_kafka if options.systems else system.key in CROWD_SYSTEMS
+            if not wanted:
+                continue
+            progress(f"crowd of {size.text}: {system.key}")
+            short = replace(size, hold_s=5.0) if options.quick else size
+            machine = describe_machine(options.data)
+            entry = crowd.measure(system, options.data / f"{system.key}-crowd", short)
+            entry["measured"] = f"{machine['date']}, load before {machine['load']}"
+            results.crowd[f"{system.key} {size.text}"] = entry
+            failures += "failed" in entry and system.key not in MAY_FAIL
+    # In the order of the table, whatever was run when.
+    order = list(SYSTEMS)
+    results.crowd = dict(
+        sorted(
+            results.crowd.items(),
+            key=lambda item: (item[1]["partitions"], order.index(item[0].split()[0])),
+        )
+    )
     return failures
 
 

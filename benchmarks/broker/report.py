@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
+from benchmarks.broker import crowd
 from benchmarks.broker.raw import RAW_CELLS, RawCell
 from benchmarks.broker.results import Results, SystemResult
 from benchmarks.broker.retained import MEASURES, Entry
@@ -33,6 +34,7 @@ def markdown(results: Results) -> str:
         _ratio_table(results),
         _raw_table(results),
         _retained_table(results),
+        _crowd_table(results),
         _targets_table(results),
         _clients_list(results),
     ]
@@ -178,6 +180,18 @@ def _retained(entry: Entry, show: Callable[[Entry], str]) -> str:
         return show(entry)
     except KeyError:  # measured before there was such a figure
         return NONE
+
+
+def _crowd_table(results: Results) -> str:
+    if not results.crowd:
+        return ""
+    entries = results.crowd.values()
+    header = ["many at once (in brackets processor time)", *(entry["title"] for entry in entries)]
+    rows = [[text, *(_retained(e, show) for e in entries)] for text, show in crowd.MEASURES.items()]
+    failed = [entry.get("failed", "") for entry in entries]
+    if any(failed):
+        rows.append(["ended with", *(text or NONE for text in failed)])
+    return _table(header, rows)
 
 
 def _targets_table(results: Results) -> str:

@@ -73,6 +73,8 @@ class Results:
     systems: dict[str, SystemResult] = field(default_factory=dict)
     # By key of the system: what `retained` found.
     retained: dict[str, dict[str, Any]] = field(default_factory=dict)
+    # By key of the system and size: what `crowd` found.
+    crowd: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -80,7 +82,7 @@ class Results:
             return cls()
         data = json.loads(path.read_text())
         systems = {key: SystemResult(**row) for key, row in data["systems"].items()}
-        return cls(data["machine"], systems, data["retained"])
+        return cls(data["machine"], systems, data["retained"], data.get("crowd", {}))
 
     def save(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

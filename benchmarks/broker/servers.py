@@ -51,6 +51,7 @@ class Server(ABC):
 
 
 _KEPT_BYTES: Final = 64 << 30
+START_TIMEOUT_S: Final = 300.0
 
 
 class Penstock(Server):
@@ -94,7 +95,8 @@ class Kafka(Server):
 
     def __init__(self, folder: Path, config: Mapping[str, str]) -> None:
         super().__init__(folder)
-        self._kafka = ApacheKafka(config, data_dir=folder)
+        # With thousands of partitions a start takes its time.
+        self._kafka = ApacheKafka(config, data_dir=folder, start_timeout_s=START_TIMEOUT_S)
 
     @property
     def address(self) -> str:

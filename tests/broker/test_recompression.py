@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final
 
 import pytest
 
+from penstock.broker import recompression
 from penstock.broker.server import Broker as Server
 from penstock.records.batch import headers
 from penstock.records.compression import CODES, GZIP, NONE, SNAPPY, ZSTD
@@ -104,6 +106,31 @@ def test_requests_of_a_connection_keep_their_order(client: RawClient, seed: int)
     # A repeated batch is known again, though it lies there in another codec.
     again = batch(b"79", producer=(producer_id, 0, 79))
     assert one(client.call(produce(topic, again), 12)).base_offset == 79
+
+
+def test_what_others_send_meanwhile_does_not_touch_a_batch(
+    client: RawClient, shared: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All connections read into one buffer, and a held request lies in it no longer."""
+    topic, plain = codec_topic(client, "gzip"), new_name()
+    client.call(create(plain))
+    held, may_go, pack = threading.Event(), threading.Event(), recompression._pack_all
+
+    def wait_and_pack(jobs: Any) -> Any:
+        held.set()
+        assert may_go.wait(60)
+        return pack(jobs)
+
+    monkeypatch.setattr(recompression, "_pack_all", wait_and_pack)
+    left = shared.call(lambda server: server.buffer_pool.left_bytes)
+    client.send_all((produce(topic, batch(b"mine" * 100)), 12))
+    assert held.wait(60)
+    with RawClient(shared.bootstrap) as other:
+        other.call(produce(plain, batch(b"theirs" * 10_000)), 12)
+    may_go.set()
+    assert name_of(one(client.receive())) == "NONE"
+    assert stored(client, topic) == ([GZIP], [b"mine" * 100])
+    assert shared.call(lambda server: server.buffer_pool.left_bytes) == left
 
 
 def test_several_partitions_in_one_request(client: RawClient) -> None:

@@ -53,6 +53,8 @@ CUT_FILES: Final = _of(4, 8, 100)
 DAMAGED_BATCHES: Final = _of(150, 500, 5_000)
 DAMAGED_MESSAGES: Final = _of(10, 20, 200)
 ABSURD_PLACES: Final = _of(60, 200, 1_000)
+# Partitions of a broker that is stopped and started.
+STOPPED_PARTITIONS: Final = _of(60, 150, 5_000)
 # Writes and syncs that fail, each followed by a crash; at least one for each of fifty steps.
 FAILED_WRITES: Final = _of(50, 100, 1_000)
 RETENTION_LOGS: Final = _of(1, 3, 8)

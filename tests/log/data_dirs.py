@@ -77,6 +77,7 @@ def fill(store: LogStore, batches: int) -> None:
     users = store.partitions[PartitionId("users", 0)]
     if not users.log_end:
         abort_a_transaction(users)
+        users.roll()
     for partition in store.partitions.values():
         if partition.config.durability != "memory":
             sync(partition)

@@ -186,6 +186,8 @@ def test_a_log_with_everything_in_it(
     # The second run goes on in the same segment, under a new leader epoch.
     store, partition = open_store(tmp_path / "data", config, epoch=1)
     write(partition, 25, producer_id=1000)
+    # Kafka looks for indexes beside the log; after a stop those of the last are not.
+    partition.roll()
     sync(partition)
     assert len(partition.segments) > 3
     store.close()
@@ -242,6 +244,7 @@ def test_transactions(kafka_tools: KafkaTools, tmp_path: Path) -> None:
     """Kafka reads our markers, finds our aborted transactions, and what a snapshot leaves open."""
     store, partition = open_store(tmp_path / "data")
     write_transactions(partition, 25)
+    partition.roll()
     sync(partition)
     opened = partition.open_transactions()
     assert opened

@@ -22,7 +22,7 @@ class Limits:
     max_connections: int = 10_000
     # Kafka's socket.request.max.bytes.
     max_request_bytes: int = 100 << 20
-    # What all receive buffers together may take beyond their first size.
+    # What all receive buffers together may take beyond 256 KiB each.
     max_buffered_bytes: int = 512 << 20
     # Requests of one connection that wait for their answers; beyond it is not read from.
     max_inflight_requests: int = 1_000

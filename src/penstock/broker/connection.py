@@ -1,10 +1,9 @@
 """One client's connection: bytes in, frames out to the handlers, answers back in order.
 
 In
-    The socket reads straight into this connection's buffer. Every complete frame in it is
-    handled per read, in place; a frame is a view of the buffer and valid only during that call.
-    The buffer grows as a large request *arrives* (never by what a length field claims), within
-    a budget shared by all connections, and shrinks back afterwards.
+    The socket reads straight into a buffer, which is this connection's own only while it holds
+    part of a request (`receive_buffer`). Every complete frame in it is handled per read, in
+    place; a frame is a view of the buffer and valid only during that call.
 
 Out
     Kafka clients match answers by their order. Each request takes a `Slot` in a queue; a slot
@@ -37,6 +36,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from penstock.broker.apis.produce_single import Targets
 from penstock.broker.overload import RequestHeldError
+from penstock.broker.receive_buffer import ReceiveBuffer
 from penstock.broker.slot import Part, Slot
 from penstock.errors import StorageError, WireError
 from penstock.log.slice import Slice
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_FIRST_BUFFER_BYTES: Final = 256 * 1024
 _SENDFILE_FROM_BYTES: Final = 256 * 1024
 # So much is put together for one write, and no more is read from files before it is sent.
 _WRITE_BYTES: Final = 1 << 20
@@ -61,14 +60,20 @@ _CLOSED_BY_PEER: Final[int] = getattr(select, "POLLRDHUP", 0)
 class Connection(asyncio.BufferedProtocol):
     """The protocol object of one connection."""
 
+    # There may be ten thousand of them.
+    __slots__ = (
+        "__weakref__", "_broker", "_flush_scheduled", "_in_read", "_limits", "_mute",
+        "_muted_until", "_outgoing", "_outgoing_bytes", "_paused", "_received", "_send_blocked",
+        "_send_socket", "_slots", "_stopped", "_suspensions", "_transport", "_transport_full",
+        "_turns", "closed", "incomplete_since", "last_active", "on_lost", "peer_host", "targets",
+        "traffic",
+    )  # fmt: skip
+
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self.traffic = broker.traffic
         self._limits = broker.config.limits
-        self._buffer = bytearray(_FIRST_BUFFER_BYTES)
-        self._view = memoryview(self._buffer)
-        self._start = 0
-        self._end = 0
+        self._received = ReceiveBuffer(broker.buffer_pool)
         self._transport: asyncio.Transport | None = None
         self._slots: deque[Slot] = deque()
         self._outgoing: deque[Part] = deque()
@@ -112,7 +117,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.closed = True
         self._broker.dismiss(self)
-        self._broker.buffer_budget.give_back(len(self._buffer) - _FIRST_BUFFER_BYTES)
+        self._received.release()
         if self._send_socket is not None:
             if self._send_blocked:
                 self._broker.loop.remove_writer(self._send_socket.fileno())
@@ -154,19 +159,19 @@ class Connection(asyncio.BufferedProtocol):
     # ---- in ------------------------------------------------------------------------------
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._view[self._end :]
+        return self._received.target()
 
     def buffer_updated(self, nbytes: int) -> None:
-        self._end += nbytes
+        self._received.receive(nbytes)
         self.traffic.bytes_in += nbytes
         self.last_active = self._broker.loop.time()
         if not self.closed:
             self._handle_frames()
 
     def _handle_frames(self) -> None:
-        broker, view = self._broker, self._view
-        first = start = self._start
-        end = self._end
+        broker, received = self._broker, self._received
+        view, end = received.view, received.end
+        first = start = received.start
         broker.now_ms = broker.clock.now_ms()
         slots, most_slots, ready_bytes = self._slots, self._limits.max_inflight_requests, 0
         frames = 0
@@ -192,7 +197,8 @@ class Connection(asyncio.BufferedProtocol):
         except RequestHeldError:
             # It is whole, and handled anew from the buffer once there is room for it.
             start -= 4 + length
-            self.suspend()
+            if not self.closed:
+                self.suspend()
         except WireError as error:
             self.close(f"malformed request: {error}")
             return
@@ -203,52 +209,29 @@ class Connection(asyncio.BufferedProtocol):
             return
         finally:
             # What the frames asked to append still lies in the buffer: write it out first.
-            self._start = start
             self.traffic.frames += frames
             broker.finish_round()
             self._in_read = False
-        if not self._suspensions:
-            # Otherwise the buffer stays as it is: nothing is read into it.
-            self._make_room()
-        if self._start == self._end or self._paused:
+            if self.closed:
+                start = end
+            if start < end or not received.clear():
+                self._keep_rest(start)
+        if start == end or self._paused:
             self.incomplete_since = None
         elif start > first or self.incomplete_since is None:
             self.incomplete_since = self.last_active
         self._flush()
 
-    def _make_room(self) -> None:
-        """Keep room for the next read: move the rest to the front, or grow the buffer."""
-        start, end, size = self._start, self._end, len(self._buffer)
-        rest = end - start
-        if rest == 0:
-            self._start = self._end = 0
-        elif size - end >= size // 4:
-            return
-        elif rest > size // 2 and size < self._limits.max_request_bytes + 4:
-            self._resize(min(size * 2, self._limits.max_request_bytes + 4))
-        elif start:
-            self._view[:rest] = self._view[start:end]
-            self._start, self._end = 0, rest
+    def _keep_rest(self, start: int) -> None:
+        """Keep what is not handled, with room for the next read."""
+        # While it is suspended nothing is read: the buffer stays as it is.
+        grow = not self._suspensions and not self.closed
+        if not self._received.keep(start, self._limits.max_request_bytes + 4, grow=grow):
+            self.close("all receive buffers are in use")
 
     def shrink(self) -> None:
         """Give a grown buffer back while nothing is in it."""
-        if self._start == self._end and len(self._buffer) > _FIRST_BUFFER_BYTES:
-            self._start = self._end = 0
-            self._resize(_FIRST_BUFFER_BYTES)
-
-    def _resize(self, size: int) -> None:
-        rest = self._end - self._start
-        more = size - len(self._buffer)
-        if more > 0 and not self._broker.take_buffer_bytes(more):
-            self.close("all receive buffers are in use")
-            return
-        fresh = bytearray(size)
-        fresh[:rest] = self._view[self._start : self._end]
-        if more < 0:
-            self._broker.buffer_budget.give_back(-more)
-        self._buffer = fresh
-        self._view = memoryview(fresh)
-        self._start, self._end = 0, rest
+        self._received.shrink()
 
     def _pause(self) -> None:
         if not self._paused and self._transport is not None:
@@ -272,10 +255,12 @@ class Connection(asyncio.BufferedProtocol):
     def _handle_waiting(self) -> None:
         if not self._is_open():
             return
-        if self._end > self._start:
+        received = self._received
+        if received.pending:
+            received.resume()
             self._handle_frames()
         else:
-            self._make_room()
+            self._keep_rest(received.start)
         if self._is_open():
             assert self._transport is not None
             self._transport.resume_reading()
@@ -478,22 +463,6 @@ class Connection(asyncio.BufferedProtocol):
         self._transport_full = False
         if self._outgoing or self._paused:
             self._flush()
-
-
-class BufferBudget:
-    """Bytes that all connections together may hold beyond their first buffers."""
-
-    def __init__(self, limit_bytes: int) -> None:
-        self._left = limit_bytes
-
-    def take(self, amount: int) -> bool:
-        if amount > self._left:
-            return False
-        self._left -= amount
-        return True
-
-    def give_back(self, amount: int) -> None:
-        self._left += amount
 
 
 def tune(transport: asyncio.BaseTransport) -> None:

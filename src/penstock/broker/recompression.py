@@ -10,8 +10,9 @@ place of its own. So
   request had to wait for;
 - a batch gets its offsets, and is checked against its producer's sequence and transaction, when it
   is staged: nothing that was true before it was packed anew is relied on;
-- a connection has one such request at a time, and it takes no memory besides its buffer until it
-  is its turn. The threads are few; each unpacks one batch at a time, up to a bound.
+- a connection has one such request at a time. Its batches are copied for the threads, because the
+  buffer is another connection's as soon as the request is held; copies count in the budget of all
+  receive buffers. The threads are few; each unpacks one batch at a time, up to a bound.
 
 A batch that is damaged, or that the log would refuse as it came, is left as it is: `stage` says
 why. A batch is refused as too large if it is so before or after, as in Kafka.
@@ -60,7 +61,7 @@ NOTHING_PACKED: Final[dict[At, Packed]] = {}
 class _Job(NamedTuple):
     """A batch, and what it is to become."""
 
-    batch: memoryview
+    batch: bytes
     codec: int
     level: int | None
     limit: int
@@ -71,6 +72,8 @@ class _Held:
     """A connection's request whose batches are packed anew, or have been."""
 
     correlation_id: int
+    # What the copies of its batches take of the budget of receive buffers.
+    copied_bytes: int
     packed: dict[At, Packed] | None = None
     on_lost: Callable[[], None] = lambda: None
 
@@ -129,7 +132,11 @@ class Recompression:
         jobs = self._jobs(request, context.version)
         if not jobs:
             return NOTHING_PACKED
-        held = self._held[connection] = _Held(context.correlation_id)
+        copied_bytes = sum(len(job.batch) for job in jobs.values())
+        if not self._broker.buffer_pool.take(copied_bytes):
+            connection.close("all receive buffers are in use")
+            raise RequestHeldError
+        held = self._held[connection] = _Held(context.correlation_id, copied_bytes)
         held.on_lost = partial(self.taken, connection)
         connection.on_lost.add(held.on_lost)
         if self._executor is None:
@@ -144,6 +151,7 @@ class Recompression:
         held = self._held.pop(connection, None)
         if held is not None:
             connection.on_lost.discard(held.on_lost)
+            self._broker.buffer_pool.put_back(held.copied_bytes)
 
     def _finished(
         self, connection: Connection, held: _Held, work: asyncio.Future[dict[At, Packed]]
@@ -188,7 +196,7 @@ def _job(partition: Partition, batch: memoryview, version: int) -> _Job | None:
     if came_in == config.codec or attributes & CONTROL or is_too_new:
         return None
     limit = max(MAX_UNFOLDED_BYTES, config.max_message_bytes)
-    return _Job(batch, config.codec, config.codec_level, limit)
+    return _Job(bytes(batch), config.codec, config.codec_level, limit)
 
 
 def _pack_all(jobs: dict[At, _Job]) -> dict[At, Packed]:

@@ -22,9 +22,10 @@ from penstock.broker.apis.context import Endpoint, RequestContext
 from penstock.broker.catalog import PRODUCER_ID_BLOCK, ApiError, Catalog
 from penstock.broker.committer import Committer
 from penstock.broker.config import BrokerConfig
-from penstock.broker.connection import BufferBudget, Connection
+from penstock.broker.connection import Connection
 from penstock.broker.coordination import Coordination
 from penstock.broker.fetch_sessions import FetchSessions
+from penstock.broker.heap import heap_trimmer
 from penstock.broker.internal_topics import InternalTopics
 from penstock.broker.lag.positions import GroupPositions
 from penstock.broker.lag.watch import LagWatch
@@ -33,6 +34,7 @@ from penstock.broker.metrics.http import MetricsServer
 from penstock.broker.metrics.metering import Traffic
 from penstock.broker.overload import Overload
 from penstock.broker.quotas import ClientQuota, Enforcement
+from penstock.broker.receive_buffer import BufferPool
 from penstock.broker.recompression import Recompression
 from penstock.broker.shares.service import Queues
 from penstock.broker.slot import Slot
@@ -59,6 +61,8 @@ _CORRELATION = struct.Struct(">i")
 _SWEEP_INTERVAL_S = 10.0
 _WARNING_PAUSE_S = 10.0
 _STOP_PATIENCE_S = 2.0
+# So many connections that have gone are worth giving memory back for.
+_MANY_DISMISSED = 500
 
 
 class Broker:
@@ -82,7 +86,7 @@ class Broker:
         self.fetch_sessions = FetchSessions(
             config.limits.max_fetch_sessions, clock=lambda: self.clock.now_ms() / 1000
         )
-        self.buffer_budget = BufferBudget(config.limits.max_buffered_bytes)
+        self.buffer_pool = BufferPool(config.limits.max_buffered_bytes, self._shrink_connections)
         self.round = produce.ProduceRound()
         self.leader_epoch = 0
         self.now_ms = 0
@@ -107,6 +111,7 @@ class Broker:
         self._producer_id_lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._dismissed = asyncio.Event()
+        self._dismissed_lately = 0
         self._server: asyncio.Server | None = None
         self.housekeeping: Housekeeping | None = None
         self.metrics_server = (
@@ -152,6 +157,7 @@ class Broker:
                 )
             for topic in self.catalog.topics.values():
                 self.topics.load(topic)
+            self.store.forget_states()
             self.coordination.start()
             await self.coordination.markers.recover()
             self.housekeeping = Housekeeping(
@@ -183,6 +189,9 @@ class Broker:
         for partition in self.store.partitions.values():
             self.overload.follow(partition)
             self.recompression.follow(partition)
+        if self.store.leftovers:
+            # What a deletion left that the last stop has interrupted.
+            _ = self.loop.run_in_executor(None, self.store.erase, self.store.leftovers)
         self._sweeper = self.loop.call_later(_SWEEP_INTERVAL_S, self._sweep)
 
     async def stop(self) -> bool:
@@ -201,6 +210,8 @@ class Broker:
         self.coordination.groups.dismiss_all()
         if self.housekeeping is not None:
             await self.housekeeping.stop()
+        # Deletions would take their time: the next start goes on with them.
+        self.store.stop_erasing()
         await self._finish_tasks()
         self.queues.rounds.stop()
         self.coordination.stop()
@@ -290,16 +301,14 @@ class Broker:
 
     def dismiss(self, connection: Connection) -> None:
         self.connections.discard(connection)
+        self._dismissed_lately += 1
         self.telemetry.disconnected(connection)
         self._dismissed.set()
 
-    def take_buffer_bytes(self, amount: int) -> bool:
-        """Room for a growing receive buffer, from idle ones if there is none left."""
-        if self.buffer_budget.take(amount):
-            return True
+    def _shrink_connections(self) -> None:
+        """Take back the grown receive buffers that are not in use."""
         for connection in self.connections:
             connection.shrink()
-        return self.buffer_budget.take(amount)
 
     def _sweep(self) -> None:
         """Close connections that have been silent too long; give back buffers not in use."""
@@ -315,7 +324,15 @@ class Broker:
                 connection.close("a request takes too long to arrive")
             elif silent_s > _SWEEP_INTERVAL_S:
                 connection.shrink()
+        self.buffer_pool.release_unused()
+        self._give_memory_back()
         self._sweeper = self.loop.call_later(_SWEEP_INTERVAL_S, self._sweep)
+
+    def _give_memory_back(self) -> None:
+        """Once many connections are gone, what they took is the system's again."""
+        if self._dismissed_lately >= _MANY_DISMISSED and (trim := heap_trimmer()) is not None:
+            self._dismissed_lately = 0
+            _ = self.loop.run_in_executor(None, trim)
 
     # ---- requests ------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 from penstock.broker.catalog import ApiError, KeyValue, Topic
 from penstock.broker.waiting import NameLocks
 from penstock.errors import StorageError
+from penstock.log.disk import Disk
 from penstock.log.partition import Partition, PartitionId
 from penstock.wire.errors import ErrorCode
 
@@ -47,12 +48,13 @@ class Topics:
         """Open the partitions of a topic that is in the catalog, at a start."""
         self._by_name[topic.name] = [self._load(topic, at) for at in range(topic.partitions)]
 
-    def _load(self, topic: Topic, number: int) -> Partition:
+    def _load(self, topic: Topic, number: int, disk: Disk | None = None) -> Partition:
         return self._broker.store.load(
             PartitionId(topic.name, number),
             topic.config,
             topic_id=topic.id,
             leader_epoch=self._broker.leader_epoch,
+            disk=disk,
         )
 
     async def create(self, name: str, partitions: int, settings: Mapping[str, str]) -> Topic:
@@ -74,15 +76,20 @@ class Topics:
         async def make(records: list[KeyValue]) -> None:
             nonlocal name
             topic = self._broker.catalog.topic_in(records[0])
-            name = topic.name
-            for number in range(len(self._by_name.get(name, ())), topic.partitions):
+            name, store = topic.name, self._broker.store
+            numbers = range(len(self._by_name.get(name, ())), topic.partitions)
+            disk = store.disk_for_new(len(numbers))
+            for number in numbers:
                 made.append(PartitionId(name, number))
                 # What a deleted topic of the same name may have left.
-                self._broker.store.delete(made[-1])
-                partition = self._load(topic, number)
+                store.delete(made[-1])
+                partition = self._load(topic, number, disk)
                 # Now, so that the first write need not wait for the disk.
                 partition.epochs.assign(partition.leader_epoch, partition.log_end)
                 await asyncio.sleep(0)
+            if disk is not None:
+                await self._broker.loop.run_in_executor(None, disk.sync_all)
+                store.made_on(disk, made)
 
         try:
             await self._broker.metadata_log.commit(command, make)

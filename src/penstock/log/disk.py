@@ -13,14 +13,16 @@ crash survivable, kept by every caller:
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Protocol
+from typing import Final, Protocol, cast
 
 from penstock.errors import DiskFullError, StorageError
 
@@ -30,6 +32,7 @@ Buffer = bytes | bytearray | memoryview
 _IOV_MAX = 1024
 # Not on macOS before 11.
 _pwritev: Callable[[int, Sequence[Buffer], int], int] | None = getattr(os, "pwritev", None)
+_SYNCFS_TELLS_ERRORS: Final = [5, 8]
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 
 
@@ -51,6 +54,16 @@ class File(Protocol):
     def truncate(self, size: int) -> None: ...
 
     def sync(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class BulkSync(Protocol):
+    """A way to sync everything at once."""
+
+    def sync(self) -> None:
+        """All that was written since this was made is safe on return, names included."""
+        ...
 
     def close(self) -> None: ...
 
@@ -80,6 +93,17 @@ class Disk(Protocol):
 
     def lock(self, path: str) -> Callable[[], None] | None:
         """Hold the file against other processes; None if another has it, else the release."""
+        ...
+
+    def stamp(self, path: str) -> str | None:
+        """What changes when a file is written, or a name in a folder comes or goes.
+
+        None if there is nothing at the path, or no way to tell.
+        """
+        ...
+
+    def bulk_sync(self, folder: str) -> BulkSync | None:
+        """For what is written below the folder from now on; None where there is no such thing."""
         ...
 
 
@@ -153,10 +177,68 @@ class OsFile:
             self.close()
 
 
+class ClosedFile:
+    """Stands for a file that must not be used any more."""
+
+    __slots__ = ("_path",)
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def fileno(self) -> int:
+        return -1
+
+    def _refuse(self) -> StorageError:
+        return StorageError(f"{self._path} is closed")
+
+    def pread(self, length: int, position: int) -> bytes:
+        raise self._refuse()
+
+    def pwritev(self, buffers: Sequence[Buffer], position: int) -> None:
+        raise self._refuse()
+
+    def size(self) -> int:
+        raise self._refuse()
+
+    def truncate(self, size: int) -> None:
+        raise self._refuse()
+
+    def sync(self) -> None:
+        raise self._refuse()
+
+    def close(self) -> None:
+        """It is."""
+
+
+class FileSystemSync:
+    """Syncs the file system of a folder, on Linux.
+
+    It tells of everything that failed to reach the disk since the descriptor was opened.
+    """
+
+    def __init__(self, folder: str, syncfs: Callable[[int], int]) -> None:
+        self._folder = folder
+        self._syncfs = syncfs
+        self._fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+
+    def sync(self) -> None:
+        if self._syncfs(self._fd) != 0:
+            number = ctypes.get_errno()
+            raise storage_error(OSError(number, os.strerror(number)), f"syncing {self._folder}")
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
 class OsDisk:
     """The file system of the operating system."""
 
+    # Told of each file that is about to be opened: a process may have only so many.
+    opening: Callable[[str], None] | None = None
+
     def open(self, path: str, *, create: bool = False) -> OsFile:
+        if self.opening is not None:
+            self.opening(path)
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         try:
             return OsFile(os.open(path, flags, 0o644), path)
@@ -219,6 +301,33 @@ class OsDisk:
             return None
         return lambda: os.close(fd)
 
+    def stamp(self, path: str) -> str | None:
+        try:
+            found = os.stat(path)
+        except OSError:
+            return None
+        return f"{found.st_ino}.{found.st_size}.{found.st_mtime_ns}"
+
+    def bulk_sync(self, folder: str) -> BulkSync | None:
+        return FileSystemSync(folder, _syncfs) if _syncfs is not None else None
+
+
+def _system_call_that_syncs() -> Callable[[int], int] | None:
+    """syncfs(2), where it tells of errors: on Linux from 5.8."""
+    if sys.platform != "linux":
+        return None
+    numbers = [int(part) for part in re.findall(r"\d+", os.uname().release)[:2]]
+    if numbers < _SYNCFS_TELLS_ERRORS:
+        return None
+    try:
+        found = ctypes.CDLL(None, use_errno=True).syncfs
+    except (AttributeError, OSError):
+        return None
+    found.argtypes, found.restype = (ctypes.c_int,), ctypes.c_int
+    return cast("Callable[[int], int]", found)
+
+
+_syncfs: Final = _system_call_that_syncs()
 
 if sys.platform == "darwin":
 

@@ -9,6 +9,7 @@ file lacks after a crash is found again by recovery.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from penstock.errors import StorageError
@@ -35,6 +36,15 @@ class LeaderEpochs:
             self.entries = [(int(epoch), int(start)) for epoch, start in rows]
         except ValueError:
             self.entries = []
+        self._saved = list(self.entries)
+
+    def use_disk(self, disk: Disk) -> None:
+        """Go on with another way to the same file."""
+        self._disk = disk
+
+    def restore(self, entries: Iterable[Sequence[int]]) -> None:
+        """Begin with what the file holds, known from elsewhere."""
+        self.entries = [(epoch, start) for epoch, start in entries]
         self._saved = list(self.entries)
 
     @property

@@ -104,6 +104,9 @@ DELETE_METADATA: Final = "Delete the file while the broker is stopped: it is wri
 DELETE_MARKER: Final = (
     "Delete the file while the broker is stopped: the next start checks the log as after a crash."
 )
+DELETE_STATES: Final = (
+    "Delete the file while the broker is stopped: the next start looks at the logs themselves."
+)
 RESTORE_RESERVE: Final = (
     "Restore the file from a copy, or delete it if no consumer remembers a position in this topic."
 )

@@ -67,6 +67,12 @@ class MemoryDisk:
     def lock(self, path: str) -> Callable[[], None] | None:
         return lambda: None
 
+    def stamp(self, path: str) -> None:
+        """Nothing here is there at the next start."""
+
+    def bulk_sync(self, folder: str) -> None:
+        """Nothing here is synced."""
+
 
 def _anonymous_file(path: str) -> OsFile:
     if hasattr(os, "memfd_create"):

@@ -140,8 +140,8 @@ class Partition(Readable):
         # Acknowledged records are damaged: `repair` must not cut them off.
         self.damaged = False
         self.reserve: OffsetReserve | None = None
-        # Whether its files are still as a clean stop left them.
-        self.untouched = False
+        # What a clean stop wrote down of it (`partition_states`), as long as it is still so.
+        self.stored_state: str | None = None
         # Its topic was deleted; whoever still holds this must let go.
         self.gone = False
         # Only the broker itself writes here, and knows what it writes.
@@ -205,6 +205,8 @@ class Partition(Readable):
         if not segments:
             segments = [create_segment(self.disk, self.folder, log_end)]
             self.disk.sync_dir(self.folder)
+            # Most partitions of a large topic are not written at once.
+            segments[-1].park()
         self.segments = segments
         self.active.index_interval_bytes = self.config.index_interval_bytes
         self.log_end = self._staged_end = log_end
@@ -381,7 +383,7 @@ class Partition(Readable):
             self._take_back(self.failure)
             self._refuse()
         segment = self.active
-        self.untouched = False
+        self.stored_state = None
         try:
             if self.reserve is not None and self._staged_end > self.reserve.limit:
                 self.reserve.extend(self._staged_end)
@@ -441,7 +443,7 @@ class Partition(Readable):
         """Close the active segment and open the next at `log_end`."""
         if not self.active.size:
             return
-        self.untouched = False
+        self.stored_state = None
         if self._untidy:
             self._tidy_up()
         following = create_segment(self.disk, self.folder, self.log_end)
@@ -480,6 +482,18 @@ class Partition(Readable):
             return False
         assert self._synced is not None
         return bool(self._closed_unsynced) or (self.syncs and self._synced.offset < self.log_end)
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether it takes writes, as far as its disk is concerned."""
+        return self.failure is None
+
+    @property
+    def is_synced(self) -> bool:
+        """Whether all that it holds is on disk, also what no reader waits for."""
+        assert self._synced is not None
+        busy = self._sync_running or self._closed_unsynced or self._staged or self._untidy
+        return not busy and self._synced.offset >= self.log_end
 
     @property
     def sync_running(self) -> bool:
@@ -562,6 +576,7 @@ class Partition(Readable):
         end, doubtful = self._safe_end()
         disk, folder = self.disk, self.folder
         keep = cut_back(disk, folder, self.segments, end, doubtful)
+        self.stored_state = None
         self.segments, self.producers = go_on(
             disk,
             folder,
@@ -620,11 +635,24 @@ class Partition(Readable):
 
         Their files are the caller's matter. Readers that hold one open go on undisturbed.
         """
-        self.untouched = False
+        self.stored_state = None
         dropped = set(map(id, gone))
         kept = [s for s in self.segments if id(s) not in dropped]
         self.segments = sorted([*kept, *new], key=base_offset)
         self._closed_unsynced = [c for c in self._closed_unsynced if id(c.segment) not in dropped]
+
+    def use_disk(self, disk: Disk) -> None:
+        """Go on with another way to the same files."""
+        self.disk = disk
+        self.epochs.use_disk(disk)
+        for segment in self.segments:
+            segment.disk = disk
+            segment.park()
+
+    def forbid_files(self) -> None:
+        """Its folder is about to go: what is not open must not be opened any more."""
+        for segment in self.segments:
+            segment.forbid()
 
     def close(self) -> None:
         for segment in self.segments:

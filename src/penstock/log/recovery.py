@@ -137,6 +137,7 @@ def _open_clean(partition: Partition, bases: list[int], recovery_point: int) -> 
     disk, folder = partition.disk, partition.folder
     segments = [open_segment(disk, folder, base) for base in bases]
     active = segments[-1]
+    active.index_interval_bytes = partition.config.index_interval_bytes
     log_end = active.base_offset
     stored_digest = active.stored_digest()
     if stored_digest is None or stored_digest.size != active.size:
@@ -168,7 +169,6 @@ def _open_clean(partition: Partition, bases: list[int], recovery_point: int) -> 
         if offset not in bases and offset != log_end:
             disk.remove(snapshot_path(folder, offset))
     partition.adopt(segments, log_end)
-    partition.untouched = stored_states is not None
 
 
 def _open_after_crash(partition: Partition, bases: list[int], recovery_point: int) -> None:

@@ -10,6 +10,8 @@ Invariants
   own checksum does not cover. With it, `penstock log verify` finds any changed byte.
 - The indexes are in memory while the segment is active; of a closed segment they are loaded
   when first needed and let go when not used (`release`).
+- The log file is opened when it is first needed, and an idle one may be closed (`park`): a broker
+  may have more partitions than a process may have files.
 - The third index, of aborted transactions, follows from the log only together with what was open
   at its start. So it is not rebuilt here: `transactions.aborted_index` loads or makes it.
 
@@ -25,7 +27,7 @@ from typing import Final, NamedTuple
 from crc32c import crc32c
 
 from penstock.errors import CorruptBatchError, StorageError
-from penstock.log.disk import Buffer, Disk, File, read_whole
+from penstock.log.disk import Buffer, ClosedFile, Disk, File, read_whole
 from penstock.log.index import (
     MAX_RELATIVE,
     TIME_ENTRY,
@@ -102,16 +104,18 @@ class Segment:
     """One segment; `open_segment` and `create_segment` make them."""
 
     __slots__ = (
-        "_index", "_time_index", "aborted", "base_offset", "bytes_since_index", "digest", "disk",
-        "file", "first_timestamp_ms", "folder", "index_interval_bytes", "last_modified_ms",
-        "max_timestamp_ms", "max_timestamp_offset", "size", "used",
+        "_file", "_index", "_time_index", "aborted", "base_offset", "bytes_since_index", "digest",
+        "disk", "file_used", "first_timestamp_ms", "folder", "index_interval_bytes",
+        "last_modified_ms", "max_timestamp_ms", "max_timestamp_offset", "size", "used",
     )  # fmt: skip
 
-    def __init__(self, disk: Disk, folder: str, base_offset: int, file: File) -> None:
+    def __init__(self, disk: Disk, folder: str, base_offset: int, file: File | None = None) -> None:
         self.disk = disk
         self.folder = folder
         self.base_offset = base_offset
-        self.file = file
+        self._file = file
+        # Whether the file was asked for since someone last looked.
+        self.file_used = True
         self.size = 0
         self.index_interval_bytes = 4096
         self.bytes_since_index = 0
@@ -132,6 +136,34 @@ class Segment:
 
     def path(self, suffix: str) -> str:
         return os.path.join(self.folder, segment_name(self.base_offset) + suffix)
+
+    # ---- the file ------------------------------------------------------------------------
+
+    @property
+    def file(self) -> File:
+        """The log file; whoever holds it can go on with it whatever becomes of the segment."""
+        file = self._file
+        if file is None:
+            file = self._file = self.disk.open(self.path(LOG_SUFFIX))
+        self.file_used = True
+        return file
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has its file open."""
+        return self._file is not None
+
+    def park(self) -> None:
+        """Let go of the file until it is needed again; only if all in it is synced.
+
+        What a failed sync is told of is lost with the descriptor.
+        """
+        self._file = None
+
+    def forbid(self) -> None:
+        """Another file will have this one's name: never open it again."""
+        if self._file is None:
+            self._file = ClosedFile(self.path(LOG_SUFFIX))
 
     # ---- writing -------------------------------------------------------------------------
 
@@ -167,9 +199,9 @@ class Segment:
 
     def indexes_are_stored(self) -> bool:
         """Whether the disk has them as they are now, from an earlier clean stop."""
-        return self.stored_digest() == self._contents()[0]
+        return self.stored_digest() == self.contents()[0]
 
-    def _contents(self) -> tuple[StoredDigest, bytes, bytes, bytes]:
+    def contents(self) -> tuple[StoredDigest, bytes, bytes, bytes]:
         """The indexes as they are stored, and the digest that goes with them."""
         self._index_time()
         index, time_index = self.index.to_bytes(), self.time_index.to_bytes()
@@ -187,7 +219,7 @@ class Segment:
 
         The last entry of the time index is the segment's largest timestamp.
         """
-        known, index, time_index, aborted = self._contents()
+        known, index, time_index, aborted = self.contents()
         files = [(INDEX_SUFFIX, index), (TIME_INDEX_SUFFIX, time_index)]
         if aborted or self.had_aborted():
             files.append((TXN_INDEX_SUFFIX, aborted))
@@ -243,6 +275,10 @@ class Segment:
             self.load_indexes()
             assert self._time_index is not None
         return self._time_index
+
+    def set_indexes(self, index: OffsetIndex, time_index: TimeIndex) -> None:
+        """Begin with what was stored of them elsewhere."""
+        self._index, self._time_index = index, time_index
 
     def load_indexes(self) -> None:
         """From disk where they are sound, otherwise anew from the log."""
@@ -438,7 +474,9 @@ class Segment:
     # ---- end of life ---------------------------------------------------------------------
 
     def close(self) -> None:
-        self.file.close()
+        if self._file is not None:
+            self._file.close()
+        self.forbid()
 
     def remove(self) -> None:
         """Unlink the files. Whoever still reads holds the file open and goes on undisturbed."""

@@ -5,6 +5,7 @@
     DIR/clean-shutdown                       there only after a clean stop
     DIR/recovery-point-offset-checkpoint     up to where each partition is synced
     DIR/log-start-offset-checkpoint          where each partition begins
+    DIR/partition-states                     what a start after a clean stop need not look for
     DIR/TOPIC-N/…                            one folder a partition
 
 The marker of a clean stop is removed, durably, before anything is opened for writing. The two
@@ -26,10 +27,27 @@ from penstock.log.archive import LOCAL_COPY
 from penstock.log.checkpoint import read_checkpoint, seal, unseal, write_checkpoint
 from penstock.log.clock import Clock, SystemClock
 from penstock.log.config import TopicConfig
-from penstock.log.disk import Disk, OsDisk, make_dirs_durably, read_whole, write_atomically
+from penstock.log.deferred_sync import DeferredSyncDisk
+from penstock.log.disk import (
+    BulkSync,
+    Disk,
+    OsDisk,
+    make_dirs_durably,
+    read_whole,
+    write_atomically,
+)
 from penstock.log.memory import MemoryDisk, OffsetReserve
+from penstock.log.open_logs import OpenLogs
 from penstock.log.partition import Partition, PartitionId
-from penstock.log.producers import write_snapshot
+from penstock.log.partition_states import (
+    STATES_FILE,
+    StoredState,
+    decode_states,
+    encode_states,
+    marker_for,
+    restore,
+    store_state,
+)
 from penstock.log.recovery import Known, open_partition
 from penstock.log.segment import LOG_SUFFIX
 
@@ -41,12 +59,16 @@ CLEAN_MARKER: Final = "clean-shutdown"
 RECOVERY_POINTS: Final = "recovery-point-offset-checkpoint"
 LOG_STARTS: Final = "log-start-offset-checkpoint"
 # The files that belong to the directory as a whole.
-FILES: Final = (META_FILE, LOCK_FILE, CLEAN_MARKER, RECOVERY_POINTS, LOG_STARTS)
+FILES: Final = (META_FILE, LOCK_FILE, CLEAN_MARKER, RECOVERY_POINTS, LOG_STARTS, STATES_FILE)
 PARTITION_METADATA: Final = "partition.metadata"
 DELETED_SUFFIX: Final = "-delete"
 # What stays of a partition's name in the name of its deleted folder, which is 255 bytes at most.
 _DOOMED_LENGTH: Final = 200
 STRAY_SUFFIX: Final = "-stray"
+# More files than this are synced together with all others of the file system.
+_MANY_UNSYNCED: Final = 64
+# So many folders of deleted partitions are removed at once at a start, the others later.
+_FEW_DELETED: Final = 64
 
 
 class CheckpointRows(NamedTuple):
@@ -60,7 +82,16 @@ class CheckpointRows(NamedTuple):
 class LogStore:
     """The partitions of one data directory. Call `open` first and `close` last."""
 
-    def __init__(self, folder: str, disk: Disk | None = None, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        folder: str,
+        disk: Disk | None = None,
+        clock: Clock | None = None,
+        *,
+        most_open_logs: int = 0,
+    ) -> None:
+        """`most_open_logs`: beyond it idle ones are closed; 0: what the system allows."""
+        self._most_open_logs = most_open_logs
         self.folder = os.path.abspath(folder)
         self.disk: Disk = disk or OsDisk()
         self.clock: Clock = clock or SystemClock()
@@ -76,6 +107,16 @@ class LogStore:
         self._written = CheckpointRows(0, [], [])
         # Deleted partitions that the checkpoints on disk still name.
         self._stale: set[PartitionId] = set()
+        # What the last clean stop wrote down of partitions that are not loaded yet, by their names.
+        self._states: dict[str, StoredState] = {}
+        self._topic_ids: dict[PartitionId, str] = {}
+        self._bulk_sync: BulkSync | None = None
+        # What could not be written was told once, and will not be told again.
+        self._bulk_sync_failed = False
+        # Folders of deleted partitions that are still to be removed.
+        self.leftovers: list[str] = []
+        # Whether `erase` goes on.
+        self.erasing = True
 
     # ---- the directory -------------------------------------------------------------------
 
@@ -99,8 +140,12 @@ class LogStore:
             marker = self._path(CLEAN_MARKER)
             self.was_clean = self.disk.exists(marker)
             if self.was_clean:
+                self._read_states(read_whole(self.disk, marker))
                 self.disk.remove(marker)
                 self.disk.sync_dir(self.folder)
+            self._bulk_sync = self.disk.bulk_sync(self.folder)
+            if isinstance(self.disk, OsDisk):
+                self.disk.opening = OpenLogs(self.partitions, self._most_open_logs).opening
         except BaseException:
             self._unlock()
             self._unlock = None
@@ -136,10 +181,23 @@ class LogStore:
         except ValueError:
             return {}
 
+    def _read_states(self, marker: bytes) -> None:
+        path = self._path(STATES_FILE)
+        data = read_whole(self.disk, path) if self.disk.exists(path) else b""
+        if marker == marker_for(data):
+            self._states = decode_states(data) or {}
+        elif data:
+            log.warning("%s does not go with the last stop, and is not used", path)
+
+    def forget_states(self) -> None:
+        """All partitions are loaded."""
+        self._states = {}
+
     def _remove_deleted(self) -> None:
-        for name in self.disk.names(self.folder):
-            if name.endswith(DELETED_SUFFIX):
-                self.disk.remove_tree(self._path(name))
+        names = [name for name in self.disk.names(self.folder) if name.endswith(DELETED_SUFFIX)]
+        doomed = [self._path(name) for name in names]
+        self.erase(doomed[:_FEW_DELETED])
+        self.leftovers = doomed[_FEW_DELETED:]
 
     def checkpoint(self, *, force: bool = False) -> None:
         """Write down how far each partition is synced and where it begins, if it changed.
@@ -176,13 +234,23 @@ class LogStore:
 
         Whether it is clean: everything is on disk, and the next start may believe it.
         """
+        self.stop_erasing()
         clean = self.was_clean or not self._unloaded()
+        try:
+            self._forget_gone()
+            self._sync_together()
+        except StorageError as error:
+            log.error("the stop was not clean: %s", error)
+            clean = False
+        lines: list[str] = []
         for partition in self.partitions.values():
-            clean = _close_partition(partition) and clean
+            clean = _close_partition(partition, self._topic_ids[partition.id], lines) and clean
         try:
             self.checkpoint(force=True)
             if clean:
-                write_atomically(self.disk, self._path(CLEAN_MARKER), b"1\n")
+                states = encode_states(lines)
+                write_atomically(self.disk, self._path(STATES_FILE), states)
+                write_atomically(self.disk, self._path(CLEAN_MARKER), marker_for(states))
         except StorageError as error:
             log.error("the stop was not clean: %s", error)
             clean = False
@@ -190,17 +258,74 @@ class LogStore:
         self.abandon()
         return clean
 
+    def _forget_gone(self) -> None:
+        """The partitions of topics whose deletion this stop has interrupted."""
+        gone = [id_ for id_, partition in self.partitions.items() if partition.gone]
+        if gone:
+            self.detach(gone)
+
+    @property
+    def _syncs_in_bulk(self) -> bool:
+        return self._bulk_sync is not None and not self._bulk_sync_failed
+
+    def _sync_file_system(self) -> None:
+        """Sync everything; once that has failed, each file must be asked by itself."""
+        if self._bulk_sync is None:
+            raise StorageError(f"{self.folder} is closed")
+        try:
+            self._bulk_sync.sync()
+        except StorageError:
+            self._bulk_sync_failed = True
+            raise
+
+    def _sync_together(self) -> None:
+        """Where many partitions have something to sync, do it in one go."""
+        unsynced = [
+            partition
+            for partition in self.partitions.values()
+            if partition.config.durability != "memory"
+            and partition.failure is None
+            and not partition.is_synced
+        ]
+        if len(unsynced) <= _MANY_UNSYNCED or not self._syncs_in_bulk:
+            return
+        for partition in unsynced:
+            partition.flush()
+        plans = [(partition, partition.plan_sync(active_too=True)) for partition in unsynced]
+        try:
+            self._sync_file_system()
+        except StorageError as error:
+            for partition, plan in plans:
+                plan.error = error
+                partition.finish_sync(plan)
+            raise
+        for partition, plan in plans:
+            if plan.closed:
+                # Their indexes are not written yet.
+                plan.run()
+            partition.finish_sync(plan)
+
     def _unloaded(self) -> list[str]:
-        """Partitions that nobody has opened, and thus checked, since an unclean stop."""
+        """Partitions that nobody has opened, and thus checked, since an unclean stop.
+
+        Not what is left of deleted ones, or was put aside.
+        """
         loaded = {str(id_) for id_ in self.partitions}
         return [
             name
             for name in self.disk.names(self.folder)
-            if name not in loaded and self.disk.exists(self._path(name, PARTITION_METADATA))
+            if name not in loaded
+            and name.rpartition("-")[2].isdigit()
+            and self.disk.exists(self._path(name, PARTITION_METADATA))
         ]
 
     def abandon(self) -> None:
         """Release the directory without touching it further."""
+        self.stop_erasing()
+        self._states = {}
+        if self._bulk_sync is not None:
+            self._bulk_sync.close()
+            self._bulk_sync = None
         for partition in self.partitions.values():
             partition.close()
         self.partitions.clear()
@@ -210,14 +335,42 @@ class LogStore:
 
     # ---- partitions ----------------------------------------------------------------------
 
+    def disk_for_new(self, count: int) -> DeferredSyncDisk | None:
+        """For `load`, to make so many partitions at once; None if each is synced by itself.
+
+        Nobody may rely on them before `made_on` it.
+        """
+        if count <= _MANY_UNSYNCED or not self._syncs_in_bulk:
+            return None
+        return DeferredSyncDisk(self.disk, self._sync_file_system)
+
+    def made_on(self, made: DeferredSyncDisk, ids: Iterable[PartitionId]) -> None:
+        """What was made is on disk by `sync_all`: go on as with any other partition."""
+        for id_ in ids:
+            partition = self.partitions[id_]
+            if partition.disk is made:
+                partition.use_disk(self.disk)
+
     def load(
-        self, id_: PartitionId, config: TopicConfig, *, topic_id: uuid.UUID, leader_epoch: int = 0
+        self,
+        id_: PartitionId,
+        config: TopicConfig,
+        *,
+        topic_id: uuid.UUID,
+        leader_epoch: int = 0,
+        disk: Disk | None = None,
     ) -> Partition:
         """Open the partition, or make it if it is not there.
 
         DataDirectoryError if the files are those of another topic that had the same name.
         """
+        disk = disk or self.disk
         folder = self._path(str(id_))
+        self._topic_ids[id_] = encode_uuid(topic_id)
+        partition = self._restore(id_, config, folder, leader_epoch)
+        if partition is not None:
+            self.partitions[id_] = partition
+            return partition
         self._check_owner(folder, topic_id)
         if config.durability == "memory":
             partition = self._load_in_memory(id_, config, folder, leader_epoch)
@@ -228,10 +381,23 @@ class LogStore:
                 self._log_starts.get(id_, 0),
                 leader_epoch,
             )
-            partition = open_partition(id_, self.disk, folder, config, self.clock, known)
-        self._write_partition_metadata(folder, topic_id)
+            partition = open_partition(id_, disk, folder, config, self.clock, known)
+        self._write_partition_metadata(disk, folder, topic_id)
         self.partitions[id_] = partition
         return partition
+
+    def _restore(
+        self, id_: PartitionId, config: TopicConfig, folder: str, leader_epoch: int
+    ) -> Partition | None:
+        """The partition as the last clean stop left it; None where that cannot be told."""
+        state = self._states.pop(str(id_), None)
+        if state is None or state.topic_id != self._topic_ids[id_]:
+            return None
+        partition = Partition(id_, self.disk, folder, config, self.clock)
+        partition.leader_epoch = leader_epoch
+        partition.log_start = self._log_starts.get(id_, 0)
+        found = restore(partition, state, self._recovery_points.get(id_, 0))
+        return partition if found else None
 
     def _load_in_memory(
         self, id_: PartitionId, config: TopicConfig, folder: str, leader_epoch: int
@@ -264,12 +430,14 @@ class LogStore:
         gone = {encode_uuid(id_) for id_ in deleted}
         for name in self.disk.names(self.folder):
             topic, _, number = name.rpartition("-")
+            wanted, state = topics.get(topic), self._states.get(name)
+            if wanted is not None and state is not None and state.topic_id == encode_uuid(wanted):
+                continue
             path = self._path(name, PARTITION_METADATA)
             if not number.isdigit() or not self.disk.exists(path):
                 continue
             text = unseal(read_whole(self.disk, path)) or ""
             owner = dict(line.split(": ", 1) for line in text.splitlines()).get("topic_id")
-            wanted = topics.get(topic)
             if owner is None or (wanted is not None and owner == encode_uuid(wanted)):
                 continue
             if self.partitions.get(PartitionId(topic, int(number))) is not None:
@@ -296,11 +464,11 @@ class LogStore:
                     file.close()
         return False
 
-    def _write_partition_metadata(self, folder: str, topic_id: uuid.UUID) -> None:
+    def _write_partition_metadata(self, disk: Disk, folder: str, topic_id: uuid.UUID) -> None:
         path = os.path.join(folder, PARTITION_METADATA)
-        if not self.disk.exists(path):
+        if not disk.exists(path):
             text = f"version: 0\ntopic_id: {encode_uuid(topic_id)}\n"
-            write_atomically(self.disk, path, seal(text))
+            write_atomically(disk, path, seal(text))
 
     def delete(self, id_: PartitionId) -> None:
         """Forget a partition and remove its files; readers that hold one open go on."""
@@ -315,8 +483,10 @@ class LogStore:
         for id_ in ids:
             partition = self.partitions.pop(id_, None)
             point, start = self._recovery_points.pop(id_, None), self._log_starts.pop(id_, None)
+            self._topic_ids.pop(id_, None)
             if partition is not None:
                 partition.gone = True
+                partition.forbid_files()
             if partition is not None or point is not None or start is not None:
                 self._stale.add(id_)
             self._memory.remove_tree(self._path(str(id_)))
@@ -344,33 +514,42 @@ class LogStore:
     def erase(self, doomed: Iterable[str]) -> None:
         """Remove what `detach` moved away; on any thread."""
         for folder in doomed:
+            if not self.erasing:
+                # The next start goes on with it.
+                return
             self.disk.remove_tree(folder)
 
+    def stop_erasing(self) -> None:
+        """Have `erase` come to an end soon; what it leaves goes at the next start."""
+        self.erasing = False
 
-def _close_partition(partition: Partition) -> bool:
+
+def _close_partition(partition: Partition, topic_id: str, lines: list[str]) -> bool:
     """Sync and close one partition; whether the next start may believe its files."""
     try:
         partition.flush()
         if partition.config.durability == "memory":
             if partition.reserve is not None:
                 partition.reserve.release(partition.log_end)
-        elif partition.failure is None:
-            plan = partition.plan_sync(active_too=True)
-            plan.run()
-            partition.finish_sync(plan)
-            # Most partitions of a large directory have not changed since they were opened.
-            stored = partition.untouched and partition.active.indexes_are_stored()
-            if plan.error is None and not stored:
-                partition.active.write_indexes()
-                write_snapshot(
-                    partition.disk, partition.folder, partition.log_end, partition.producers
-                )
+        elif partition.is_healthy and _synced(partition):
+            state = store_state(partition)
+            if state is not None:
+                lines.append(f"{partition.id} {topic_id} {state}")
     except StorageError as error:
         log.error("%s could not be closed cleanly: %s", partition.id, error)
         return False
     finally:
         partition.close()
-    return partition.failure is None
+    return partition.is_healthy
+
+
+def _synced(partition: Partition) -> bool:
+    """Sync what is not yet; whether that worked."""
+    if not partition.is_synced:
+        plan = partition.plan_sync(active_too=True)
+        plan.run()
+        partition.finish_sync(plan)
+    return partition.is_healthy
 
 
 def encode_uuid(value: uuid.UUID) -> str:

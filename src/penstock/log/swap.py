@@ -126,8 +126,9 @@ class Swap:
         self.valid = len(self._old) == len(replaced) and not partition.gone
 
     def prepare(self) -> None:
-        """Read the indexes of the old segments: soon their names will mean other files."""
+        """Open the old segments with their indexes: soon their names will mean other files."""
         for segment in self._old:
+            _ = segment.file
             segment.preload_indexes()
 
     def load_indexes(self) -> None:

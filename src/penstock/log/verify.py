@@ -33,6 +33,14 @@ from penstock.log.epochs import FILE_NAME as EPOCHS_FILE
 from penstock.log.findings import Finding, Report, damage, note
 from penstock.log.memory import RESERVE_FILE
 from penstock.log.offline import PartitionFolder, Place, is_partition_name, locate, read_bytes
+from penstock.log.partition_states import (
+    OLD_MARKER,
+    STATES_FILE,
+    StoredState,
+    decode_states,
+    drop_states,
+    marker_for,
+)
 from penstock.log.producers import ProducerStates
 from penstock.log.segment import (
     DERIVED_SUFFIXES,
@@ -72,6 +80,7 @@ _DIRECTORY_FILES = (
     CLEAN_MARKER,
     RECOVERY_POINTS,
     LOG_STARTS,
+    STATES_FILE,
     REMOVALS_FILE,
 )
 
@@ -86,6 +95,8 @@ class _Directory:
     recovery_points: dict[str, int] | None = None
     log_starts: dict[str, int] | None = None
     topic_ids: dict[str, tuple[str, str]] = field(default_factory=dict)
+    # What a clean stop wrote down of each partition; None if that is damaged.
+    states: dict[str, StoredState] | None = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -157,10 +168,10 @@ class Verifier:
         path = os.path.join(data_dir, CLEAN_MARKER)
         marker = read_bytes(path)
         self._directory.clean = marker is not None and not self._running
-        if whole and marker is not None and marker != b"1\n":
-            yield damage(
-                "marker", path, "the marker of a clean stop has changed", findings.DELETE_MARKER
-            )
+        if self._directory.clean and marker is not None and marker != OLD_MARKER:
+            finding = self._read_states(data_dir, marker)
+            if whole and finding is not None:
+                yield finding
         if whole:
             yield from _check_identity(os.path.join(data_dir, META_FILE))
         for name, remedy in (
@@ -180,6 +191,23 @@ class Verifier:
                 yield damage("missing", path, "the checkpoint is missing", remedy)
         if whole:
             yield from self._leftovers(data_dir)
+
+    def _read_states(self, data_dir: str, marker: bytes) -> Finding | None:
+        """What the clean stop wrote down of the partitions."""
+        path = os.path.join(data_dir, STATES_FILE)
+        data = read_bytes(path)
+        states = decode_states(data or b"")
+        if data is not None and marker == marker_for(data):
+            self._directory.states = states
+            return None
+        self._directory.states = None
+        if data is None:
+            return damage("missing", path, "the file is missing", findings.RECOVERS)
+        if states is None:
+            return damage("states", path, "the file is damaged", findings.DELETE_STATES)
+        path = os.path.join(data_dir, CLEAN_MARKER)
+        message = "the marker of a clean stop has changed"
+        return damage("marker", path, message, findings.DELETE_MARKER)
 
     def _leftovers(self, data_dir: str) -> Iterator[Finding]:
         for name in self._place.deleted:
@@ -228,7 +256,10 @@ class Verifier:
         yield from self._epochs(partition, facts)
         snapshots = partition.stems(SNAPSHOT_SUFFIX)
         # Records at the end may have been taken away; the last snapshot knows where it was.
-        facts.end = max([facts.end, *snapshots[-1:]]) if self._directory.clean else facts.end
+        if self._directory.clean:
+            state = (self._directory.states or {}).get(partition.name)
+            stored_end = [] if state is None else [state.log_end()]
+            facts.end = max([facts.end, *snapshots[-1:], *stored_end])
         if bases:
             yield from self._log_end(partition, facts)
         elif partition.name in (self._directory.recovery_points or {}):
@@ -298,7 +329,15 @@ class Verifier:
             settled = directory.clean or (
                 following is not None and safe is not None and following <= safe
             )
-        expected = Expectation(partition, base, settled, safe, self._open_records)
+        expected = Expectation(
+            partition,
+            base,
+            settled,
+            safe,
+            self._open_records,
+            self._stored_files(partition, base),
+            directory.states is None and following is None,
+        )
         check = SegmentCheck(expected, self.report, self._progress)
         harmed = False
         for finding in check.findings():
@@ -319,13 +358,20 @@ class Verifier:
         facts.end = max(facts.end, check.facts.next_offset)
         facts.broken = facts.broken or check.facts.broken
 
+    def _stored_files(self, partition: PartitionFolder, base: int) -> dict[str, bytes]:
+        state = (self._directory.states or {}).get(partition.name)
+        active_base, files = (None, {}) if state is None else state.derived_files()
+        return files if base == active_base else {}
+
     def _orphans(self, partition: PartitionFolder) -> Iterator[Finding]:
-        """Indexes and digests whose log is gone."""
+        """Logs that are gone, by what was made from them and by what a clean stop wrote down."""
         bases = set(partition.bases)
         lost = {base for suffix in DERIVED_SUFFIXES for base in partition.stems(suffix)} - bases
         if not self._directory.clean:
             # Retention that a crash interrupted leaves them below the first segment.
             lost = {base for base in lost if bases and base > min(bases)}
+        state = (self._directory.states or {}).get(partition.name)
+        lost |= set(state.bases() if state is not None else ()) - bases
         for base in sorted(lost):
             path = os.path.join(partition.path, segment_name(base) + LOG_SUFFIX)
             message = "the log file is missing, although what was made from it is there"
@@ -467,6 +513,10 @@ def rebuild_indexes(data_dir: str | None, segments: list[tuple[str, int]]) -> No
             finally:
                 segment.close()
             disk.sync_dir(folder)
+        if data_dir is not None:
+            # What was written down of them is not how they are any more.
+            rebuilt = {(os.path.basename(folder), base) for folder, base in segments}
+            drop_states(disk, data_dir, rebuilt, os.path.join(data_dir, CLEAN_MARKER))
     finally:
         if release is not None:
             release()

@@ -12,7 +12,7 @@ a crash those that end below the recovery point. The tail of one that is not may
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from crc32c import crc32c
@@ -48,6 +48,10 @@ class Expectation:
     # Records below were safe on disk, so a tail torn below is damage; None if not known.
     recovery_point: int | None = None
     open_records: bool = False
+    # Derived files that are not in the folder, by suffix: a clean stop wrote them elsewhere.
+    stored: Mapping[str, bytes] = field(default_factory=dict)
+    # That other place is damaged: what is missing in the folder need not be.
+    stored_lost: bool = False
 
 
 @dataclass(slots=True)
@@ -82,13 +86,18 @@ class SegmentCheck:
         self._irregular = False
         self._max_timestamp = NO_TIMESTAMP
         self._max_timestamp_offset = -1
-        self._index = _IndexCheck(read_bytes(self._stem + INDEX_SUFFIX))
-        self._times = _TimeIndexCheck(read_bytes(self._stem + TIME_INDEX_SUFFIX))
-        self._aborted = _AbortedCheck(read_bytes(self._stem + TXN_INDEX_SUFFIX))
-        self._stored = read_bytes(self._stem + DIGEST_SUFFIX)
+        self._index = _IndexCheck(self._stored_file(INDEX_SUFFIX))
+        self._times = _TimeIndexCheck(self._stored_file(TIME_INDEX_SUFFIX))
+        self._aborted = _AbortedCheck(self._stored_file(TXN_INDEX_SUFFIX))
+        self._stored = self._stored_file(DIGEST_SUFFIX)
         self._known = StoredDigest.from_bytes(self._stored or b"")
         self._prefix_size = self._known.size if self._known is not None else None
         self._prefix_digest: int | None = 0 if self._prefix_size == 0 else None
+
+    def _stored_file(self, suffix: str) -> bytes | None:
+        if self.expected.stored:
+            return self.expected.stored.get(suffix)
+        return read_bytes(self._stem + suffix)
 
     @property
     def intact_batches(self) -> bool:
@@ -245,7 +254,7 @@ class SegmentCheck:
         told = set()
         for suffix, check in checks:
             if check.data is None:
-                if self.expected.settled:
+                if self.expected.settled and not self.expected.stored_lost:
                     yield self._missing(suffix)
                 continue
             fault = check.fault(self._stretches)
@@ -260,7 +269,7 @@ class SegmentCheck:
             path = self._stem + TXN_INDEX_SUFFIX
             yield Finding(severity, "index", path, message, remedy, position)
         if self._stored is None:
-            if self.expected.settled:
+            if self.expected.settled and not self.expected.stored_lost:
                 yield self._missing(DIGEST_SUFFIX)
             return
         yield from self._check_digest(severity, remedy, told)

@@ -26,6 +26,7 @@ import errno
 import os
 import random
 import threading
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -391,6 +392,18 @@ class SimulatedDisk:
         self.open(path, create=True).close()
         self._locks.add(path)
         return lambda: self._locks.discard(path)
+
+    def stamp(self, path: str) -> str | None:
+        if not self.exists(path):
+            return None
+        folder, name = self._locate(path)
+        node = folder.names[name]
+        if isinstance(node, Folder):
+            return "/".join(sorted(node.names))
+        return f"{len(node.content)}.{zlib.crc32(node.content):08x}"
+
+    def bulk_sync(self, folder: str) -> None:
+        """There is none: each file is synced by itself."""
 
     def _folder(self, path: str) -> Folder:
         at = self._state.root

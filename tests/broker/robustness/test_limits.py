@@ -104,10 +104,12 @@ def test_receive_buffers_share_a_budget_and_give_it_back() -> None:
             # More than half of a buffer of 1 MiB, and never the rest.
             client.send_bytes(struct.pack(">i", 50 * MIB) + bytes(700_000))
         eventually(lambda: broker.call(lambda s: len(s.connections)) < 10, "some are cut off")
-        assert broker.call(lambda s: s.buffer_budget._left) >= 0
+        assert broker.call(lambda s: s.buffer_pool.left_bytes) >= 0
         for client in clients:
             client.close()
-        eventually(lambda: broker.call(lambda s: s.buffer_budget._left) == 4 * MIB, "all is back")
+        eventually(
+            lambda: broker.call(lambda s: s.buffer_pool.left_bytes) == 4 * MIB, "all is back"
+        )
         with RawClient(broker.bootstrap) as client:
             client.call(rq.create("t", max_message_bytes=str(4 * MIB)))
             for _ in range(3):

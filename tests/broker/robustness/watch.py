@@ -82,7 +82,7 @@ def leftovers(server: Server) -> dict[str, int]:
         "waiting reads": len(server.read_waiters._waiting),
         "waiting writes": len(server.sync_waiters._waiting),
         "tasks": len(server._tasks),
-        "buffer bytes": server.config.limits.max_buffered_bytes - server.buffer_budget._left,
+        "buffer bytes": server.config.limits.max_buffered_bytes - server.buffer_pool.left_bytes,
         "unwritten requests": len(server.round.writes) + len(server.round.unwritten),
     }
     return {name: count for name, count in found.items() if count}

@@ -2,8 +2,8 @@
 
 Three tasks on the event loop, each with its own pace, so that none waits for another:
 
-- *upkeep*: segments are closed by age, expired ones removed, silent producers and unused indexes
-  forgotten, failed partitions repaired, checkpoints written;
+- *upkeep*: segments are closed by age, expired ones removed, silent producers, unused indexes and
+  open files let go, failed partitions repaired, checkpoints written;
 - *compaction* of keyed topics, in a child process (`compacting`);
 - *archiving* of closed segments, on threads (`archiving`).
 
@@ -197,6 +197,7 @@ class Housekeeping:
             partition.producers.expire(now_ms)
             if not care.lock.locked():
                 release_unused_indexes(partition)
+                release_unused_files(partition)
 
     async def _sync(self, partition: Partition) -> None:
         if self._request_sync is not None:
@@ -286,3 +287,16 @@ def release_unused_indexes(partition: Partition) -> None:
         if not segment.used:
             segment.release()
         segment.used = False
+
+
+def release_unused_files(partition: Partition) -> None:
+    """Close the logs that nobody has read or written since the last time, if all is synced.
+
+    They are opened again when they are needed.
+    """
+    if partition.config.durability == "memory" or not partition.is_synced:
+        return
+    for segment in partition.segments:
+        if not segment.file_used:
+            segment.park()
+        segment.file_used = False

@@ -1,0 +1,58 @@
+"""Keeps the logs of many partitions from taking all the files that a process may have open.
+
+Logs are opened when they are needed. Idle ones are closed by housekeeping in time; here those that
+can be are closed at once when too many are open. Only the last segment of a partition is: others
+may be about to be replaced, and their names to mean other files. And only if all in it is synced:
+a failure to write it back would be told to nobody otherwise.
+"""
+
+from __future__ import annotations
+
+import resource
+import threading
+from collections.abc import Mapping
+from typing import Final
+
+from penstock.log.partition import Partition, PartitionId
+from penstock.log.segment import LOG_SUFFIX
+
+# The other half is for connections.
+_SHARE: Final = 2
+
+
+class OpenLogs:
+    """Counts the logs that are opened, and closes the idle ones if they become too many."""
+
+    def __init__(self, partitions: Mapping[PartitionId, Partition], most: int = 0) -> None:
+        """At most `most`, without it as many as half of the files that the process may have."""
+        self._partitions = partitions
+        self._most = most
+        # Partitions belong to one thread; files are opened on others too.
+        self._thread = threading.get_ident()
+        self._opened = 0
+        self._look_at = 0
+
+    def opening(self, path: str) -> None:
+        """A file is about to be opened."""
+        if not path.endswith(LOG_SUFFIX) or threading.get_ident() != self._thread:
+            return
+        self._opened += 1
+        if self._opened > self._look_at:
+            most = self._most or resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _SHARE
+            if self._opened > most:
+                self._opened = self._close_idle() + 1
+            # If few could be closed, not again for each that is opened.
+            self._look_at = max(most, self._opened + most // 4)
+
+    def _close_idle(self) -> int:
+        """Close what can be closed; how many logs are still open."""
+        still_open = 0
+        for partition in self._partitions.values():
+            active = partition.active
+            if not active.is_open or partition.config.durability == "memory":
+                continue
+            if partition.is_synced and partition.is_healthy and not partition.gone:
+                active.park()
+            else:
+                still_open += 1
+        return still_open

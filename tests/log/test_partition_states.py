@@ -1,0 +1,380 @@
+"""What a clean stop writes down of partitions: believed where true, and not needed anywhere."""
+
+from __future__ import annotations
+
+import os
+import random
+import uuid
+from pathlib import Path
+
+import pytest
+
+from penstock.broker.upkeep.housekeeping import release_unused_files
+from penstock.errors import DataDirectoryError, StorageError
+from penstock.log.config import TopicConfig
+from penstock.log.disk import OsDisk, OsFile, read_whole, write_atomically
+from penstock.log.partition import Partition, PartitionId
+from penstock.log.partition_states import STATES_FILE, decode_states, encode_states
+from penstock.log.store import CLEAN_MARKER, LogStore
+from penstock.log.verify import verify
+from penstock.testing.clock import ManualClock
+from penstock.testing.faults import SimulatedDisk
+from tests.log.engine import FOLDER, ID, PARTITION_FOLDER, Engine, batch, numbered, texts
+
+TOPIC_ID = uuid.UUID(int=5)
+MANY = 100
+
+
+def facts(partition: Partition) -> list[object]:
+    """All that a start must know of a partition."""
+    active = partition.active
+    return [
+        (partition.log_start, partition.log_end, partition.visible, partition.stable),
+        partition.epochs.entries,
+        {id_: known._replace(seen_ms=0) for id_, known in partition.producers.by_id.items()},
+        partition.producers.open,
+        [(s.base_offset, s.size, s.max_timestamp_ms) for s in partition.segments],
+        [(list(s.index.offsets), list(s.index.positions)) for s in partition.segments],
+        (active.digest, active.first_timestamp_ms, active.bytes_since_index),
+        partition.aborted(partition.log_start, partition.log_end),
+        texts(partition),
+    ]
+
+
+def live(engine: Engine, rng: random.Random) -> None:
+    """A little of everything."""
+    sequences = {id_: p.last_sequence + 1 for id_, p in engine.partition.producers.by_id.items()}
+    for _ in range(rng.randint(0, 25)):
+        producer = rng.choice((-1, 1, 2))
+        text = "x" * rng.choice((1, 50, 200))
+        if producer < 0:
+            engine.partition.append(batch(text, timestamp_ms=engine.clock.now_ms()))
+        else:
+            at = sequences.get(producer, 0)
+            engine.partition.append(batch(text, producer=(producer, 0, at)))
+            sequences[producer] = at + 1
+        engine.clock.advance(rng.choice((0, 10, 1000)))
+    if rng.random() < 0.2:
+        engine.partition.roll()
+    engine.sync()
+    if rng.random() < 0.2:
+        engine.partition.delete_before(engine.partition.log_end // 2)
+
+
+def test_a_partition_is_after_a_clean_stop_as_it_was_before(seed: int) -> None:
+    rng = random.Random(seed)
+    engine = Engine()
+    for _ in range(30):
+        live(engine, rng)
+        before = facts(engine.partition)
+        engine.reopen()
+        assert engine.partition.stored_state is not None
+        assert facts(engine.partition) == before
+        if rng.random() < 0.3:
+            # What was written down is not taken for what is there now.
+            live(engine, rng)
+            written = texts(engine.partition)
+            engine.kill()
+            # Where the log begins was not written down since.
+            kept = texts(engine.partition)
+            assert kept[len(kept) - len(written) :] == written
+            assert engine.partition.stored_state is None
+
+
+def test_a_start_after_a_clean_stop_reads_no_file_of_the_partition() -> None:
+    engine = Engine()
+    engine.write(*numbered(range(30)))
+    before = facts(engine.partition)
+    for _ in range(2):
+        engine.store.close()
+        engine.disk.fail("read", times=-1, path_part=str(ID))
+        engine.open()
+        assert engine.partition.log_end == 30
+        engine.disk.heal()
+    assert facts(engine.partition) == before
+
+
+def test_a_stop_without_changes_writes_nothing_in_the_partition() -> None:
+    engine = Engine()
+    engine.write(*numbered(range(30)))
+    engine.reopen()
+    names = engine.names()
+    for operation in ("write", "open", "remove", "sync_dir"):
+        engine.disk.fail(operation, times=-1, path_part=str(ID))
+    engine.store.close()
+    engine.disk.heal()
+    assert engine.open().log_end == 30
+    assert engine.store.was_clean
+    assert engine.names() == names
+
+
+@pytest.mark.parametrize("harm", ["gone", "damaged", "another", "marker of before"])
+def test_without_what_was_written_down_a_start_looks_at_the_files(harm: str) -> None:
+    engine = Engine()
+    engine.write(*numbered(range(30)))
+    before = facts(engine.partition)
+    engine.store.close()
+    path = f"{FOLDER}/{STATES_FILE}"
+    if harm == "gone":
+        engine.disk.remove(path)
+    elif harm == "damaged":
+        engine.disk.damage(path, 40)
+    elif harm == "another":
+        # Whole, and yet not what was written at this stop.
+        other = read_whole(engine.disk, path).replace(b'"end":30', b'"end":31')
+        states = decode_states(read_whole(engine.disk, path))
+        assert states is not None
+        assert b'"end":31' in other
+        lines = [f"{ID} {s.topic_id} {s.text}" for s in states.values()]
+        lines = [line.replace('"end":30', '"end":31') for line in lines]
+        write_atomically(engine.disk, path, encode_states(lines))
+    else:
+        write_atomically(engine.disk, f"{FOLDER}/{CLEAN_MARKER}", b"1\n")
+    engine.open()
+    assert engine.store.was_clean
+    assert engine.partition.stored_state is None
+    assert facts(engine.partition) == before
+
+
+def test_who_has_changed_files_meanwhile_is_not_overlooked() -> None:
+    engine = Engine()
+    engine.write(*numbered(range(30)))
+    before = facts(engine.partition)
+    engine.store.close()
+    engine.disk.open(f"{PARTITION_FOLDER}/note", create=True).close()
+    assert engine.open().stored_state is None
+    assert facts(engine.partition) == before
+    last = engine.names(".log")[-1]
+    engine.store.close()
+    file = engine.disk.open(engine.path(last))
+    file.truncate(file.size() - 10)
+    engine.open()
+    # What was safe on disk is cut off: it is said, and not taken for a torn tail.
+    assert engine.partition.damaged
+
+
+def test_a_folder_that_is_gone_begins_anew_behind_what_it_had() -> None:
+    engine = Engine()
+    engine.write("a", "b", "c")
+    engine.store.close()
+    engine.disk.remove_tree(PARTITION_FOLDER)
+    engine.open()
+    assert (engine.partition.log_start, engine.partition.log_end) == (3, 3)
+
+
+def test_of_another_topic_with_the_same_name_nothing_is_believed() -> None:
+    engine = Engine()
+    engine.write("a")
+    engine.store.close()
+    store = LogStore(FOLDER, engine.disk, engine.clock)
+    store.open()
+    with pytest.raises(DataDirectoryError, match="belongs to another topic"):
+        store.load(ID, engine.config, topic_id=TOPIC_ID)
+    store.abandon()
+
+
+def test_large_indexes_stay_in_the_folder(tmp_path: Path) -> None:
+    config = TopicConfig(index_interval_bytes=1)
+    id_ = PartitionId("t", 0)
+
+    def opened() -> LogStore:
+        store = LogStore(str(tmp_path))
+        store.open()
+        store.load(id_, config, topic_id=TOPIC_ID)
+        return store
+
+    store = opened()
+    for _ in range(9_000):
+        store.partitions[id_].append(batch("x"))
+    index = store.partitions[id_].active.index.to_bytes()
+    store.close()
+    (stored,) = tmp_path.glob("t-0/*.index")
+    assert stored.read_bytes() == index
+    assert verify(str(tmp_path)).findings == []
+    store = opened()
+    assert store.partitions[id_].active.index.to_bytes() == index
+    assert store.partitions[id_].stored_state is not None
+    store.close()
+
+
+# ---- many partitions -------------------------------------------------------------------------
+
+
+class CountedFile(OsFile):
+    """Counts its syncs for the disk."""
+
+    __slots__ = ("_disk",)
+
+    def __init__(self, fd: int, path: str, disk: CountingDisk) -> None:
+        super().__init__(fd, path)
+        self._disk = disk
+
+    def sync(self) -> None:
+        self._disk.file_syncs += self.path.endswith(".log")
+        super().sync()
+
+
+class Together:
+    """The disk's way to sync everything at once."""
+
+    def __init__(self, disk: CountingDisk) -> None:
+        self._disk = disk
+
+    def sync(self) -> None:
+        self._disk.bulk_syncs += 1
+        if self._disk.broken:
+            raise StorageError("the disk is broken")
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class CountingDisk(OsDisk):
+    """The real disk; how logs were synced, one by one and all at once."""
+
+    def __init__(self) -> None:
+        self.file_syncs = 0
+        self.bulk_syncs = 0
+        self.broken = False
+
+    def open(self, path: str, *, create: bool = False) -> OsFile:
+        plain = super().open(path, create=create)
+        counted = CountedFile(os.dup(plain.fileno()), path, self)
+        plain.close()
+        return counted
+
+    def bulk_sync(self, folder: str) -> Together:
+        return Together(self)
+
+
+def many(folder: Path, disk: CountingDisk, count: int) -> LogStore:
+    store = LogStore(str(folder), disk, ManualClock())
+    store.open()
+    config = TopicConfig(durability="os")
+    for number in range(count):
+        store.load(PartitionId("t", number), config, topic_id=TOPIC_ID)
+    return store
+
+
+def test_many_unsynced_partitions_are_synced_at_once_and_few_one_by_one(tmp_path: Path) -> None:
+    disk = CountingDisk()
+    store = many(tmp_path, disk, MANY)
+    for partition in store.partitions.values():
+        partition.append(batch("x"))
+    assert store.close()
+    assert (disk.file_syncs, disk.bulk_syncs) == (0, 1)
+    store = many(tmp_path, disk, MANY)
+    assert store.was_clean
+    # A start opens none of the logs.
+    assert not any(partition.active.is_open for partition in store.partitions.values())
+    for number in range(3):
+        store.partitions[PartitionId("t", number)].append(batch("y"))
+    assert store.close()
+    assert (disk.file_syncs, disk.bulk_syncs) == (3, 1)
+    store = many(tmp_path, disk, MANY)
+    assert [len(texts(p)) for p in store.partitions.values()] == [2] * 3 + [1] * (MANY - 3)
+    assert store.close()
+    assert (disk.file_syncs, disk.bulk_syncs) == (3, 1)
+
+
+def test_a_stop_that_cannot_sync_is_not_clean(tmp_path: Path) -> None:
+    disk = CountingDisk()
+    store = many(tmp_path, disk, MANY)
+    for partition in store.partitions.values():
+        partition.append(batch("x"))
+    disk.broken = True
+    assert not store.close()
+    assert not (tmp_path / CLEAN_MARKER).exists()
+
+
+def test_once_a_sync_of_everything_has_failed_each_log_is_asked_by_itself(tmp_path: Path) -> None:
+    """A failure is told once: a later success says nothing of what was written before."""
+    disk = CountingDisk()
+    store = many(tmp_path, disk, MANY)
+    for partition in store.partitions.values():
+        partition.append(batch("x"))
+    disk.broken = True
+    making = store.disk_for_new(MANY)
+    assert making is not None
+    with pytest.raises(StorageError):
+        making.sync_all()
+    disk.broken = False
+    assert store.disk_for_new(MANY) is None
+    assert store.close()
+    assert (disk.file_syncs, disk.bulk_syncs) == (MANY, 1)
+
+
+# ---- files that are not open -----------------------------------------------------------------
+
+
+def open_logs(partition: Partition) -> int:
+    return sum(segment.is_open for segment in partition.segments)
+
+
+def test_idle_logs_are_closed_once_all_is_synced_and_opened_again_when_needed() -> None:
+    engine = Engine()
+    engine.write(*numbered(range(30)))
+    partition = engine.partition
+    held = partition.read(0, 500)
+    for _ in range(2):
+        release_unused_files(partition)
+    assert open_logs(partition) == 0
+    # Who reads goes on with what it has.
+    assert held is not None
+    assert texts(partition) == numbered(range(30))
+    partition.append(batch("more"))
+    for _ in range(2):
+        release_unused_files(partition)
+    assert open_logs(partition), "its records are not synced"
+    engine.sync()
+    for _ in range(2):
+        release_unused_files(partition)
+    assert open_logs(partition) == 0
+    assert texts(engine.reopen()) == [*numbered(range(30)), "more"]
+
+
+def test_a_log_that_is_not_open_is_never_taken_for_another_of_its_name() -> None:
+    disk = SimulatedDisk()
+    store = LogStore(FOLDER, disk, ManualClock())
+    store.open()
+    old = store.load(ID, TopicConfig(), topic_id=TOPIC_ID)
+    old.append(batch("old"))
+    plan = old.plan_sync()
+    plan.run()
+    old.finish_sync(plan)
+    old.active.park()
+    store.delete(ID)
+    new = store.load(ID, TopicConfig(), topic_id=uuid.UUID(int=6))
+    new.append(batch("new"))
+    with pytest.raises(StorageError):
+        old.read(0, 500)
+
+
+def test_no_more_logs_are_open_than_may_be_but_those_that_are_not_synced(tmp_path: Path) -> None:
+    store = LogStore(str(tmp_path), CountingDisk(), ManualClock(), most_open_logs=10)
+    store.open()
+    config = TopicConfig(durability="os")
+    partitions = [
+        store.load(PartitionId("t", number), config, topic_id=TOPIC_ID) for number in range(MANY)
+    ]
+
+    def open_now() -> int:
+        return sum(map(open_logs, partitions))
+
+    most = 0
+    for partition in partitions:
+        partition.append(batch("x"))
+        plan = partition.plan_sync(active_too=True)
+        plan.run()
+        partition.finish_sync(plan)
+        most = max(most, open_now())
+    assert 5 < most <= 14
+    for partition in partitions:
+        assert texts(partition) == ["x"]
+        assert open_now() <= 14
+    for partition in partitions[:50]:
+        partition.append(batch("y"))
+    # None of these may be closed, whatever the limit.
+    assert 50 <= open_now() <= 64
+    assert store.close()
+    assert len(texts(many(tmp_path, CountingDisk(), MANY).partitions[PartitionId("t", 0)])) == 2
