@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from penstock.spark.runtime.checkpoint import COMMITS, KEPT, OFFSETS, Checkpoint, CheckpointError
+from penstock.spark.runtime.checkpoint import (
+    COMMITS,
+    KEPT,
+    OFFSETS,
+    Checkpoint,
+    CheckpointError,
+    ConcurrentRunError,
+)
 from penstock.spark.runtime.checkpoint import Planned as Batch
 
 # As Spark 4.3 has written them.
@@ -27,6 +34,16 @@ def test_a_micro_batch_is_begun_and_then_done(tmp_path: Path) -> None:
     second = Batch(1, first.ends, [{"a": {"0": 7}}, {"b": {"0": 1, "1": 2}}])
     files.begin(second)
     assert Checkpoint(str(tmp_path)).last(2) == (second, False)
+
+
+def test_two_do_not_begin_the_same(tmp_path: Path) -> None:
+    """What the second would write under the number would not be what the first has read."""
+    first = Batch(0, [None], [{"a": {"0": 5}}])
+    Checkpoint(str(tmp_path)).begin(first)
+    with pytest.raises(ConcurrentRunError, match="micro-batch 0 was begun by another"):
+        Checkpoint(str(tmp_path)).begin(Batch(0, [None], [{"a": {"0": 6}}]))
+    assert Checkpoint(str(tmp_path)).last(1) == (first, False)
+    assert [each.name for each in (tmp_path / OFFSETS).iterdir()] == ["0"]
 
 
 def test_the_id_is_made_once(tmp_path: Path) -> None:

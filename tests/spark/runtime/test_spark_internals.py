@@ -92,6 +92,8 @@ def test_files_in_a_store_of_hadoop(penstock_spark: SparkSession, tmp_path: Path
     files.write("1", b"one")
     files.write("1", b"other", durable=False)
     files.write("2", bytes(range(256)))
+    with pytest.raises(FileExistsError):
+        files.write("1", b"third", replaces=False)
     assert (files.read("1"), files.read("2")) == (b"other", bytes(range(256)))
     files.remove("1")
     files.remove("1")

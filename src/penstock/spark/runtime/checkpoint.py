@@ -49,6 +49,12 @@ def is_local(folder: str) -> bool:
     return "://" not in folder
 
 
+class ConcurrentRunError(FlowError):
+    """Two processes run one flow."""
+
+    advice = "Run a flow once at a time; this process has stopped it, and the other goes on."
+
+
 @dataclass(frozen=True, slots=True)
 class Planned:
     """A micro-batch: up to where each stream is read, and where that begins."""
@@ -62,7 +68,9 @@ class Planned:
 class Store(Protocol):
     """A folder of small files."""
 
-    def write(self, name: str, data: bytes, *, durable: bool = True) -> None: ...
+    def write(
+        self, name: str, data: bytes, *, durable: bool = True, replaces: bool = True
+    ) -> None: ...
 
     def read(self, name: str) -> Any:
         """What `bytes` takes; FileNotFoundError if it is not there."""
@@ -111,10 +119,19 @@ class Checkpoint:
         return Planned(newest, before, [each or {} for each in ends]), is_done
 
     def begin(self, planned: Planned) -> None:
-        """Write down what a micro-batch reads, before it begins."""
+        """Write down what a micro-batch reads, before it begins.
+
+        ConcurrentRunError if somebody else has: it would be another one under the same number.
+        """
         told = {"batchWatermarkMs": 0, "batchTimestampMs": int(time.time() * 1000), "conf": {}}
         lines = [_VERSION, orjson.dumps(told), *map(orjson.dumps, planned.ends)]
-        self._offsets.write(str(planned.batch_id), b"\n".join(lines))
+        try:
+            self._offsets.write(str(planned.batch_id), b"\n".join(lines), replaces=False)
+        except FileExistsError as error:
+            raise ConcurrentRunError(
+                f"micro-batch {planned.batch_id} was begun by another process meanwhile, in "
+                f"{self.folder}"
+            ) from error
 
     def done(self, batch_id: int) -> None:
         """Write down that all of a micro-batch is where it should be."""

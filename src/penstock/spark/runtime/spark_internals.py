@@ -78,21 +78,28 @@ class HadoopFiles:
     def _path(self, name: str) -> Any:
         return self._jvm.org.apache.hadoop.fs.Path(f"{self._folder}/{name}".rstrip("/"))
 
-    def write(self, name: str, data: bytes, *, durable: bool = True) -> None:
-        """Write a whole file, which is there or not; stores do not tell what is durable."""
+    def write(self, name: str, data: bytes, *, durable: bool = True, replaces: bool = True) -> None:
+        """Write a whole file; FileExistsError if it is there and is not to be replaced."""
+        if not replaces and self._system.exists(self._path(name)):
+            raise FileExistsError(f"{self._folder}/{name}")
         beside = self._path(name if self._is_direct else f".{name}.{uuid4().hex}.tmp")
         out = self._system.create(beside, True)
         try:
             out.write(data)
-            if durable:
+            # Where objects are stored, the end of writing is what makes them durable.
+            if durable and not self._is_direct:
                 out.hsync()
         finally:
             out.close()
-        if not self._is_direct and not self._system.rename(beside, self._path(name)):
-            # It is there already: the same micro-batch, begun once more.
-            self._system.delete(self._path(name), False)
-            if not self._system.rename(beside, self._path(name)):
-                raise OSError(f"{self._folder}/{name} cannot be written")
+        if self._is_direct or self._system.rename(beside, self._path(name)):
+            return
+        if not replaces:
+            self._system.delete(beside, False)
+            raise FileExistsError(f"{self._folder}/{name}")
+        # It is there already.
+        self._system.delete(self._path(name), False)
+        if not self._system.rename(beside, self._path(name)):
+            raise OSError(f"{self._folder}/{name} cannot be written")
 
     def read(self, name: str) -> bytes:
         """A file's bytes; FileNotFoundError if it is not there."""
