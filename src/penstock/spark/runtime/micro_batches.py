@@ -77,11 +77,6 @@ class MicroBatch:
         self.counter = counter
 
     @property
-    def moved(self) -> list[bool]:
-        """Of which streams there is anything to read."""
-        return [bool(each) for each in self.tasks]
-
-    @property
     def task_count(self) -> int:
         """In how many tasks the streams are read."""
         return sum(map(len, self.tasks))
