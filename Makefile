@@ -125,7 +125,7 @@ format: $(SETUP_STAMP) ## Format the code and mend what can be mended without th
 	@$(BIN)/ruff format .
 
 .PHONY: bench
-bench: bench-broker bench-consumers bench-spark bench-capture bench-processing bench-sync ## Run every benchmark
+bench: bench-broker bench-consumers bench-spark bench-capture bench-processing bench-sync bench-live ## Run every benchmark
 
 .PHONY: bench-broker
 bench-broker: setup kafka-jars ## Compare the broker with Kafka, NATS, RabbitMQ and Redis
@@ -152,6 +152,10 @@ bench-processing: setup spark-jars ## Compare windows, joins, views and patterns
 .PHONY: bench-sync
 bench-sync: setup ## Measure how soon and how fast derived stores follow a database
 	@$(BIN)/python -m benchmarks.sync $(ARGS)
+
+.PHONY: bench-live
+bench-live: setup ## Measure how live the whole shop is, and fifty small flows
+	@$(BIN)/python -m benchmarks.live $(ARGS)
 
 .PHONY: databases
 databases: ## Install the database servers that the tests need

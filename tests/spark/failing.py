@@ -16,7 +16,7 @@ def fail_at(
 ) -> None:
     """Let one write after the other fail: "before" anything is computed, "between" state and
     output, "after" both, or not ("none"); where the points end, none does."""
-    write, send = ExactlyOnce._write, ExactlyOnce._send
+    write = ExactlyOnce._write
     left = iter(points)
     point = ["none"]
 
@@ -29,12 +29,17 @@ def fail_at(
             raise SinkUnavailableError("after")
         return done
 
-    def failing_send(self: ExactlyOnce, *args: Any) -> Any:
-        sent = send(self, *args)
-        if point[0] == "between":
-            point[0] = "none"
-            raise SinkUnavailableError("between")
-        return sent
+    def failing(send: Callable[..., Any]) -> Callable[..., Any]:
+        def failing_send(self: ExactlyOnce, *args: Any) -> Any:
+            sent = send(self, *args)
+            if point[0] == "between":
+                point[0] = "none"
+                raise SinkUnavailableError("between")
+            return sent
+
+        return failing_send
 
     patch.setattr(ExactlyOnce, "_write", failing_write)
-    patch.setattr(ExactlyOnce, "_send", failing_send)
+    # By stages, and over a plan that is prepared.
+    for name in ("_send", "_send_prepared"):
+        patch.setattr(ExactlyOnce, name, failing(getattr(ExactlyOnce, name)))

@@ -172,7 +172,7 @@ def run(
 ) -> None:
     """Run the flows of a file, and the views of the project, on Spark, until Ctrl-C or SIGTERM.
 
-    Each flow is a query of its own. One that fails is started again after a pause, unless trying
+    Each flow runs by itself. One that fails is started again after a pause, unless trying
     again cannot help; then it stops, says why, and the others go on. A stop finishes the
     micro-batches that run. Everything is written exactly once, whatever happens in between: start
     the same file with the same --data again, and all flows go on where they were.

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from penstock.spark.flows.offsets import FOLDER, moved, records_of
+from penstock.spark.flows.offsets import FOLDER, records_of
 
 
 def note(checkpoint: Path, batch_id: int, *sources: Any) -> None:
@@ -16,15 +16,13 @@ def note(checkpoint: Path, batch_id: int, *sources: Any) -> None:
     (folder / str(batch_id)).write_text("\n".join(lines))
 
 
-def test_how_many_and_of_which(tmp_path: Path) -> None:
+def test_how_many(tmp_path: Path) -> None:
     checkpoint = str(tmp_path)
     note(tmp_path, 0, {"orders": {"0": 5, "1": 7}}, {"names": {"0": 3}})
     note(tmp_path, 1, {"orders": {"0": 9, "1": 7, "2": 4}}, {"names": {"0": 3}})
     assert records_of(checkpoint, 1) == 8
-    assert moved(checkpoint, 1) == [True, False]
     # What is before the first is not known.
     assert records_of(checkpoint, 0) is None
-    assert moved(checkpoint, 0) is None
 
 
 def test_a_topic_that_was_made_anew(tmp_path: Path) -> None:
@@ -32,13 +30,11 @@ def test_a_topic_that_was_made_anew(tmp_path: Path) -> None:
     note(tmp_path, 0, {"orders": {"0": 900_000}}, {"names": {"0": 3}})
     note(tmp_path, 1, {"orders": {"0": 4}}, {"names": {"0": 800_000}})
     assert records_of(str(tmp_path), 1) is None
-    assert moved(str(tmp_path), 1) == [True, True]
 
 
 def test_sources_that_have_no_offset_yet(tmp_path: Path) -> None:
     note(tmp_path, 0, {"orders": {"0": 1}})
     note(tmp_path, 1, {"orders": {"0": 2}}, {"names": {"0": 3}})
-    assert moved(str(tmp_path), 1) is None
     (tmp_path / FOLDER / "1").write_text("v1\n{}\n-\n")
     assert records_of(str(tmp_path), 1) is None
 

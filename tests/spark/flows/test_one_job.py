@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from penstock.spark import windows
+from penstock.spark.flows import prepared
 from penstock.spark.flows.declare import Flow, flow, stream, topic
 from penstock.spark.flows.folder import Folder
 from penstock.spark.joins import enrich
@@ -313,8 +314,12 @@ def test_rows_that_are_packed_can_still_be_needed_elsewhere(tester: FlowTester) 
     assert watched(tester, "both").exists()
 
 
-def test_a_table_that_rests_is_no_reason_to_read_twice(tester: FlowTester) -> None:
+def test_a_table_that_rests_is_no_reason_to_read_twice(
+    tester: FlowTester, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Most tables seldom change: of most micro-batches only the events are new."""
+    # By stages, as large ones.
+    monkeypatch.setattr(prepared, "PREPARED_RECORDS", 0)
     inputs = [
         stream("events", json=SCHEMA, time="at", lateness="10 seconds"),
         stream("names", changelog="id bigint, name string", time="_timestamp"),

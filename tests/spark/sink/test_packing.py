@@ -9,10 +9,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from penstock.records.record import decode
+from penstock.client.transactions import Ids
+from penstock.records.record import BatchOptions, Record, decode, encode
 from penstock.spark.sink.errors import SinkError
+from penstock.spark.sink.exactly_once import NOBODY
 from penstock.spark.sink.packing import GATHERED_BYTES, Form, Packer, Piece
-from penstock.spark.sink.tasks import slot_of
+from penstock.spark.sink.tasks import Numbering, slot_of
 from tests.spark.sink.log import partition_of
 
 NOW = 1_700_000_000_000
@@ -146,3 +148,23 @@ def test_neighbouring_partitions_go_to_different_tasks() -> None:
     assert sorted(slot_of("topic", partition, 4) for partition in range(8)) == [
         0, 0, 1, 1, 2, 2, 3, 3,
     ]  # fmt: skip
+
+
+def test_ids_and_numbers_are_put_into_batches_of_nobody() -> None:
+    def packed(producer_id: int, epoch: int, sequence: int) -> bytes:
+        options = BatchOptions(
+            producer_id=producer_id,
+            producer_epoch=epoch,
+            base_sequence=sequence,
+            transactional=True,
+        )
+        return encode([Record(0, 1_760_000_000_000, b"key", b"value")], options)
+
+    numbering = Numbering(ids=Ids(1 << 40, 7))
+    nobodys = packed(NOBODY.producer_id, NOBODY.epoch, 0)
+    for sequence in range(3):
+        found = numbering.numbered(("topic", 0), 1, nobodys)
+        assert bytes(found) == packed(1 << 40, 7, sequence)
+    # Of whom it was packed for it stays.
+    own = packed(5, 1, 0)
+    assert bytes(Numbering().numbered(("topic", 0), 1, own)) == own

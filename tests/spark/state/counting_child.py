@@ -9,6 +9,7 @@ from pathlib import Path
 
 from penstock.spark import session
 from penstock.spark.archive import MODE_VARIABLE
+from penstock.spark.flows import prepared
 from penstock.spark.flows.declare import Collected
 from penstock.spark.flows.folder import Folder
 from penstock.spark.flows.manager import Manager
@@ -22,7 +23,11 @@ def end_with_parent() -> None:
     os._exit(1)
 
 
-def main(bootstrap: str, rows: str, names: str, counts: str, named: str, folder: str) -> None:
+def main(
+    bootstrap: str, rows: str, names: str, counts: str, named: str, most: str, folder: str
+) -> None:
+    """`most` records are read over a plan that is prepared, more by stages."""
+    prepared.PREPARED_RECORDS = int(most)  # type: ignore[misc]
     threading.Thread(target=end_with_parent, daemon=True).start()
     os.environ.setdefault(MODE_VARIABLE, "use")
     spark = session(

@@ -13,7 +13,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from penstock.spark import flow, stream, topic
-from penstock.spark.flows import operated
+from penstock.spark.flows import operated, prepared
+from penstock.spark.runtime.micro_batches import MicroBatch
 from penstock.spark.state import Batch, chaining, entered, inspecting
 from penstock.spark.state.layout import Layout
 from penstock.spark.state.row_errors import as_written, is_of_row
@@ -195,9 +196,9 @@ def test_a_micro_batch_that_is_run_again_the_other_way_gives_the_same(
     some(
         [
             # The second is begun again: five orders, and a row of the join for each, are too many.
-            (operated.TOGETHER_RECORDS, 8, [False, True, False, True]),
-            (3, chaining.MOST_ROWS, [False, False, True]),
-            (operated.TOGETHER_RECORDS, chaining.MOST_ROWS, [False, True, True]),
+            (operated.TOGETHER_RECORDS, 8, [True, True, False, True]),
+            (3, chaining.MOST_ROWS, [True, False, True]),
+            (operated.TOGETHER_RECORDS, chaining.MOST_ROWS, [True, True, True]),
         ],
         test=1,
     ),
@@ -211,14 +212,15 @@ def test_a_flow_chooses_by_the_number_of_records(
 ) -> None:
     monkeypatch.setattr(operated, "TOGETHER_RECORDS", most)
     monkeypatch.setattr(chaining, "MOST_ROWS", most_rows)
+    monkeypatch.setattr(prepared, "PREPARED_RECORDS", 0)
     # The time zone of a session is that of its user.
     zone = "UTC" if most_rows == chaining.MOST_ROWS else "Europe/Berlin"
     tester.spark.conf.set("spark.sql.session.timeZone", zone)
     chosen: list[bool] = []
     real = operated.Operated._is_small
 
-    def noted(self: operated.Operated, batch_id: int) -> bool:
-        chosen.append(real(self, batch_id))
+    def noted(self: operated.Operated, batch: MicroBatch) -> bool:
+        chosen.append(real(self, batch))
         return chosen[-1]
 
     monkeypatch.setattr(operated.Operated, "_is_small", noted)
@@ -259,5 +261,4 @@ def test_a_flow_chooses_by_the_number_of_records(
     }
     seconds = [tester.now + timedelta(seconds=each) for each in (1, 5)]
     assert found == {"de": (1, seconds[0]), "fr": (14, seconds[1])}
-    # How many the first micro-batch has cannot be told: Spark has not said where it begins.
     assert chosen == expected

@@ -38,7 +38,9 @@ from penstock.spark.reading.frame import Tombstones
 from penstock.spark.reading.heartbeat_keys import HEARTBEATS
 from penstock.spark.reading.json_records import SECONDS, UNITS
 from penstock.spark.reasons import reason
-from penstock.spark.source.options import TYPED
+from penstock.spark.runtime.micro_batches import Source
+from penstock.spark.source import PenstockSource
+from penstock.spark.source.options import TYPED, parse
 from penstock.spark.state.watching import UnreadError
 
 log = logging.getLogger(__name__)
@@ -217,7 +219,14 @@ def topic_ids(place: Place, declared: Sequence[Stream]) -> tuple[tuple[str, ...]
 
 
 def open_stream(
-    spark: SparkSession,
+    spark: SparkSession, place: Place, declared: Stream, *, replay: bool, number: int = 0
+) -> DataFrame:
+    """The records of a stream, typed by the source if it can, as Spark streams them."""
+    options = stream_options(place, declared, replay=replay, number=number)
+    return spark.readStream.format(FORMAT).options(**options).load()
+
+
+def stream_options(
     place: Place,
     declared: Stream,
     *,
@@ -226,8 +235,8 @@ def open_stream(
     watch: str | None = None,
     number: int = 0,
     packs: bool = False,
-) -> DataFrame:
-    """The records of a stream, typed by the source if it can. A replay begins at the log's start.
+) -> dict[str, str]:
+    """How a stream is read, as options of the source. A replay begins at the log's start.
 
     What is `bounded` gives so many at once that a task has room for its share, unless the stream
     says how many: operators take the rows of a shard as a whole. With `watch`, a folder, the
@@ -243,7 +252,15 @@ def open_stream(
     if typing is not None:
         typing = replace(typing, watch=watch, number=number, packs=packs)
         options[TYPED] = typing.as_option()
-    return spark.readStream.format(FORMAT).options(**options).load()
+    return options
+
+
+def source(options: Mapping[str, str], number: int) -> Source:
+    """A stream as the driver and its tasks read it without a query of Spark's."""
+    schema = PenstockSource(dict(options)).schema()
+    if isinstance(schema, str):
+        schema = cast("T.StructType", T.StructType.fromDDL(schema))
+    return Source(parse(options, streaming=True), schema, number)
 
 
 def is_watchable(place: Place, declared: Stream) -> bool:
@@ -251,6 +268,11 @@ def is_watchable(place: Place, declared: Stream) -> bool:
     options = place.source(declared.topic, declared.options)
     if declared.time is None or declared.where or {each.lower() for each in options} & _CUTTING:
         return False
+    return _typing(declared) is not None
+
+
+def is_typed_by_source(declared: Stream) -> bool:
+    """Whether the tasks that read a stream also read its values."""
     return _typing(declared) is not None
 
 

@@ -33,14 +33,6 @@ def records_of(checkpoint: str, batch_id: int, *, each_topic_once: bool = False)
     return sum(known) if len(known) == len(counts) else None
 
 
-def moved(checkpoint: str, batch_id: int) -> list[bool] | None:
-    """Of which streams a micro-batch has anything; None if it cannot be told."""
-    found = _both(checkpoint, batch_id)
-    if found is None:
-        return None
-    return [begin != end for begin, end in zip(*found, strict=True)]
-
-
 def _both(checkpoint: str, batch_id: int) -> tuple[list[Any], list[Any]] | None:
     """Where a micro-batch begins and ends, source by source."""
     files = Files(f"{checkpoint.rstrip('/')}/{FOLDER}")

@@ -1,9 +1,8 @@
 """Micro-batches of a flow that keeps state by operators of ours (`penstock.spark.state`).
 
-All streams of the flow are one query: Spark streams their records, each with the number of its
-stream, and for each micro-batch they part again, are typed, and the function is called on them.
-What it returns is written as that of any flow, and while it is computed the operators write their
-state, under the number of the micro-batch.
+Small micro-batches go over a plan that is prepared once (`prepared`). For others the streams are
+read, typed, and the function is called on them. What it returns is written as that of any flow, and
+while it is computed the operators write their state, under the number of the micro-batch.
 
 **Exactly once.** State is there before the output is: the tasks that give the output write the
 state first, and only when all have ended is the output committed. So a micro-batch that failed is
@@ -31,9 +30,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Final
 
@@ -41,13 +40,14 @@ from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from penstock.client.metadata import Metadata
-from penstock.spark import reading, sql
-from penstock.spark.flows import inputs, offsets
+from penstock.spark import reading
+from penstock.spark.flows import inputs
 from penstock.spark.flows.dead_letters import Verdict
-from penstock.spark.flows.late import late_letters
-from penstock.spark.flows.stream_parts import apart_of, parted, rows_at_once
-from penstock.spark.flows.writing import BAD, Counts, counted, counting, first_of, observed
-from penstock.spark.reading.decoding import ASIDE, SPAN, TIME
+from penstock.spark.flows.parts import PLACE, Aside, Part
+from penstock.spark.flows.prepared import Prepared
+from penstock.spark.flows.stream_parts import rows_at_once
+from penstock.spark.flows.writing import Counts, counting, first_of
+from penstock.spark.reading.decoding import SPAN
 from penstock.spark.state import inspecting, layout, row_errors, store, watching
 from penstock.spark.state import time as clock
 from penstock.spark.state.applying import title_of
@@ -60,6 +60,7 @@ from penstock.spark.state.packing import BLOB_BYTES
 if TYPE_CHECKING:
     from penstock.spark.flows.declare import Stream
     from penstock.spark.flows.running import Running
+    from penstock.spark.runtime.micro_batches import MicroBatch
 
 # Adaptive execution makes a job of each shuffle and each kept frame, and plans anew after it, to
 # choose what is fixed here: one task for each shard. What is kept is kept for a moment only. And
@@ -88,41 +89,6 @@ _ALIAS: Final = re.compile(r"SubqueryAlias (.*)")
 # of all shards may be in one process: beyond that, stages that several tasks share are quicker.
 TOGETHER_RECORDS: Final = 250_000
 TOGETHER_BYTES: Final = 1 << 30
-_PLACE: Final = ["topic", "partition", "offset"]
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """One stream of a micro-batch."""
-
-    declared: Stream
-    # With the bad ones, if it is typed.
-    rows: DataFrame
-    # As they were read; as they are in the log, unless the source has typed them.
-    records: DataFrame
-    # Counts the bad ones while they pass, if they go to a topic.
-    bad: Observation | None = None
-    # How many there are, if that is known from elsewhere, and how many records in all.
-    bad_count: int | None = None
-    count: int | None = None
-    # Where the late rows are and how late, and how many; None where none is.
-    told: DataFrame | None = None
-    late: int = 0
-    # The first and last of them in each partition.
-    late_at: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-
-    @property
-    def bad_and_all(self) -> tuple[int | None, int] | None:
-        """All records, if their number is known, and the bad ones; None if nothing is known."""
-        if self.bad_count is not None:
-            return self.count, self.bad_count
-        return counted(self.bad)
-
-    @property
-    def on_time(self) -> DataFrame:
-        if self.told is None:
-            return self.rows
-        return self.rows.join(self.told.select(*_PLACE), _PLACE, "left_anti")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +100,7 @@ class _Packs:
     # The streams whose source can do that.
     streams: set[int]
 
-    def packable(self, parts: list[_Part]) -> dict[int, DataFrame]:
+    def packable(self, parts: list[Part]) -> dict[int, DataFrame]:
         found = {at: inputs.packed(parts[at].rows, parts[at].declared) for at in self.streams}
         return {at: rows for at, rows in found.items() if rows is not None}
 
@@ -161,8 +127,9 @@ class Operated:
         self._reads_often = (
             len(flow.streams) > 1 or len(planned.operators) > 1 or running.shares
         )  # fmt: skip
-        self._layout = layout.begin(running.checkpoint, flow.shards)
+        self.layout = layout.begin(running.checkpoint, flow.shards)
         self._is_settled = False
+        self._prepared = Prepared(running, self)
         # The operators whose keys are written down.
         self._noted: set[str] = set()
         # The operators that several read; another list if all work in one task.
@@ -184,18 +151,23 @@ class Operated:
         self._sent_at_once = 0
         # Whether a stream that tells its time is read before it is known what is needed of it.
         self._reads_first = False
-        self._times = clock.TimesFolder(f"{self._layout.folder}/{layout.TIME}")
-        self._lateness_us = {
+        self.times = clock.TimesFolder(f"{self.layout.folder}/{layout.TIME}")
+        self.lateness_us = {
             at: each.lateness_us for at, each in enumerate(flow.streams) if each.time is not None
         }
 
-    def __call__(self, records: DataFrame, batch_id: int) -> Counts:
-        self._settle(records.sparkSession)
+    def __call__(self, micro_batch: MicroBatch) -> Counts:
+        self._settle(micro_batch.spark)
         if self._guarded is None:
-            self._guarded = self._note_set_aside(batch_id)
+            self._guarded = self._note_set_aside(micro_batch.batch_id)
+        fits = self._prepared.fits(micro_batch) and not self._guarded
+        if fits and self._is_small(micro_batch):
+            counts = self._prepared.run(micro_batch)
+            if counts is not None:
+                return counts
         while True:
             try:
-                counts = self._once(records, batch_id)
+                counts = self._once(micro_batch)
                 break
             except Exception as error:
                 # What was kept of it is written anew.
@@ -206,58 +178,52 @@ class Operated:
                     self._guarded = True
                 else:
                     raise
-                read = offsets.records_of(self._running.checkpoint, batch_id)
-                if read is not None:
-                    # Spark counts them each time.
-                    self._running.note_read(batch_id, read)
         if self._guarded:
             self._guarded = self._note_set_aside()
         return counts
 
-    def _once(self, records: DataFrame, batch_id: int) -> Counts:
+    def _once(self, micro_batch: MicroBatch) -> Counts:
         if not self._guarded:
-            return self._micro_batch(records, batch_id)
-        with row_errors.as_written(records.sparkSession):
-            return self._micro_batch(records, batch_id)
+            return self._staged(micro_batch)
+        with row_errors.as_written(micro_batch.spark):
+            return self._staged(micro_batch)
 
     def _note_set_aside(self, before: int = inspecting.NEWEST) -> bool:
         """Whether rows are set aside, in the state before a micro-batch."""
-        count = inspecting.count_set_aside(self._layout, before)
+        count = inspecting.count_set_aside(self.layout, before)
         self._running.progress.note_set_aside(count)
         return count > 0
 
-    def _micro_batch(self, records: DataFrame, batch_id: int) -> Counts:
+    def _staged(self, micro_batch: MicroBatch) -> Counts:
+        batch_id = micro_batch.batch_id
         with _keeping() as kept:
             if self._watch is not None:
-                return self._in_one_job(self._watch, records, batch_id, kept)
+                return self._in_one_job(self._watch, micro_batch, kept)
             is_kept = self._reads_often
-            apart = None
-            if self._reads_each_once and not self._lateness_us:
-                apart = apart_of(records, self._moved(batch_id))
-            if apart is not None:
+            if self._reads_each_once and not self.lateness_us:
                 is_kept = False
-                parts = self._parts(apart)
-            else:
-                if is_kept:
-                    kept.append(records := records.persist())
-                parts = self._parts([records] * len(self._running.flow.streams))
+            records = micro_batch.frames()
+            if is_kept:
+                records = [rows.persist() for rows in records]
+                kept.extend(records)
+            parts = self._parts(records)
             watermark_us = None
-            if self._lateness_us:
+            if self.lateness_us:
                 parts, watermark_us = self._timed(parts, batch_id, kept)
-            batch = self._batch(batch_id, watermark_us)
-            verdict = self._verdict(parts, lambda: self._counted(parts, batch_id))
+            batch = self._batch(micro_batch, watermark_us)
+            verdict = self.verdict(parts, lambda: self._counted(parts, micro_batch.records))
             counts = self._run(parts, batch, kept, verdict=verdict)
-            return self._with_letters(parts, counts, batch_id, verdict, is_kept=is_kept)
+            return self.with_letters(parts, counts, batch_id, verdict)
 
-    def _verdict(
-        self, parts: list[_Part], count: Callable[[], tuple[int | None, int] | None]
+    def verdict(
+        self, parts: list[Part], count: Callable[[], tuple[int | None, int] | None]
     ) -> Verdict:
         def first() -> str:
             return first_of(each.rows for each in parts if each.declared.is_typed)
 
         return Verdict(self._running.guard, count, first)
 
-    def _counted(self, parts: list[_Part], batch_id: int) -> tuple[int | None, int] | None:
+    def _counted(self, parts: list[Part], records: int) -> tuple[int | None, int] | None:
         """The records of a micro-batch and the bad ones; None if nothing was computed."""
         every: int | None = 0
         dead = 0
@@ -269,26 +235,15 @@ class Operated:
                 return None
             every = None if every is None or found[0] is None else every + found[0]
             dead += found[1]
-        if every is None:
-            every = offsets.records_of(self._running.checkpoint, batch_id)
-        return every, dead
-
-    def _moved(self, batch_id: int) -> list[bool]:
-        """Of which streams there is anything in a micro-batch: of all in the first."""
-        streams = len(self._running.flow.streams)
-        moved = None if streams == 1 else offsets.moved(self._running.checkpoint, batch_id)
-        return moved if moved is not None and len(moved) == streams else [True] * streams
+        return records if every is None else every, dead
 
     def _settle(self, session: SparkSession) -> None:
-        """Set what suits micro-batches, in the session that Spark made for this query alone."""
+        """Set what suits micro-batches, in the session that was made for this flow alone."""
         if self._is_settled:
             return
-        settings = dict(_SETTINGS)
-        given = session.sparkContext.getConf()
-        if not given.contains(_ARROW_BYTES) and not given.contains(_ARROW_ROWS):
-            most = rows_at_once(self._running.place, self._running.flow.streams)
-            settings |= {_ARROW_BYTES: str(_NO_LIMIT), _ARROW_ROWS: str(most)}
-            self._at_once = self._sent_at_once = most
+        settings = micro_batch_settings(session, self._running)
+        if _ARROW_ROWS in settings:
+            self._at_once = self._sent_at_once = int(settings[_ARROW_ROWS])
         for name, value in settings.items():
             session.conf.set(name, value)
         self._may_pack = all(session.conf.get(each) == wanted for each, wanted in _AS_READ.items())
@@ -304,11 +259,11 @@ class Operated:
     # ---- time ----------------------------------------------------------------------------
 
     def _timed(
-        self, parts: list[_Part], batch_id: int, kept: list[DataFrame]
-    ) -> tuple[list[_Part], int]:
+        self, parts: list[Part], batch_id: int, kept: list[DataFrame]
+    ) -> tuple[list[Part], int]:
         """How far time has come, and which rows are late."""
-        times = self._times_before(batch_id)
-        for at in self._lateness_us:
+        times = self.times_before(batch_id)
+        for at in self.lateness_us:
             if not self._reads_often or not inputs.is_typed(parts[at].records):
                 parts[at] = replace(parts[at], rows=parts[at].rows.persist())
                 kept.append(parts[at].rows)
@@ -317,11 +272,11 @@ class Operated:
             clock.spans_of(parts[at].rows, at)
             if SPAN in parts[at].rows.columns
             else clock.blocks_of(parts[at].rows, at, count)
-            for at in self._lateness_us
+            for at in self.lateness_us
         ]
         found = reduce(lambda a, b: a.unionByName(b), looks).collect()
         found.sort(key=lambda row: (row["topic"], row["partition"], row["begin"]))
-        for at in self._lateness_us:
+        for at in self.lateness_us:
             bad = sum(row["bad"] for row in found if row["number"] == at)
             parts[at] = replace(parts[at], bad_count=bad)
         seen = [
@@ -335,14 +290,14 @@ class Operated:
             for row in found
             if row["latest"] is not None
         ]
-        for at, lateness_us in self._lateness_us.items():
+        for at, lateness_us in self.lateness_us.items():
             if times.may_any_be_late([each for each in seen if each.number == at], lateness_us):
                 before = times.before(at)
                 split = clock.with_late(parts[at].rows, lateness_us, before, times.watermark_us)
                 # A heartbeat may be behind, but is nothing that could be late.
                 late_rows = split.where(F.col(clock.LATE) & inputs.has_value())
                 # Only these are kept, so that no more than positions and times is sorted.
-                told = late_rows.select(*_PLACE, clock.TIME, clock.BEFORE, clock.BEHIND).persist()
+                told = late_rows.select(*PLACE, clock.TIME, clock.BEFORE, clock.BEHIND).persist()
                 kept.append(told)
                 sums = (F.min("offset"), F.max("offset"), F.count("offset"))
                 counted = told.groupBy("partition").agg(*sums).collect()
@@ -350,27 +305,27 @@ class Operated:
                     late_at = {number: (first, last) for number, first, last, _ in counted}
                     late = sum(row[3] for row in counted)
                     parts[at] = replace(parts[at], told=told, late=late, late_at=late_at)
-        after = times.advanced(seen, self._lateness_us)
-        self._times.write(batch_id, after)
+        after = times.advanced(seen, self.lateness_us)
+        self.times.write(batch_id, after)
         self._running.progress.note_time(sum(each.late for each in parts), after.watermark_us)
         return parts, after.watermark_us
 
     def _in_one_job(
-        self, watch: watching.Watch, records: DataFrame, batch_id: int, kept: list[DataFrame]
+        self, watch: watching.Watch, micro_batch: MicroBatch, kept: list[DataFrame]
     ) -> Counts:
         """A micro-batch of which the source tells how far time has come, and what is late."""
-        now = watching.Now(batch_id, self._lateness_us, self._times_before(batch_id))
-        tasks = _tasks_of(records)
-        batch = self._watched(watch, batch_id, tasks)
+        batch_id, tasks = micro_batch.batch_id, micro_batch.task_count
+        now = watching.Now(batch_id, self.lateness_us, self.times_before(batch_id))
+        batch = self._watched(watch, micro_batch)
         hearing = _Hearing(watch, batch_id, tasks)
         watch.begin(now)
-        apart = None if self._reads_first else apart_of(records, self._moved(batch_id))
-        is_kept = apart is None
-        parts = self._read(records, kept) if apart is None else self._parts(apart)
+        is_kept = self._reads_first
+        records = micro_batch.frames()
+        parts = self._read(records, kept) if is_kept else self._parts(records)
         try:
             may_pack = self._may_pack and not is_kept
             packs = _Packs(watch, now, self._packed) if may_pack else None
-            verdict = self._verdict(parts, hearing.counted)
+            verdict = self.verdict(parts, hearing.counted)
             counts = self._run(parts, batch, kept, packs, verdict=verdict)
         except Exception as error:
             if is_kept or not is_because_of(watching.UnreadError, error):
@@ -380,8 +335,8 @@ class Operated:
             hearing.whole = None
             watch.begin(now)
             parts = self._read(records, kept)
-            verdict = self._verdict(parts, hearing.counted)
-            batch = self._watched(watch, batch_id, tasks)
+            verdict = self.verdict(parts, hearing.counted)
+            batch = self._watched(watch, micro_batch)
             counts = self._run(parts, batch, kept, verdict=verdict)
         heard = hearing.heard()
         if heard.tasks != tasks:
@@ -391,69 +346,59 @@ class Operated:
             parts = self._read(records, kept)
             heard = watch.heard(batch_id)
         after = heard.after(now)
-        self._times.write(batch_id, after)
+        self.times.write(batch_id, after)
         parts = [
-            self._with_told(part, heard.of(at), kept, is_kept=is_kept)
-            for at, part in enumerate(parts)
+            part.with_told(heard.of(at), kept, is_kept=is_kept) for at, part in enumerate(parts)
         ]
         self._running.note_read(batch_id, sum(each.read for each in heard.parts))
         self._running.progress.note_time(sum(each.late for each in parts), after.watermark_us)
-        return self._with_letters(parts, counts, batch_id, verdict, is_kept=self._reads_often)
+        return self.with_letters(parts, counts, batch_id, verdict)
 
-    def _batch(self, batch_id: int, watermark_us: int | Callable[[], int] | None) -> Batch:
+    def _batch(
+        self, micro_batch: MicroBatch, watermark_us: int | Callable[[], int] | None
+    ) -> Batch:
         return Batch(
-            folder=self._layout.folder,
-            batch_id=batch_id,
-            shards=self._layout.shards,
+            folder=self.layout.folder,
+            batch_id=micro_batch.batch_id,
+            shards=self.layout.shards,
             watermark_us=watermark_us,
-            together=self._is_small(batch_id),
+            together=self._is_small(micro_batch),
             guarded=bool(self._guarded),
         )
 
-    def _is_small(self, batch_id: int) -> bool:
+    def _is_small(self, micro_batch: MicroBatch) -> bool:
         """Whether one task is enough for all operators: by the records, and what is kept."""
         if self._is_much:
             return False
         if self._kept_bytes is None:
             places = [
-                store.Place(f"{self._layout.folder}/{name}")
-                for name in operators(self._layout)
+                store.Place(f"{self.layout.folder}/{name}")
+                for name in operators(self.layout)
             ]  # fmt: skip
-            self._kept_bytes = store.size(places, self._layout.shards)[1]
-        if self._kept_bytes > TOGETHER_BYTES or not Files(self._layout.folder).is_local:
+            self._kept_bytes = store.size(places, self.layout.shards)[1]
+        if self._kept_bytes > TOGETHER_BYTES or not Files(self.layout.folder).is_local:
             return False
-        records = offsets.records_of(self._running.checkpoint, batch_id)
-        return records is not None and records <= TOGETHER_RECORDS
+        return micro_batch.records <= TOGETHER_RECORDS
 
-    def _watched(self, watch: watching.Watch, batch_id: int, tasks: int) -> Batch:
-        return self._batch(batch_id, watching.Watermark(watch, batch_id, tasks))
+    def _watched(self, watch: watching.Watch, micro_batch: MicroBatch) -> Batch:
+        told = watching.Watermark(watch, micro_batch.batch_id, micro_batch.task_count)
+        return self._batch(micro_batch, told)
 
-    def _read(self, records: DataFrame, kept: list[DataFrame]) -> list[_Part]:
+    def _read(self, records: list[DataFrame], kept: list[DataFrame]) -> list[Part]:
         """Read all streams, whatever is needed of them."""
-        kept.append(records := records.persist())
-        records.write.format("noop").mode("overwrite").save()
-        return self._parts([records] * len(self._running.flow.streams))
+        records = [rows.persist() for rows in records]
+        kept += records
+        for rows in records:
+            rows.write.format("noop").mode("overwrite").save()
+        return self._parts(records)
 
-    def _with_told(
-        self, part: _Part, told_of: list[watching.Told], kept: list[DataFrame], *, is_kept: bool
-    ) -> _Part:
-        """With what the source has told of rows that go aside."""
-        bad = sum(each.bad for each in told_of)
-        late = sum(each.late for each in told_of)
-        is_told = part.declared.late is not None and late > 0
-        goes_aside = is_told or (part.declared.dead_letters is not None and bad > 0)
-        if goes_aside and not is_kept:
-            kept.append(part.rows.persist())
-        told = None
-        if is_told:
-            named = {clock.BEFORE: f"{ASIDE}.before", clock.BEHIND: f"{ASIDE}.behind"}
-            rows = part.rows.where(f"{ASIDE} IS NOT NULL")
-            told = sql.select(rows, named, *_PLACE, TIME)
-        late_at = {each.partition: each.late_at for each in told_of if each.late_at}
-        return replace(part, bad_count=bad, told=told, late=late, late_at=late_at)
+    @property
+    def is_watched(self) -> bool:
+        """Whether all streams have a time and go through one operator."""
+        return self._watch is not None
 
-    def _times_before(self, batch_id: int) -> clock.Times:
-        times = self._times.before(batch_id)
+    def times_before(self, batch_id: int) -> clock.Times:
+        times = self.times.before(batch_id)
         return clock.Times(self._partitions()) if times is None else times
 
     def _partitions(self) -> dict[int, dict[clock.Part, int | None]]:
@@ -462,22 +407,20 @@ class Operated:
         found: dict[int, dict[clock.Part, int | None]] = {}
         with self._running.place.cluster() as cluster:
             metadata = Metadata(cluster)
-            for at in self._lateness_us:
+            for at in self.lateness_us:
                 topic = self._running.place.resolve(streams[at].topic)
                 found[at] = {(topic, number): None for number in metadata.partitions(topic)}
         return found
 
     # ---- rows ----------------------------------------------------------------------------
 
-    def _parts(self, records: list[DataFrame]) -> list[_Part]:
+    def _parts(self, records: list[DataFrame]) -> list[Part]:
         streams = self._running.flow.streams
         return [self._part(records[at], at, each) for at, each in enumerate(streams)]
 
-    def _part(self, records: DataFrame, at: int, declared: Stream) -> _Part:
-        if len(self._running.flow.streams) > 1:
-            records = parted(records, at, timed=declared.time is not None)
+    def _part(self, records: DataFrame, at: int, declared: Stream) -> Part:
         if not declared.is_typed:
-            return _Part(declared, records, records)
+            return Part(declared, records, records)
         rows = inputs.typed(
             records,
             declared.reading,
@@ -489,18 +432,19 @@ class Operated:
         if declared.dead_letters is not None and declared.time is None:
             bad = Observation()
             rows = rows.observe(bad, *counting())
-        return _Part(declared, rows, records, bad)
+        return Part(declared, rows, records, bad)
 
     def _run(
         self,
-        parts: list[_Part],
+        parts: list[Part],
         batch: Batch,
         kept: list[DataFrame],
         packs: _Packs | None = None,
         *,
         verdict: Verdict,
     ) -> Counts:
-        running = self._running
+        running, batch_id = self._running, batch.batch_id
+        assert isinstance(batch_id, int)
         rows = [each.on_time for each in parts]
         if packs is not None:
             rows = [inputs.guarded(each) for each in rows]
@@ -518,74 +462,35 @@ class Operated:
         # The same in each micro-batch, and it takes as long as several steps of planning.
         shared = self._shared.get(batch.together)
         if shared is None:
-            shared = self._shared[batch.together] = _shared(results.values(), batch)
+            shared = self._shared[batch.together] = shared_by(results.values(), batch)
         kept += [batch.made[name].persist() for name in shared if name in batch.made]
         counts = running.write(
-            running.united(results, []), batch.batch_id, with_letters=False, verdict=verdict
+            running.united(results, []), batch_id, with_letters=False, verdict=verdict
         )
+        self.complete(batch, batch_id)
+        return counts
+
+    def complete(self, batch: Batch, batch_id: int) -> None:
+        """See to it that all operators have written their state."""
         for name, made in batch.made.items():
             if name not in self._noted:
                 note_key(batch.folder, name, batch.keys[name])
                 self._noted.add(name)
             place = store.Place(f"{batch.folder}/{name}")
-            if not store.is_whole(place, batch.shards, batch.batch_id):
+            if not store.is_whole(place, batch.shards, batch_id):
                 made.write.format("noop").mode("overwrite").save()
         places = [store.Place(f"{batch.folder}/{name}") for name in batch.made]
         kept_rows, self._kept_bytes = store.size(places, batch.shards)
-        running.progress.note_state(kept_rows, self._kept_bytes)
-        return counts
+        self._running.progress.note_state(kept_rows, self._kept_bytes)
 
-    def _as_read(self, part: _Part) -> DataFrame:
-        """At least the late records of a stream as they are in the log."""
-        if not inputs.is_typed(part.records):
-            return part.records
-        running = self._running
-        spark = part.records.sparkSession
-        return inputs.read_again(spark, running.place, part.declared, part.late_at)
-
-    def _with_letters(
-        self, parts: list[_Part], counts: Counts, batch_id: int, verdict: Verdict, *, is_kept: bool
+    def with_letters(
+        self, parts: list[Part], counts: Counts, batch_id: int, verdict: Verdict
     ) -> Counts:
         """Write what could not be read, and what is late, if there is any."""
-        counts = self._written_aside(parts, counts, batch_id, is_kept=is_kept)
+        counts = Aside(self._running).written(parts, counts, batch_id)
         if not counts.skipped:
             self._running.settle(batch_id, verdict)
         return counts
-
-    def _written_aside(
-        self, parts: list[_Part], counts: Counts, batch_id: int, *, is_kept: bool
-    ) -> Counts:
-        aside = [
-            late_letters(self._as_read(each), each.told, each.declared.late)
-            for each in parts
-            if each.declared.late is not None and each.told is not None
-        ]
-        letters = []
-        again = set()
-        for at, each in enumerate(parts):
-            if each.declared.late is not None and not inputs.is_typed(each.records):
-                again |= {at} if each.late_at else set()
-            if each.declared.dead_letters is None:
-                continue
-            # After a replay nothing was computed, and so nothing counted.
-            known = each.bad_count
-            if each.bad is not None and not counts.skipped:
-                known = observed(each.bad, BAD)
-            if known != 0:
-                letters.append(
-                    reading.dead_letters(
-                        each.rows, each.declared.dead_letters, self._running.flow.name
-                    )
-                )
-                again |= set() if self._lateness_us else {at}
-        if not letters and not aside:
-            return counts
-        if again and not is_kept and not counts.skipped:
-            self._running.note_second_reading(batch_id, again)
-        whole = reduce(lambda a, b: a.unionByName(b), [*letters, *aside])
-        written = self._running.write_letters(whole, batch_id)
-        late = sum(each.late for each in parts if each.declared.late is not None)
-        return counts.plus(0, max(0, written - late))
 
 
 @dataclass(slots=True)
@@ -612,16 +517,20 @@ class _Hearing:
         return sum(each.read for each in heard.parts), sum(each.bad for each in heard.parts)
 
 
-def _tasks_of(records: DataFrame) -> int:
-    """In how many tasks the rows of a micro-batch are read."""
-    return int(records._jdf.logicalPlan().rdd().getNumPartitions())
-
-
-def _shared(results: Iterable[DataFrame], batch: Batch) -> list[str]:
+def shared_by(results: Iterable[DataFrame], batch: Batch) -> list[str]:
     """The operators with several readers: what they give is kept, so that they work once."""
     plans = [str(rows._jdf.queryExecution().analyzed().toString()) for rows in results]
     read = Counter(name.strip("`") for plan in plans for name in _ALIAS.findall(plan))
     return [name for name in batch.made if read[title_of(name)] > 1]
+
+
+def micro_batch_settings(session: SparkSession, running: Running) -> dict[str, str]:
+    """What suits micro-batches of a flow with operators."""
+    given = session.sparkContext.getConf()
+    if given.contains(_ARROW_BYTES) or given.contains(_ARROW_ROWS):
+        return dict(_SETTINGS)
+    most = rows_at_once(running.place, running.flow.streams)
+    return {**_SETTINGS, _ARROW_BYTES: str(_NO_LIMIT), _ARROW_ROWS: str(most)}
 
 
 @contextmanager

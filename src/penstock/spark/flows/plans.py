@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from penstock.spark.flows.folder import Fingerprint
     from penstock.spark.flows.inputs import Place
+    from penstock.spark.runtime.micro_batches import Source
 
 # What rows have for the topic, and not in it.
 _NO_COLUMNS: Final = frozenset({"_key", DELETED})
@@ -28,12 +29,13 @@ _NO_COLUMNS: Final = frozenset({"_key", DELETED})
 class Plan:
     """What a flow comes to: how it is run, and what its checkpoint depends on."""
 
-    rowwise: bool
     fingerprint: Fingerprint
     # What keeps state by operators of ours; None if nothing does.
     operated: Planning | None
-    # The one plan of a flow that Spark runs as a stream; the records for one that it does not.
-    rows: DataFrame
+    # The one plan of a flow that Spark runs as a stream; None if its micro-batches are run here.
+    rows: DataFrame | None = None
+    # What is read for these.
+    sources: Sequence[Source] = ()
     # The folder where the source tells how far event time has come; None if it does not.
     watch: str | None = None
     # Whether each stream is read once in a micro-batch, and wholly.

@@ -1,11 +1,12 @@
-"""One flow as a Spark query: built from its declaration, started, watched and stopped.
+"""One flow while it runs: built from its declaration, started, watched and stopped.
 
-There are three ways. If the function treats each row by itself and reads one stream, Spark streams
-the records as they are, and the function is run on each micro-batch: several outputs come from one
-reading. So it is if the function keeps state by operators of ours, over any number of streams
-(`operated`). Otherwise the function is run once, on the stream, and Spark keeps
-its state; what it gives and the dead letters are united in one plan, so that they still are one
-query, one checkpoint and one transaction per micro-batch.
+There are three ways. If the function treats each row by itself and reads one stream, a loop of ours
+runs its micro-batches (`penstock.spark.runtime.micro_batches`): small ones over a plan that is
+prepared once (`prepared`), large ones by stages, with the function run on each. So it is if the
+function keeps state by operators of ours, over any number of streams (`operated`). Otherwise the
+function is run once, on the stream, in a query of Spark's, and Spark keeps its state; what it gives
+and the dead letters are united in one plan, so that they still are one query, one checkpoint and
+one transaction per micro-batch.
 
 Either way a micro-batch ends in `write`: all topics in one transaction of the sink, then the other
 outputs, each of which takes a batch a second time without harm.
@@ -18,13 +19,11 @@ while it is idle.
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import reduce
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial, reduce
+from typing import Any, Final
 
-import orjson
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, Observation, SparkSession
 
@@ -33,6 +32,7 @@ from penstock.spark.flows import inputs, offsets, planning, plans, published, ta
 from penstock.spark.flows.changed import source_of
 from penstock.spark.flows.dead_letters import NO_LIMIT, DeadLetterGuard, Remedy, Verdict
 from penstock.spark.flows.declare import Flow, Output, Stream, Table, Topic
+from penstock.spark.flows.durations import microseconds
 from penstock.spark.flows.errors import UnknownTopicError, UserCodeError
 from penstock.spark.flows.folder import Fingerprint
 from penstock.spark.flows.gate import Gate, GateClosedError
@@ -42,12 +42,12 @@ from penstock.spark.flows.old_rows import Ask, OldRowsWatch
 from penstock.spark.flows.operated import Operated
 from penstock.spark.flows.outputs import COLUMNS, make_topics, topic_rows
 from penstock.spark.flows.plans import BatchOf, Plan
+from penstock.spark.flows.prepared import Prepared
 from penstock.spark.flows.progress import Progress
 from penstock.spark.flows.published import NotPublishedError, SchemaWatch
-from penstock.spark.flows.stream_parts import united
+from penstock.spark.flows.spark_query import FlowQuery, SparkQuery
 from penstock.spark.flows.supervisor import Failure
 from penstock.spark.flows.trouble import explain
-from penstock.spark.flows.turns import is_idle
 from penstock.spark.flows.versions import physical
 from penstock.spark.flows.writing import (
     BAD,
@@ -60,18 +60,16 @@ from penstock.spark.flows.writing import (
     observed,
 )
 from penstock.spark.reasons import reason
+from penstock.spark.runtime.checkpoint import Checkpoint, is_local
+from penstock.spark.runtime.micro_batches import MicroBatch, MicroBatches, Source
+from penstock.spark.runtime.spark_internals import HadoopFiles, cloned
+from penstock.spark.sink.prepared import PreparedRows
 from penstock.spark.state import watching
 from penstock.spark.state.bounds import warn_of_rest
 from penstock.spark.state.context import Planning, entered
 
-if TYPE_CHECKING:
-    from pyspark.sql.streaming.query import StreamingQuery
-
 log = logging.getLogger(__name__)
 
-# How long a stop waits for Spark to note down a batch that is done.
-COMMIT_WAIT_S: Final = 10.0
-_STEP_S: Final = 0.05
 # Of how many batches the numbers of rows written are kept until Spark has reported on them.
 _KEPT_COUNTS: Final = 200
 MEND_ADVICE: Final = (
@@ -103,13 +101,12 @@ class Running:
         self.place = place
         self._once = once
         self._gate = Gate()
-        self._query: StreamingQuery | None = None
+        self._query: FlowQuery | None = None
         # What went wrong inside a micro-batch, before Java made text of it.
         self._error: BaseException | None = None
         self._written: dict[int, int] = {}
-        # How often each source is read in a micro-batch, and of which some batches read twice.
+        # How often Spark reads each source in a micro-batch.
         self._readings: list[int] = []
-        self._twice: dict[int, frozenset[int]] = {}
         # How many records a batch had, where that is known without Spark.
         self._read: dict[int, int] = {}
         # The dead letters of a batch of which it is not known yet how many records it had.
@@ -207,27 +204,21 @@ class Running:
             )
             if reads_each_once and planning.is_one_operator(results.values()):
                 watch = self._watch(planned)
-            packed = planned.packed if watch is not None else set()
-            records = [
-                self._open(each, number, bounded=True, watch=watch, packs=number in packed)
-                for number, each in enumerate(self.flow.streams)
-            ]
         if is_operated or (rowwise and len(records) == 1):
             # Only to see that they can be written.
             self.united(results, [])
+            packed = planned.packed if watch is not None else set()
+            sources = [
+                self.source(each, number, bounded=is_operated, watch=watch, packs=number in packed)
+                for number, each in enumerate(self.flow.streams)
+            ]
             operated = planned if is_operated else None
             return Plan(
-                True,
-                made_from,
-                operated,
-                united(records),
-                watch,
-                reads_each_once,
-                columns,
-                old_rows,
-            )
+                made_from, operated, sources=sources, watch=watch,
+                reads_each_once=reads_each_once, columns=columns, old_rows=old_rows,
+            )  # fmt: skip
         return Plan(
-            False, made_from, None, self.united(results, letters), columns=columns,
+            made_from, None, rows=self.united(results, letters), columns=columns,
             old_rows=old_rows,
         )  # fmt: skip
 
@@ -260,6 +251,12 @@ class Running:
         return inputs.open_stream(
             self._spark, self.place, declared, replay=replay, number=number, **more
         )
+
+    def source(self, declared: Stream, number: int, **more: Any) -> Source:
+        """A stream as the driver and its tasks read it, without a query of Spark's."""
+        replay = self.generation > 1
+        options = inputs.stream_options(self.place, declared, replay=replay, number=number, **more)
+        return inputs.source(options, number)
 
     def _watch(self, planned: Planning) -> str | None:
         """Where the source tells how far time has come, if one job is enough for a micro-batch."""
@@ -343,31 +340,19 @@ class Running:
     def start(self, plan: Plan) -> None:
         """Start the query; it runs when this returns."""
         make_topics(self.place, self.flow, self.generation)
-        self._writer = TopicWriter(self.place, self.flow, self.generation)
+        checkpoint = self._opened_checkpoint()
+        query_id = checkpoint.query_id() if plan.rows is None else None
+        self._writer = TopicWriter(self.place, self.flow, self.generation, query_id)
         if not self._once and any(each.reading.published for each in self.flow.inputs):
             watched = [(self.place.resolve(each.topic), each) for each in self.flow.inputs]
             self._watch_schemas = SchemaWatch(self.place.cluster(), self.flow.name, watched)
-        self._readings = [
-            1 if plan.rowwise or each.dead_letters is None else 2 for each in self.flow.streams
-        ]
-        writer = plan.rows.writeStream.queryName(self.title)
-        writer = writer.option("checkpointLocation", self.checkpoint)
-        writer = writer.outputMode("append" if plan.rowwise else self.flow.mode)
-        if self._once:
-            writer = writer.trigger(availableNow=True)
-        elif self.flow.every is not None:
-            writer = writer.trigger(processingTime=self.flow.every)
-        on_batch: Callable[[DataFrame, int], Counts]
-        if plan.operated is not None:
-            on_batch = Operated(
-                self, plan.operated, plan.watch, reads_each_once=plan.reads_each_once
-            )
+        if plan.rows is None:
+            self._query = self._micro_batches(plan, checkpoint)
         else:
-            on_batch = self._on_records if plan.rowwise else self._on_rows
+            self._query = self._spark_query(plan.rows)
         if plan.old_rows:
             self._old_rows = OldRowsWatch(self.place, self.flow.name, plan.old_rows, self.ask)
             self._old_rows.start()
-        self._query = writer.foreachBatch(self._guarded(on_batch)).start()
         idle = {self.place.resolve(each.topic): each.idle_us for each in self.flow.streams
                 if each.idle_us is not None}  # fmt: skip
         if idle and not self._once:
@@ -376,28 +361,67 @@ class Running:
             self._heartbeats = Heartbeats(self.place, idle, avro=avro)
             self._heartbeats.start()
 
+    def _spark_query(self, rows: DataFrame) -> SparkQuery:
+        """What Spark keeps state for is a query of Spark's."""
+        self._readings = [1 if each.dead_letters is None else 2 for each in self.flow.streams]
+        writer = rows.writeStream.queryName(self.title)
+        writer = writer.option("checkpointLocation", self.checkpoint)
+        writer = writer.outputMode(self.flow.mode)
+        if self._once:
+            writer = writer.trigger(availableNow=True)
+        elif self.flow.every is not None:
+            writer = writer.trigger(processingTime=self.flow.every)
+
+        def on_batch(rows: DataFrame, batch_id: int) -> None:
+            self._guarded(batch_id, lambda: self._on_rows(rows, batch_id))
+
+        return SparkQuery(writer.foreachBatch(on_batch).start())
+
+    def _opened_checkpoint(self) -> Checkpoint:
+        """By Spark's own means where it is not on this machine."""
+        if is_local(self.checkpoint):
+            return Checkpoint(self.checkpoint)
+        return Checkpoint(self.checkpoint, partial(HadoopFiles, self._spark))
+
+    def _micro_batches(self, plan: Plan, checkpoint: Checkpoint) -> MicroBatches:
+        """All else is run by our own loop."""
+        on_batch: Callable[[MicroBatch], Counts] = partial(self._on_one_stream, Prepared(self))
+        if plan.operated is not None:
+            on_batch = Operated(
+                self, plan.operated, plan.watch, reads_each_once=plan.reads_each_once
+            )
+
+        def run(batch: MicroBatch) -> None:
+            self._guarded(batch.batch_id, lambda: on_batch(batch))
+            self._read.setdefault(
+                batch.batch_id, sum(each.records for each in batch.counts().values())
+            )
+
+        every = self.flow.every
+        loop = MicroBatches(
+            cloned(self._spark), self.title, checkpoint, plan.sources, run, once=self._once,
+            every_s=None if every is None else microseconds(every, "every") / 1e6,
+        )  # fmt: skip
+        loop.start()
+        return loop
+
     @property
     def title(self) -> str:
         """The query's name in Spark: two generations of a flow may run at a time."""
         return self.flow.name if self.generation == 1 else f"{self.flow.name} g{self.generation}"
 
-    def _guarded(self, on_batch: Any) -> Any:
-        """The batch function behind the gate, with its error kept before Java makes text of it."""
-
-        def run(rows: DataFrame, batch_id: int) -> None:
-            self._gate.enter()
-            done = False
-            try:
-                counts = on_batch(rows, batch_id)
-                self._count(batch_id, counts)
-                done = True
-            except BaseException as error:
-                self._error = error
-                raise
-            finally:
-                self._gate.leave(batch_id, done=done)
-
-        return run
+    def _guarded(self, batch_id: int, work: Callable[[], Counts]) -> None:
+        """A micro-batch behind the gate, with its error kept before Java makes text of it."""
+        self._gate.enter()
+        done = False
+        try:
+            self._count(batch_id, work())
+            done = True
+        except BaseException as error:
+            self._error = error
+            raise
+        finally:
+            self._gate.leave(batch_id, done=done)
 
     def _count(self, batch_id: int, counts: Counts) -> None:
         self._written[batch_id] = counts.rows
@@ -405,13 +429,19 @@ class Running:
         while len(self._written) > _KEPT_COUNTS:
             del self._written[next(iter(self._written))]
 
-    def _on_records(self, records: DataFrame, batch_id: int) -> Counts:
+    def _on_one_stream(self, prepared: Prepared, batch: MicroBatch) -> Counts:
+        """A micro-batch of a flow of rows alone: over the prepared plan, if it is small."""
+        counts = prepared.run(batch)
+        return self._on_records(batch) if counts is None else counts
+
+    def _on_records(self, batch: MicroBatch) -> Counts:
         """A micro-batch of records: the function is run on it.
 
         With one output the bad records are only counted on the way, and read a second time if
         there are any. What several outputs need is kept meanwhile: otherwise each would read, and
         parse, everything again.
         """
+        (records,), batch_id = batch.frames(), batch.batch_id
         declared = self.flow.streams[0]
         rows, bad = records, None
         if declared.is_typed:
@@ -435,8 +465,6 @@ class Running:
             if declared.dead_letters is not None and known != 0:
                 assert self._writer is not None
                 letters = reading.dead_letters(rows, declared.dead_letters, self.flow.name)
-                if not self.shares and not counts.skipped:
-                    self.note_second_reading(batch_id, [0])
                 written = self._writer.write_letters(letters, batch_id)
                 counts = counts.plus(0, written)
             if not counts.skipped:
@@ -537,10 +565,6 @@ class Running:
         assert self._writer is not None
         return self._writer.write_letters(letters, batch_id)
 
-    def note_second_reading(self, batch_id: int, streams: Iterable[int]) -> None:
-        """Spark counts the rows of a batch whenever they are read."""
-        self._twice[batch_id] = frozenset(streams)
-
     def settle(self, batch_id: int, verdict: Verdict) -> int | None:
         """Judge a micro-batch that was committed; how many records it had, if that is known.
 
@@ -556,6 +580,16 @@ class Running:
         if records is not None and not any(each.where for each in self.flow.streams):
             self._valued[batch_id] = records
 
+    def write_prepared(self, rows: PreparedRows, batch_id: int, verdict: Verdict) -> Counts:
+        """Write a micro-batch by a plan that is prepared; PreparedFailedError if that fails."""
+        assert self._writer is not None
+        return self._writer.write_prepared(rows, batch_id, verdict.before_commit)
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether no further micro-batch is to begin."""
+        return self._gate.is_closed
+
     def note_read(self, batch_id: int, records: int) -> None:
         """However often a batch was read, it has so many records."""
         self._read[batch_id] = records
@@ -564,17 +598,17 @@ class Running:
 
     @property
     def is_active(self) -> bool:
-        return self._query is not None and bool(self._query.isActive)
+        return self._query is not None and self._query.is_active
 
     @property
     def is_waiting(self) -> bool:
         """Whether the query has looked for records, and found none."""
-        return self._query is not None and is_idle(self._query)
+        return self._query is not None and self._query.is_idle
 
     def failure(self) -> Failure | None:
         """Why the query ended; None if it came to its end, or was stopped."""
         query = self._query
-        found = query.exception() if query is not None else None
+        found = query.error() if query is not None else None
         if found is None and query is not None and not self._gate.is_closed:
             wrong = self.guard.at_end()
             return None if wrong is None else self.explain(wrong)
@@ -609,25 +643,15 @@ class Running:
             return False
         if self._watch_schemas is not None:
             self._watch_schemas.look()
-        last = self._query.lastProgress
-        if last is None:
-            return False
-        reports = [last]
-        if int(last["batchId"]) > self.progress.batch_id + 1:
-            reports = list(self._query.recentProgress)
-        fresh = [self._take(orjson.loads(each.json)) for each in reports]
-        return any(fresh)
+        return max(map(self._take, self._query.reports()), default=False)
 
     def _take(self, report: dict[str, Any]) -> bool:
         batch_id = int(report.get("batchId", -1))
-        twice = self._twice.get(batch_id, ())
-        readings = [2 if at in twice else each for at, each in enumerate(self._readings)]
-        self._twice = {each: read for each, read in self._twice.items() if each >= batch_id}
         self._read = {each: read for each, read in self._read.items() if each >= batch_id}
         valued = self._valued.get(batch_id)
         self._valued = {each: seen for each, seen in self._valued.items() if each >= batch_id}
         read, before = self._read.get(batch_id), self.progress.rows_in
-        if not self.progress.take(report, self._written, readings, read, valued):
+        if not self.progress.take(report, self._written, self._readings, read, valued):
             return False
         dead, first = self._unjudged.pop(batch_id, (0, ""))
         if dead:
@@ -639,9 +663,9 @@ class Running:
     def stop(self, timeout_s: float) -> None:
         """End the query after the micro-batch that runs; break it off after the time limit."""
         query = self._query
-        if query is not None and query.isActive:
+        if query is not None and query.is_active:
             if self._gate.close(timeout_s):
-                self._wait_for_commit(query)
+                query.wait(self._gate.last_done)
             else:
                 log.warning(
                     "flow %s: the micro-batch did not end within %.0f s and is broken off; it runs "
@@ -651,16 +675,6 @@ class Running:
                 )
             query.stop()
         self.close()
-
-    def _wait_for_commit(self, query: StreamingQuery) -> None:
-        """Until Spark has noted that the last batch is done, so that it need not run again."""
-        deadline = time.monotonic() + COMMIT_WAIT_S
-        while query.isActive and time.monotonic() < deadline:
-            last = query.lastProgress
-            done = -1 if last is None else int(last["batchId"])
-            if done >= self._gate.last_done or not query.status["isTriggerActive"]:
-                return
-            time.sleep(_STEP_S)
 
     def close(self) -> None:
         """Let go of what was kept for the micro-batches."""

@@ -16,6 +16,7 @@ from penstock.spark.flows.declare import Flow
 from penstock.spark.flows.versions import physical
 from penstock.spark.reading.frame import HEADER_PREFIX
 from penstock.spark.sink import AtLeastOnce, ExactlyOnce, Written
+from penstock.spark.sink.prepared import PreparedRows
 
 if TYPE_CHECKING:
     from penstock.spark.flows.inputs import Place
@@ -100,12 +101,14 @@ class TopicWriter:
     memory of what was written: `write_letters`.
     """
 
-    def __init__(self, place: Place, flow: Flow, generation: int) -> None:
+    def __init__(
+        self, place: Place, flow: Flow, generation: int, query_id: str | None = None
+    ) -> None:
         # A generation is a query of its own: the old one may still write while it is built.
         name = physical(flow.name, generation)
         self._letters = [each.dead_letters for each in flow.streams if each.dead_letters]
-        self._sink = _sink(place, flow, name)
-        self._letter_sink = _sink(place, flow, f"{name}.dead")
+        self._sink = _sink(place, flow, name, query_id)
+        self._letter_sink = _sink(place, flow, f"{name}.dead", query_id)
         # Counts those of the micro-batch that is written, where they come with the others.
         self.letters_seen: Observation | None = None
 
@@ -133,6 +136,16 @@ class TopicWriter:
             letters = observed(seen, "letters") or 0
         return Counts(max(0, written.records - letters), letters, written.skipped)
 
+    def write_prepared(
+        self, rows: PreparedRows, batch_id: int, check: Callable[[], None] | None
+    ) -> Counts:
+        """Write a micro-batch by a plan that is prepared; PreparedFailedError if that fails."""
+        assert isinstance(self._sink, ExactlyOnce)
+        self._sink.write_batch(rows, batch_id, check)
+        written = self._sink.last
+        assert written is not None
+        return Counts(written.records, 0, written.skipped)
+
     def write_letters(self, letters: DataFrame, batch_id: int) -> int:
         """Write the dead letters of a micro-batch; how many there were."""
         return _write(self._letter_sink, letters, batch_id).records
@@ -148,9 +161,9 @@ class TopicWriter:
                 each.close()
 
 
-def _sink(place: Place, flow: Flow, name: str) -> ExactlyOnce | AtLeastOnce:
+def _sink(place: Place, flow: Flow, name: str, query_id: str | None) -> ExactlyOnce | AtLeastOnce:
     if flow.exactly_once:
-        return ExactlyOnce(name, place.bootstrap, options=place.options)
+        return ExactlyOnce(name, place.bootstrap, options=place.options, query_id=query_id)
     return AtLeastOnce(place.bootstrap, options=place.options)
 
 

@@ -38,7 +38,7 @@ from penstock.client.connection import Cluster
 from penstock.client.errors import ClientError, FencedError, OutcomeUnknownError
 from penstock.client.metadata import Metadata
 from penstock.client.producing import Sender
-from penstock.client.transacting import Transaction
+from penstock.client.transacting import Ids, Transaction
 from penstock.errors import PenstockError
 from penstock.spark.sink import marks
 from penstock.spark.sink.columns import prepare
@@ -53,6 +53,11 @@ from penstock.spark.sink.errors import (
     from_spark,
 )
 from penstock.spark.sink.marks import Mark
+from penstock.spark.sink.prepared import (
+    PreparedFailedError,
+    PreparedRows,
+    PreparedTooMuchError,
+)
 from penstock.spark.sink.target import Joined, Target
 from penstock.spark.sink.tasks import (
     HERALD,
@@ -76,6 +81,8 @@ ID_PREFIX: Final = "penstock-flow-"
 _QUERY_ID: Final = "sql.streaming.queryId"
 # How long a failed batch's transaction is tried to be aborted; the next driver does it anyway.
 _ABORT_S: Final = 10.0
+# Whose batches are, before the driver puts in its own ids.
+NOBODY: Final = Ids(0, 0)
 _MARKS: Final = (marks.TOPIC, marks.PARTITION)
 # What the driver sends by itself; more is sent by tasks.
 DRIVER_BYTES: Final = 8 << 20
@@ -193,16 +200,22 @@ class ExactlyOnce:
     # ---- a micro-batch -------------------------------------------------------------------
 
     def write_batch(
-        self, df: DataFrame, batch_id: int, check: Callable[[], None] | None = None
+        self,
+        df: DataFrame | PreparedRows,
+        batch_id: int,
+        check: Callable[[], None] | None = None,
     ) -> None:
         """Write one micro-batch, or see that it was written already.
 
         `check` is called when all rows were sent, and nothing of them counts yet: what it raises
-        aborts the transaction, and leaves here as it is.
+        aborts the transaction, and leaves here as it is. PreparedFailedError if a prepared plan
+        did not come to its end, or gives too much: nothing was sent then.
         """
         with self._lock:
             try:
                 self.last = self._write(df, int(batch_id), check)
+            except PreparedFailedError:
+                raise
             except _RefusedError as error:
                 self.close()
                 raise error.why from None
@@ -217,8 +230,12 @@ class ExactlyOnce:
 
     __call__ = write_batch
 
-    def _write(self, df: DataFrame, batch_id: int, check: Callable[[], None] | None) -> Written:
-        rows = df if self.is_prepared else prepare(df, self.topic)
+    def _write(
+        self, df: DataFrame | PreparedRows, batch_id: int, check: Callable[[], None] | None
+    ) -> Written:
+        rows = df
+        if not self.is_prepared and not isinstance(df, PreparedRows):
+            rows = prepare(df, self.topic)
         query_id = self._query_id or _query_id_of(df) or ""
         for attempt in range(1, ATTEMPTS + 1):
             hold = self._held()
@@ -238,14 +255,18 @@ class ExactlyOnce:
     def _write_once(
         self,
         hold: _Hold,
-        rows: DataFrame,
+        rows: DataFrame | PreparedRows,
         query_id: str,
         batch_id: int,
         check: Callable[[], None] | None,
     ) -> Written:
         began = time.monotonic()
         try:
-            sent = self._send(hold, rows)
+            sent = (
+                self._send_prepared(hold, rows)
+                if isinstance(rows, PreparedRows)
+                else self._send(hold, rows)
+            )
             if check is not None:
                 _must_pass(check)
             if sent.records == 0:
@@ -262,7 +283,7 @@ class ExactlyOnce:
                 # The successor knows what became of it; to take over would disturb it.
                 raise self._fenced(error.__cause__, time.monotonic() - began) from error
             raise
-        except RepeatedTaskError:
+        except (RepeatedTaskError, PreparedFailedError):
             raise
         except BaseException:
             self._abort(hold)
@@ -302,13 +323,28 @@ class ExactlyOnce:
         packed = _collect(rows.mapInArrow(pack, PACKED))
         if any(row["count"] == TOO_MUCH for row in packed):
             return None
+        return self._send_packed(hold, packed)
+
+    def _send_prepared(self, hold: _Hold, rows: PreparedRows) -> _Sent:
+        counts = {name: len(hold.metadata.partitions(name)) for name in rows.topics}
+        # Brokers may raise the epoch with each transaction; the plan is to stay the same.
+        job = Job(
+            self.target, None, counts, self.transactional_id, NOBODY,
+            limit_bytes=self._driver_bytes,
+        )  # fmt: skip
+        packed = rows.packed(job)
+        if any(row["count"] == TOO_MUCH for row in packed):
+            raise PreparedTooMuchError
+        return self._send_packed(hold, packed)
+
+    def _send_packed(self, hold: _Hold, packed: list[Row]) -> _Sent:
         if not packed:
             return _Sent()
         packed.sort(key=lambda row: tuple(row[name] for name in ORDER))
         hold.transaction.add_partitions(
             {_MARKS} | {(row["topic"], row["partition"]) for row in packed}
         )
-        numbering = Numbering()
+        numbering = Numbering(ids=hold.transaction.ids)
         for row in packed:
             place = (row["topic"], row["partition"])
             hold.sender.send(*place, numbering.numbered(place, row["count"], row["data"]))
@@ -411,8 +447,10 @@ def _is_written(mark: Mark | None, query_id: str, batch_id: int, name: str) -> b
     return True
 
 
-def _query_id_of(df: DataFrame) -> str | None:
+def _query_id_of(df: DataFrame | PreparedRows) -> str | None:
     """Spark's id of the streaming query that calls us, which is kept in its checkpoint."""
+    if isinstance(df, PreparedRows):
+        return None
     found = df.sparkSession.sparkContext.getLocalProperty(_QUERY_ID)
     return None if found is None else str(found)
 

@@ -66,10 +66,10 @@ _WRITTEN_SCHEMA: Final = pa.schema(
         ("bytes", pa.int64()),
     ]
 )
-# Where the header of a batch has its sequence number and its checksum.
-_SEQUENCE_AT: Final = 53
+# Where the header of a batch has its producer with the sequence number, and its checksum.
+_PRODUCER_AT: Final = 43
+_PRODUCER: Final = struct.Struct(">qhi")
 _CRC_AT: Final = CRC_START - 4
-_INT: Final = struct.Struct(">i")
 _UNSIGNED: Final = struct.Struct(">I")
 
 
@@ -198,18 +198,25 @@ class Send:
 
 
 class Numbering:
-    """Gives batches the sequence numbers of their producer, partition by partition."""
+    """Gives batches the sequence numbers of their producer, partition by partition.
 
-    def __init__(self, sequences: dict[Place, int] | None = None) -> None:
+    With `ids` also those of the producer, where they were packed for no producer yet.
+    """
+
+    def __init__(
+        self, sequences: dict[Place, int] | None = None, *, ids: Ids | None = None
+    ) -> None:
         self._sequences = {} if sequences is None else sequences
+        self._ids = None if ids is None else (ids.producer_id, ids.epoch)
 
     def numbered(self, place: Place, count: int, data: Any) -> memoryview:
         """The batch with its number; as it is, if it was packed as the first."""
         sequence = self._sequences.get(place, 0)
-        (packed_as,) = _INT.unpack_from(data, _SEQUENCE_AT)
-        if packed_as != sequence:
+        *ids, packed_as = _PRODUCER.unpack_from(data, _PRODUCER_AT)
+        wanted = (*(ids if self._ids is None else self._ids), sequence)
+        if (*ids, packed_as) != wanted:
             data = bytearray(data)
-            _INT.pack_into(data, _SEQUENCE_AT, sequence)
+            _PRODUCER.pack_into(data, _PRODUCER_AT, *wanted)
             _UNSIGNED.pack_into(data, _CRC_AT, crc32c(memoryview(data)[CRC_START:]))
         self._sequences[place] = next_sequence(sequence, count)
         return memoryview(data)

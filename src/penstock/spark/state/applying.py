@@ -99,8 +99,10 @@ def apply(
         else tagged(rows, number, _shard_of(keys[each], shards))
         for number, (each, rows) in enumerate(inputs.items())
     ]
-    whole = united(frames, heralds=0 if isinstance(context, Planning) else shards)
-    spread = whole.repartitionById(shards, _SHARD)
+    is_prepared = isinstance(context, Batch) and context.prepared
+    heralds = 1 if is_prepared else shards
+    whole = united(frames, heralds=0 if isinstance(context, Planning) else heralds)
+    spread = whole.coalesce(1) if is_prepared else whole.repartitionById(shards, _SHARD)
     place = Place(f"{context.folder}/{title}") if isinstance(context, Batch) else None
     task = _Task(
         operator,
@@ -111,6 +113,7 @@ def apply(
         context.watermark_us if isinstance(context, Batch) else None,
         to_arrow_schema(wanted, timezone="UTC"),
         frozenset(packed),
+        all_shards=is_prepared,
     )
     rows = spread.mapInArrow(task, wanted)
     if isinstance(context, Batch):
@@ -222,18 +225,29 @@ class _Task:
     shards: int
     # None in batch: nothing is kept.
     place: Place | None
-    version: int
+    version: int | Callable[[], int]
     watermark_us: int | Callable[[], int] | None
     schema: pa.Schema
     # The inputs that come packed.
     packed: frozenset[str] = frozenset()
+    # Whether all shards come to this task, one after the other.
+    all_shards: bool = False
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         settle(self.operator.kind)
         whole = pa.Table.from_batches(list(batches))
+        told = self.version
+        version = told() if callable(told) else told
+        if self.all_shards:
+            for number in range(self.shards):
+                own = whole.filter(pa.compute.equal(whole[_SHARD], number))
+                yield from self._shard(number, own, version)
+            return
         numbers = pa.compute.unique(whole[_SHARD]).to_pylist()
         assert len(numbers) == 1, f"shards {numbers} came to one task"
-        number = numbers[0]
+        yield from self._shard(numbers[0], whole, version)
+
+    def _shard(self, number: int, whole: pa.Table, version: int) -> Iterator[pa.RecordBatch]:
         parted = {
             name: part_of(whole, at, is_packed=name in self.packed)
             for at, name in enumerate(self.names)
@@ -241,8 +255,8 @@ class _Task:
         inputs = {name: rows for name, rows in parted.items() if rows is not None}
         told = self.watermark_us
         watermark_us = told() if callable(told) else told
-        with opened(self.place, number, self.version) as state:
-            shard = Shard(number, self.shards, self.version, watermark_us, state)
+        with opened(self.place, number, version) as state:
+            shard = Shard(number, self.shards, version, watermark_us, state)
             rows = processed(self.operator, shard, inputs)
         yield from rows.cast(self.schema).to_batches(max_chunksize=65_536)
 

@@ -196,7 +196,10 @@ def _run(last: Link) -> DataFrame:
         MOST_ROWS,
     )
     parts = [applying.tagged(rows, number, "0") for number, rows in enumerate(frames)]
-    rows = applying.united(parts, heralds=1).repartition(1).mapInArrow(task, wanted)
+    whole = applying.united(parts, heralds=1)
+    # One task, by a shuffle unless the plan must be free of them.
+    whole = whole.coalesce(1) if batch.prepared else whole.repartition(1)
+    rows = whole.mapInArrow(task, wanted)
     rows = rows.alias(applying.title_of(last.title))
     for each in links:
         batch.made[each.title] = rows
@@ -232,7 +235,7 @@ class _Task:
     steps: tuple[_Step, ...]
     frames: int
     shards: int
-    version: int
+    version: int | Callable[[], int]
     watermark_us: int | Callable[[], int] | None
     schema: pa.Schema
     most_rows: int
@@ -243,6 +246,7 @@ class _Task:
         made = [applying.part_of(whole, number) for number in range(self.frames)]
         told = self.watermark_us
         watermark_us = told() if callable(told) else told
+        version = self.version() if callable(self.version) else self.version
         room = _Room(self.most_rows)
         threads = max(1, min(self.shards, _MOST_THREADS, _cores()))
         # What is done is written while others work: the disk takes one commit for many files.
@@ -252,7 +256,7 @@ class _Task:
             held: list[Held] = []
             kept = []
             for each in self.steps:
-                rows, some = self._given(each, made, watermark_us, pool, room)
+                rows, some = self._given(each, made, version, watermark_us, pool, room)
                 made.append(rows)
                 kept += [disk.submit(one.keep) for one in some]
                 held += some
@@ -268,6 +272,7 @@ class _Task:
         self,
         step: _Step,
         made: Sequence[pa.Table | None],
+        version: int,
         watermark_us: int | None,
         pool: ThreadPoolExecutor,
         room: _Room,
@@ -282,8 +287,8 @@ class _Task:
 
         def work(number: int) -> tuple[pa.Table, Held]:
             own = {name: parts[number] for name, parts in inputs.items() if len(parts[number])}
-            held = hold(step.place, number, self.version)
-            shard = Shard(number, self.shards, self.version, watermark_us, held.state)
+            held = hold(step.place, number, version)
+            shard = Shard(number, self.shards, version, watermark_us, held.state)
             rows = processed(step.operator, shard, own)
             room.take(len(rows))
             return rows.cast(step.out), held

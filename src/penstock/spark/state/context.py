@@ -69,13 +69,16 @@ class Batch(_Numbered):
 
     # Where states are: a path, or a URL of a store that all workers reach.
     folder: str = ""
-    batch_id: int = 0
+    # Where the plan is prepared once: told when it runs.
+    batch_id: int | Callable[[], int] = 0
     shards: int = DEFAULT_SHARDS
     # Before this event time nothing more is expected, microseconds; None if no input has a time.
     # What is known only while the micro-batch runs is asked for by its tasks.
     watermark_us: int | Callable[[], int] | None = None
     # Whether there is so little to do that operators that follow each other share a task.
     together: bool = False
+    # Whether the plan is prepared once, so that nothing may be shuffled: a single task does it all.
+    prepared: bool = False
     # Whether rows that cannot be computed are set aside.
     guarded: bool = False
     # What was applied, by the name of its state.

@@ -80,16 +80,19 @@ class Files:
         *,
         durable: bool = True,
         makes_folder: bool = True,
+        replaces: bool = True,
     ) -> None:
         """Write a whole file. What need not outlive the machine is not waited for.
 
         FileNotFoundError if there is no such folder and it is not to be made; stores of objects
-        have none.
+        have none. FileExistsError if it is there and is not to be replaced.
         """
         path = self._at(name)
         if self._store is None:
-            self._write_here(Path(path), data, durable, makes_folder)
+            self._write_here(Path(path), data, durable, makes_folder, replaces)
             return
+        if not replaces and self.is_there(name):
+            raise FileExistsError(path)
         direct = self._store.type_name in _OBJECTS
         beside = path if direct else f"{path}{_BESIDE}{uuid.uuid4().hex}"
         if not direct:
@@ -100,7 +103,12 @@ class Files:
             self._store.move(beside, path)
 
     def _write_here(
-        self, file: Path, data: pa.Buffer | bytes, durable: bool, makes_folder: bool
+        self,
+        file: Path,
+        data: pa.Buffer | bytes,
+        durable: bool,
+        makes_folder: bool,
+        replaces: bool,
     ) -> None:
         # Two tries of one task may write the same file at a time.
         beside = file.with_name(f"{_BESIDE}{os.getpid()}-{uuid.uuid4().hex[:8]}-{file.name}")
@@ -111,7 +119,14 @@ class Files:
                 raise
             file.parent.mkdir(parents=True, exist_ok=True)
             self._write_beside(beside, data, durable)
-        beside.replace(file)
+        if replaces:
+            beside.replace(file)
+        else:
+            try:
+                # Of two who write it at a time one is told.
+                os.link(beside, file)
+            finally:
+                beside.unlink()
         if not durable:
             return
         handle = os.open(file.parent, os.O_RDONLY)

@@ -30,12 +30,15 @@ import pyarrow as pa
 
 from penstock.spark.reading.decoding import ASIDE_TYPE, Typing
 from penstock.spark.source.planning import Range
+from penstock.spark.source.told import told as told_now
 from penstock.spark.state.files import Files, StateError
 from penstock.spark.state.packing import Packing
 from penstock.spark.state.time import BEGINNING, Part, Seen, Times
 
 # Beside the checkpoint's own folders.
 FOLDER: Final = "penstock-time"
+# The same of micro-batches whose plan is prepared once.
+PREPARED: Final = "penstock-time-prepared"
 _NOW: Final = "now.json"
 _NEVER: Final = np.iinfo(np.int64).min
 
@@ -185,6 +188,17 @@ class Watermark:
                 advice="The micro-batch is begun again: nothing needs to be done.",
             )
         return heard.after(now).watermark_us
+
+
+@dataclass(frozen=True, slots=True)
+class ToldWatermark:
+    """The same in a plan that is prepared once."""
+
+    watch: Watch
+
+    def __call__(self) -> int:
+        batch = told_now()
+        return Watermark(self.watch, batch.batch_id, batch.timed)()
 
 
 # ---- in the tasks that read --------------------------------------------------------------

@@ -1,0 +1,122 @@
+"""Spark's private parts that flows need, all in one place: sessions, plans, Hadoop's files.
+
+Tested per version of Spark by `tests/spark/runtime/test_spark_internals.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+from uuid import uuid4
+
+from pyspark.sql import SparkSession
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+# What gives the same however often it is run, and keeps nothing from one run to the next: no
+# shuffle (whose files would be used again), no broadcast, nothing that was cached.
+_REPEATABLE: Final = frozenset({
+    "ArrowEvalPythonExec", "BatchEvalPythonExec", "CoalesceExec", "ColumnarToRowExec", "ExpandExec",
+    "FilterExec", "GenerateExec", "HashAggregateExec", "InputAdapter", "LocalTableScanExec",
+    "MapInArrowExec", "MapInPandasExec", "ObjectHashAggregateExec", "ProjectExec", "RangeExec",
+    "SortAggregateExec", "SortExec", "UnionExec", "WholeStageCodegenExec",
+})  # fmt: skip
+# Stores that show an object only when it is whole, and cannot move one.
+_OBJECTS: Final = frozenset({"s3", "s3a", "s3n", "gs", "abfs", "abfss", "wasb", "wasbs"})
+_PATTERNS: Final = "org.apache.spark.sql.catalyst.trees.TreePattern"
+
+
+def cloned(spark: SparkSession) -> SparkSession:
+    """A session with the settings, views and functions of another, and settings of its own."""
+    return SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
+
+
+def unrepeatable(rows: DataFrame) -> str | None:
+    """Why the plan of a frame cannot be run again and again over what it is told to read.
+
+    None if it can. Otherwise what Spark would compute once and for all: the time of a query, the
+    seeds of random numbers, rows that were shuffled, broadcast or cached.
+    """
+    execution: Any = rows._jdf.queryExecution()
+    analyzed = execution.analyzed()
+    context: Any = rows.sparkSession.sparkContext
+    patterns = context._jvm
+    for part in _PATTERNS.split("."):
+        patterns = getattr(patterns, part)
+    if analyzed.containsPattern(patterns.CURRENT_LIKE()):
+        return "it asks for the current time"
+    if not analyzed.deterministic():
+        return "it has random values"
+    for node in _nodes(execution.executedPlan()):
+        name = str(node.getClass().getSimpleName())
+        if name not in _REPEATABLE:
+            return f"it has {name}"
+        if not node.subqueries().isEmpty():
+            return "it has a query in a condition"
+    return None
+
+
+def _nodes(plan: Any) -> Iterator[Any]:
+    yield plan
+    children = plan.children()
+    for at in range(children.size()):
+        yield from _nodes(children.apply(at))
+
+
+class HadoopFiles:
+    """A folder in whatever store Spark knows, by the driver's Java: for a few small files."""
+
+    def __init__(self, spark: SparkSession, folder: str) -> None:
+        context: Any = spark.sparkContext
+        self._jvm = context._jvm
+        self._folder = folder
+        path = self._path("")
+        self._system = path.getFileSystem(context._jsc.hadoopConfiguration())
+        self._is_direct = str(path.toUri().getScheme()) in _OBJECTS
+
+    def _path(self, name: str) -> Any:
+        return self._jvm.org.apache.hadoop.fs.Path(f"{self._folder}/{name}".rstrip("/"))
+
+    def write(self, name: str, data: bytes, *, durable: bool = True, replaces: bool = True) -> None:
+        """Write a whole file; FileExistsError if it is there and is not to be replaced."""
+        if not replaces and self._system.exists(self._path(name)):
+            raise FileExistsError(f"{self._folder}/{name}")
+        beside = self._path(name if self._is_direct else f".{name}.{uuid4().hex}.tmp")
+        out = self._system.create(beside, True)
+        try:
+            out.write(data)
+            # Where objects are stored, the end of writing is what makes them durable.
+            if durable and not self._is_direct:
+                out.hsync()
+        finally:
+            out.close()
+        if self._is_direct or self._system.rename(beside, self._path(name)):
+            return
+        if not replaces:
+            self._system.delete(beside, False)
+            raise FileExistsError(f"{self._folder}/{name}")
+        # It is there already.
+        self._system.delete(self._path(name), False)
+        if not self._system.rename(beside, self._path(name)):
+            raise OSError(f"{self._folder}/{name} cannot be written")
+
+    def read(self, name: str) -> bytes:
+        """A file's bytes; FileNotFoundError if it is not there."""
+        if not self._system.exists(self._path(name)):
+            raise FileNotFoundError(f"{self._folder}/{name}")
+        stream = self._system.open(self._path(name))
+        try:
+            return bytes(stream.readAllBytes())
+        finally:
+            stream.close()
+
+    def names(self) -> list[str]:
+        """What is in the folder; nothing if there is none."""
+        if not self._system.exists(self._path("")):
+            return []
+        return [str(each.getPath().getName()) for each in self._system.listStatus(self._path(""))]
+
+    def remove(self, name: str) -> None:
+        """Remove a file, if it is there."""
+        self._system.delete(self._path(name), False)

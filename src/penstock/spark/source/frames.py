@@ -1,0 +1,158 @@
+"""The records of a stream in one micro-batch as a DataFrame, without a query of Spark's.
+
+Spark reads a source in Python by tasks that get a description each and give Arrow batches. The same
+tasks run here behind a range of numbers, one for each: what they read is in the plan, or, where
+the plan is prepared once, told when it runs (`penstock.spark.source.told`).
+
+On their way tasks count what they read. A stream may be read several times in a micro-batch, and a
+task may run twice: counts are by the range that was read, so that each counts once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+from pyspark.accumulators import AccumulatorParam
+
+from penstock.spark.source.options import Options
+from penstock.spark.source.planning import Range
+from penstock.spark.source.table import read_task
+from penstock.spark.source.task import Task
+from penstock.spark.source.told import told
+
+if TYPE_CHECKING:
+    from pyspark import Accumulator
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+# The reason why a record could not be read, where the source has typed it.
+_ERROR: Final = "_error"
+# Of so many records of a range it is kept when they were written, to tell how fresh results are.
+SAMPLES: Final = 200
+
+# The number of the stream, topic, partition and first offset.
+Key = tuple[int, str, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """What a task has read of a range."""
+
+    records: int
+    bad: int
+    # When some of them were written, microseconds.
+    times: tuple[int, ...] = ()
+
+
+class _ByRange(AccumulatorParam[dict[Key, Count]]):
+    """Counts of all tasks; of a range that was read again the last counts."""
+
+    def zero(self, value: dict[Key, Count]) -> dict[Key, Count]:
+        return {}
+
+    def addInPlace(  # noqa: N802 (Spark's name)
+        self, value1: dict[Key, Count], value2: dict[Key, Count]
+    ) -> dict[Key, Count]:
+        value1.update(value2)
+        return value1
+
+
+class Counter:
+    """What the tasks of one flow have read, as the driver hears of it."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self.accumulator: Accumulator[dict[Key, Count]] = spark.sparkContext.accumulator(
+            {}, _ByRange()
+        )
+        self._lock = threading.Lock()
+
+    def begin(self) -> None:
+        """Forget what was counted before."""
+        with self._lock:
+            self.accumulator.value = {}
+
+    def counts(self) -> Mapping[Key, Count]:
+        """What was read since then."""
+        with self._lock:
+            return dict(self.accumulator.value)
+
+
+@dataclass(frozen=True)
+class Reader:
+    """What a task does, for `mapInArrow`: it gets the numbers of what it reads."""
+
+    options: Options
+    schema: StructType
+    # The number of the stream in its flow.
+    number: int
+    # What each task reads; None if that is told when it runs.
+    tasks: tuple[tuple[Range, ...], ...] | None
+    counted: Accumulator[dict[Key, Count]] | None = None
+
+    def __call__(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in numbers:
+            for at in batch.column(0).to_pylist():
+                yield from self._read(self._ranges(at))
+
+    def _ranges(self, at: int) -> tuple[Range, ...]:
+        if self.tasks is not None:
+            return self.tasks[at]
+        return tuple(told().ranges.get(self.number, ()))
+
+    def _read(self, ranges: tuple[Range, ...]) -> Iterator[pa.RecordBatch]:
+        if not ranges:
+            return
+        counts: dict[tuple[str, int], list[Any]] = {}
+        for rows in read_task(self.options, Task(ranges), self.schema):
+            if self.counted is not None and len(rows):
+                _count(rows, counts)
+            yield rows
+        if self.counted is not None:
+            self.counted.add(dict(self._told(ranges, counts)))
+
+    def _told(
+        self, ranges: tuple[Range, ...], counts: Mapping[tuple[str, int], list[Any]]
+    ) -> Iterator[tuple[Key, Count]]:
+        for each in ranges:
+            records, bad, times = counts.get(each.place, (0, 0, []))
+            yield (self.number, *each.place, each.start), Count(records, bad, _some(times))
+
+
+class Scout(Reader):
+    """Reads a stream for what it tells of event time; gives no rows."""
+
+    def __call__(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in super().__call__(numbers):
+            pass
+        yield from ()
+
+
+def _count(rows: pa.RecordBatch, counts: dict[tuple[str, int], list[Any]]) -> None:
+    """A batch is of one partition."""
+    place = rows.column("topic")[0].as_py(), rows.column("partition")[0].as_py()
+    known = counts.setdefault(place, [0, 0, []])
+    known[0] += len(rows)
+    if _ERROR in rows.schema.names:
+        known[1] += len(rows) - rows.column(_ERROR).null_count
+    known[2].append(np.asarray(rows.column("timestamp").cast(pa.int64()).fill_null(0)))
+
+
+def _some(times: Sequence[Any]) -> tuple[int, ...]:
+    if not times:
+        return ()
+    whole = np.concatenate(times)
+    step = -(-len(whole) // SAMPLES)
+    return tuple(whole[::step].tolist())
+
+
+def frame(spark: SparkSession, reader: Reader) -> DataFrame:
+    """The rows that tasks read: one for each of what the plan has, or one that is told."""
+    if reader.tasks is not None and not reader.tasks:
+        return spark.createDataFrame([], reader.schema)
+    count = 1 if reader.tasks is None else len(reader.tasks)
+    return spark.range(0, count, 1, count).mapInArrow(reader, reader.schema)

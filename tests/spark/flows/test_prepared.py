@@ -1,0 +1,138 @@
+"""Small micro-batches over a plan that is prepared once; large ones by stages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+
+from penstock.spark import views
+from penstock.spark.flows import prepared
+from penstock.spark.flows.declare import Flow, flow, stream, topic
+from penstock.spark.flows.running import Running
+from penstock.spark.sink.prepared import PreparedFailedError
+from penstock.testing.flows import FlowFailedError, FlowTester
+
+EVENTS = stream(
+    "events", json="id bigint, number bigint", dead_letters="events.dead",
+    options={"maxOffsetsPerTrigger": "3"},
+)  # fmt: skip
+
+
+ROWS = stream("rows", changelog="id bigint, number bigint", options=EVENTS.options)
+
+
+class Calls:
+    """How often a function was called, and how often the prepared plan was run."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.function = self.prepared = 0
+        write = Running.write_prepared
+
+        def counting(running: Running, *args: Any) -> Any:
+            self.prepared += 1
+            return write(running, *args)
+
+        monkeypatch.setattr(Running, "write_prepared", counting)
+
+    def forget(self) -> None:
+        self.function = self.prepared = 0
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    return Calls(monkeypatch)
+
+
+def doubled(calls: Calls, more: str = "number * 2") -> Flow:
+    @flow(inputs=EVENTS, output=topic("doubled", key="id"), name="doubled")
+    def body(events: DataFrame) -> DataFrame:
+        calls.function += 1
+        return events.withColumn("number", F.expr(more))
+
+    return body
+
+
+def summed(calls: Calls) -> Flow:
+    @flow(inputs=ROWS, output=topic("summed", key="_key"), shards=2, name="summed")
+    def body(rows: DataFrame) -> DataFrame:
+        calls.function += 1
+        query = "SELECT number % 3 AS third, sum(number) AS total FROM rows GROUP BY number % 3"
+        return views.sql(query, keys={"rows": "id"}, rows=rows).changes()
+
+    return body
+
+
+def rows(count: int, first: int = 0) -> list[Any]:
+    return [{"id": number, "number": number} for number in range(first, first + count)]
+
+
+def feed_rows(tester: FlowTester, count: int, first: int = 0) -> None:
+    keys = [str(first + number) for number in range(count)]
+    tester.feed("rows", rows(count, first), key=keys)
+
+
+def test_a_function_is_called_once_for_many_micro_batches(tester: FlowTester, calls: Calls) -> None:
+    tester.use(doubled(calls))
+    tester.feed("events", [*rows(5), "{", *rows(5, 5)])
+    status = tester.run()["doubled"]
+    assert sorted(row["number"] for row in tester.rows("doubled")) == list(range(0, 20, 2))
+    # Once for its checks, once for all micro-batches, and never again.
+    assert (calls.function, calls.prepared) == (2, 4)
+    told = status.progress
+    assert (told.batches, told.rows_in, told.rows_out, told.dead_letters) == (4, 11, 10, 1)
+    assert [each.value for each in tester.records("events.dead")] == [b"{"]
+
+
+def test_state_is_the_same_whichever_way_a_micro_batch_goes(
+    tester: FlowTester, calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tester.use(summed(calls))
+    for turn, most in enumerate((20_000, 0, 20_000)):
+        monkeypatch.setattr(prepared, "PREPARED_RECORDS", most)
+        calls.forget()
+        feed_rows(tester, 6, 6 * turn)
+        tester.run()
+        assert calls.prepared == (2 if most else 0)
+    last = {row["third"]: row["total"] for row in tester.rows("summed")}
+    assert last == {each: sum(range(each, 18, 3)) for each in range(3)}
+
+
+@pytest.mark.parametrize("more", ["number + 0 * cast(rand() * 2 as bigint)", "unix_timestamp()"])
+def test_what_spark_computes_once_goes_by_stages(
+    tester: FlowTester, calls: Calls, more: str
+) -> None:
+    tester.use(doubled(calls, more))
+    tester.feed("events", rows(4))
+    tester.run()
+    assert len(tester.rows("doubled")) == 4
+    assert calls.prepared == 0
+
+
+def test_an_error_of_the_user_is_told_as_ever(tester: FlowTester, calls: Calls) -> None:
+    tester.use(doubled(calls, "if(number = 4, raise_error('four is too many'), number)"))
+    tester.feed("events", rows(6))
+    with pytest.raises(FlowFailedError, match="four is too many"):
+        tester.run()
+    assert calls.prepared == 2
+    # What came before it is there, and only that.
+    assert sorted(row["id"] for row in tester.rows("doubled")) == [0, 1, 2]
+
+
+def test_a_job_that_fails_is_made_up_for_by_stages(
+    tester: FlowTester, calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_running: Running, *_: Any) -> Any:
+        calls.prepared += 1
+        raise PreparedFailedError("lost")
+
+    monkeypatch.setattr(Running, "write_prepared", fail)
+    tester.use(summed(calls))
+    feed_rows(tester, 15)
+    tester.run()
+    last = {row["third"]: row["total"] for row in tester.rows("summed")}
+    assert last == {each: sum(range(each, 15, 3)) for each in range(3)}
+    # After that many failures it is given up.
+    assert calls.prepared == prepared.MOST_FAILURES
