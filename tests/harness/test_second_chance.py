@@ -40,6 +40,12 @@ def test_sound(request):
     servers = request.config.stash[servers_key]
     assert isinstance(servers, RemoteServers if "PYTEST_XDIST_WORKER" in os.environ else Servers)
 """
+WAITS: Final = """
+import threading
+
+def test_waits():
+    threading.Event().wait(60)
+"""
 FAILS_TWICE: Final = """
 import subprocess
 
@@ -176,10 +182,14 @@ def test_a_run_that_stops_early_gives_no_second_chance(
     suite: Suite, arguments: list[str], workers: str
 ) -> None:
     """What never ran, or could not be collected, must not go unnoticed."""
-    if arguments != ["-x"]:
+    text = FAILS_ONCE
+    if arguments == ["-x"]:
+        # A worker may run on until it is stopped: something must be left then.
+        text += WAITS
+    else:
         (suite.folder / "test_broken.py").write_text("import no_such_module_anywhere")
         arguments = [*arguments, "test_broken.py"]
-    code, output = suite.run("test", FAILS_ONCE, "--workers", workers, *arguments)
+    code, output = suite.run("test", text, "--workers", workers, *arguments)
     assert code == 1, output
     assert "the run stopped early: no second chance" in output
     assert suite.rows() == []

@@ -140,12 +140,11 @@ def _use_fork_server(context: SparkContext) -> None:
 
 
 def _running() -> SparkSession | None:
-    """The session of this process; the active one is known only to the thread that made it."""
-    active = SparkSession.getActiveSession()
-    if active is not None:
-        return active
+    """The session of this process: the first, and not one that was made from it."""
     made = SparkSession._instantiatedSession
-    return made if made is not None and made._sc._jsc is not None else None
+    if made is not None and made._sc._jsc is not None:
+        return made
+    return SparkSession.getActiveSession()
 
 
 def settings_of(master: str, given: Mapping[str, str], archive: str) -> dict[str, str]:

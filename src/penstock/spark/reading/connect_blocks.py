@@ -27,6 +27,8 @@ def columns_of(block: Any) -> TableSchema:
 
 def _row(block: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     inner = {field["field"]: field for field in block["fields"]}
+    if not inner:
+        raise ValueError("it names no columns")
     if "after" not in inner or "op" not in inner:
         return list(inner.values())
     rows: Sequence[Mapping[str, Any]] = inner["after"]["fields"]

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from penstock.spark.runtime.checkpoint import Checkpoint, Offsets, Planned
+from penstock.spark.runtime.spark_internals import restore_active_session
 from penstock.spark.source.frames import Count, Counter, Key, Reader, frame
 from penstock.spark.source.options import Options
 from penstock.spark.source.planning import Range
@@ -317,7 +318,10 @@ class MicroBatches:
         ]
         self._counter.begin()
         batch = MicroBatch(self._spark, planned.batch_id, self._sources, tasks, self._counter)
-        self._run_batch(batch)
+        try:
+            self._run_batch(batch)
+        finally:
+            restore_active_session()
         self._checkpoint.done(planned.batch_id)
         for stream, end in zip(self._streams, planned.ends, strict=True):
             stream.at = end

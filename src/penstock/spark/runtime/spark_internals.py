@@ -32,6 +32,17 @@ def cloned(spark: SparkSession) -> SparkSession:
     return SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
 
 
+def restore_active_session() -> None:
+    """Make the first session of the process the active one again.
+
+    `createDataFrame` makes its session the active one of all threads, be it one that was `cloned`
+    for a flow; whoever asks for the active session would be given that.
+    """
+    first = SparkSession._instantiatedSession
+    if first is not None and first._sc._jsc is not None:
+        SparkSession._activeSession = first
+
+
 def unrepeatable(rows: DataFrame) -> str | None:
     """Why the plan of a frame cannot be run again and again over what it is told to read.
 
