@@ -1,4 +1,4 @@
-"""Spark's private parts that flows need, all in one place: sessions, plans, Hadoop's files.
+"""Spark's private parts that flows need, all in one place: sessions, jobs, plans, Hadoop's files.
 
 Tested per version of Spark by `tests/spark/runtime/test_spark_internals.py`.
 """
@@ -30,6 +30,12 @@ _PATTERNS: Final = "org.apache.spark.sql.catalyst.trees.TreePattern"
 def cloned(spark: SparkSession) -> SparkSession:
     """A session with the settings, views and functions of another, and settings of its own."""
     return SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
+
+
+def cancel_group(spark: SparkSession, group: str) -> None:
+    """Cancel the jobs of a group that run, and refuse those that are submitted after this."""
+    context: Any = spark.sparkContext
+    context._jsc.sc().cancelJobGroupAndFutureJobs(group)
 
 
 def unrepeatable(rows: DataFrame) -> str | None:
