@@ -102,7 +102,8 @@ def test_a_cluster_whose_workers_are_too_small(tmp_path: Path, at: str, topic: s
             assert "600m of memory" in said.read_text()
             assert process.poll() is None
             process.send_signal(signal.SIGINT)
-            process.wait(200)
+            # Whether it is being planned then, or waits for a task.
+            assert process.wait(120) == 0, said.read_text()
         finally:
             if process.poll() is None:
                 process.kill()

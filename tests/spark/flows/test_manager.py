@@ -20,8 +20,9 @@ from penstock.sinks.spec import SinkSpec
 from penstock.spark.flows.declare import Batch, Collected, Flow, flow, stream, table, topic
 from penstock.spark.flows.folder import Folder
 from penstock.spark.flows.manager import Manager, Status
-from penstock.spark.flows.overseeing import Settings
+from penstock.spark.flows.overseeing import STOP_TIMEOUT_S, Settings
 from penstock.spark.flows.supervisor import Policy
+from penstock.spark.runtime import micro_batches
 from penstock.spark.sinking.folder import SinkFolder
 from penstock.spark.sinking.manager import SinkManager
 from penstock.spark.sinking.output import store
@@ -48,9 +49,13 @@ def rows(*numbers: int) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def running(tester: FlowTester, *flows: Flow) -> Iterator[Manager]:
+def running(
+    tester: FlowTester, *flows: Flow, stop_timeout_s: float = STOP_TIMEOUT_S
+) -> Iterator[Manager]:
     """The flows, looked after on a thread as `penstock run` does; stopped at the end."""
-    settings = Settings(tester.broker.bootstrap, policy=Policy(0.1, 1.0, 50))
+    settings = Settings(
+        tester.broker.bootstrap, policy=Policy(0.1, 1.0, 50), stop_timeout_s=stop_timeout_s
+    )
     manager = Manager(tester.spark, tester.use(*flows), Folder(tester.data), settings)
     thread = threading.Thread(target=manager.run, daemon=True)
     manager.start()
@@ -258,6 +263,40 @@ def test_stop_finishes_the_batch_and_restart_goes_on(tester: FlowTester) -> None
         tester.feed("numbers", rows(2))
         manager.answer({"do": "restart", "flow": "slow"})
         eventually(lambda: tester.rows("slow") == rows(1, 2), WAIT_S)
+    assert manager.failed == []
+
+
+def test_what_a_stop_leaves_behind_writes_nothing(
+    tester: FlowTester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes on when its successor has written the micro-batch, and more."""
+    monkeypatch.setattr(micro_batches, "CANCEL_S", 0.3)
+    began, go_on = threading.Event(), threading.Event()
+    left: list[threading.Thread] = []
+
+    @flow(inputs=NUMBERS, output=topic("left"))
+    def leaves(numbers: DataFrame) -> DataFrame:
+        if not numbers.isStreaming and not left:
+            left.append(threading.current_thread())
+            began.set()
+            assert go_on.wait(WAIT_S)
+        return numbers.select("n")
+
+    tester.feed("numbers", rows(1))
+    with running(tester, leaves, stop_timeout_s=0.1) as manager:
+        assert began.wait(WAIT_S)
+        manager.answer({"do": "stop", "flow": "leaves"})
+        wait_for(manager, "leaves", "stopped")
+        assert left[0].is_alive()
+        tester.feed("numbers", rows(2))
+        manager.answer({"do": "restart", "flow": "leaves"})
+        eventually(lambda: tester.rows("left") == rows(1, 2), WAIT_S)
+        go_on.set()
+        left[0].join(WAIT_S)
+        assert not left[0].is_alive()
+        tester.feed("numbers", rows(3))
+        eventually(lambda: tester.rows("left") == rows(1, 2, 3), WAIT_S)
+        assert manager.status()[0].restarts == 0
     assert manager.failed == []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,60 @@ def test_a_stop_ends_it_between_two(tmp_path: Path, log: Log) -> None:
     assert [each["batchId"] for each in running.reports() if "addBatch" in each["durationMs"]] == (
         done[-len(done) :]
     )
+
+
+def test_a_job_that_is_submitted_after_the_stop_is_cancelled_too(
+    tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The micro-batch was still being planned, and the cluster never runs a task of its job."""
+    began, planned = threading.Event(), threading.Event()
+    jobs: list[threading.Event] = []
+
+    def run(_: MicroBatch) -> None:
+        began.set()
+        assert planned.wait(60)
+        jobs.append(threading.Event())
+        assert jobs[0].wait(60)
+        raise RuntimeError("cancelled")
+
+    def cancel() -> None:
+        for each in jobs:
+            each.set()
+        # Only now, when there was nothing yet to cancel.
+        planned.set()
+
+    monkeypatch.setattr(micro_batches, "cancel_group", lambda *_: cancel())
+    running = loop(tmp_path, run)
+    assert began.wait(60)
+    running.stop()
+    assert not running.is_active
+    assert str(running.error()) == "cancelled"
+    found, is_done = Checkpoint(str(tmp_path)).last(1)
+    assert found is not None
+    assert (found.batch_id, is_done) == (0, False)
+
+
+def test_what_does_not_end_is_left_behind_and_begins_nothing(
+    tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, goes_on = threading.Event(), threading.Event()
+    done: list[int] = []
+
+    def run(batch: MicroBatch) -> None:
+        began.set()
+        assert goes_on.wait(60)
+        done.append(batch.batch_id)
+
+    monkeypatch.setattr(micro_batches, "cancel_group", lambda *_: None)
+    monkeypatch.setattr(micro_batches, "CANCEL_S", 0.05)
+    running = loop(tmp_path, run)
+    assert began.wait(60)
+    running.stop()
+    assert not running.is_active
+    goes_on.set()
+    running.wait(0)
+    eventually(lambda: Checkpoint(str(tmp_path)).last(1)[1])
+    assert done == [0]
 
 
 def test_a_report_is_as_spark_tells_it() -> None:

@@ -13,7 +13,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from penstock.spark.runtime.checkpoint import Checkpoint, Planned
-from penstock.spark.runtime.spark_internals import HadoopFiles, cloned, unrepeatable
+from penstock.spark.runtime.spark_internals import (
+    HadoopFiles,
+    cancel_group,
+    cloned,
+    unrepeatable,
+)
 from penstock.spark.source.planning import Range
 from penstock.spark.source.told import Told, told
 
@@ -34,6 +39,22 @@ def test_a_clone_has_settings_of_its_own(penstock_spark: SparkSession) -> None:
     assert clone.table("of_the_first").count() == 3
     penstock_spark.catalog.dropTempView("of_the_first")
     penstock_spark.conf.unset("spark.penstock.test")
+
+
+def test_jobs_of_a_cancelled_group_are_refused(penstock_spark: SparkSession) -> None:
+    context = penstock_spark.sparkContext
+
+    def count(group: str) -> int:
+        context.setJobGroup(group, "test")
+        return penstock_spark.range(3).count()
+
+    try:
+        cancel_group(penstock_spark, "penstock cancelled")
+        with pytest.raises(Exception, match="cancelled"):
+            count("penstock cancelled")
+        assert count("penstock not cancelled") == 3
+    finally:
+        context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
 
 
 def _what_is_told(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

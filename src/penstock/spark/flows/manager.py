@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
+from uuid import uuid4
 
 from penstock.client import migration_map
 from penstock.errors import PenstockError
@@ -43,6 +44,7 @@ from penstock.spark.flows.running import Running
 from penstock.spark.flows.supervisor import Failure, Policy
 from penstock.spark.flows.trouble import RESET_ADVICE
 from penstock.spark.flows.versions import physical
+from penstock.spark.runtime.spark_internals import cancel_group
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -78,6 +80,9 @@ class _Unit(Unit[Running]):
         super().__init__(flow.name, policy, rebuild=rebuild)
         self.flow = flow
         self.generation = generation
+        # Of the Spark jobs that its start runs, and whether a stop has cancelled them.
+        self.job_group = ""
+        self.is_broken_off = False
         # What was last said about its waiting, so that it is said once.
         self.told = ""
         # Whether its outputs other than topics take the place of those of before.
@@ -167,6 +172,11 @@ class Manager(Overseer[_Unit]):
         # In one pool the oldest job comes first, so each flow gets its turn; with a pool for each,
         # Spark prefers the first in the alphabet.
         self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", "flows")
+        # Of what the function itself runs when it is asked for its plan. A name is not used again:
+        # jobs of a group that was cancelled are refused from then on.
+        unit.is_broken_off = False
+        unit.job_group = f"penstock start {unit.name} {uuid4()}"
+        self._spark.sparkContext.setJobGroup(unit.job_group, unit.name)
         self._make_inputs(unit.flow, query.place)
         plan = self._planned(unit, query)
         with self._lock:
@@ -190,6 +200,16 @@ class Manager(Overseer[_Unit]):
                 record = replace(record, columns=columns)
                 self._folder.write(record.remembering(unit.generation, plan.fingerprint))
         query.start(plan)
+
+    def _break_off_start(self, unit: _Unit) -> None:
+        if not unit.is_broken_off:
+            unit.is_broken_off = True
+            log.warning(
+                "flow %s: its start did not end within %.0f s and is broken off",
+                unit.name, self._settings.stop_timeout_s,
+            )  # fmt: skip
+        if unit.job_group:
+            cancel_group(self._spark, unit.job_group)
 
     def _carry(self, unit: _Unit, query: Running, known: Fingerprint, now: Fingerprint) -> bool:
         """Take a flow along to another cluster, if its topics were moved there; whether it was."""

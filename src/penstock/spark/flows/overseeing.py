@@ -94,6 +94,8 @@ class Unit(Generic[Q]):
         # What a thread is doing for it: starting or stopping.
         self.work: Future[None] | None = None
         self.stop_wanted = False
+        # When a stop was first seen to wait for the start to end.
+        self.stopping_s: float | None = None
         self.turn: Turn | None = None
         # How many micro-batches there had been when it was last started.
         self.batches = 0
@@ -164,6 +166,9 @@ class Overseer(ABC, Generic[U]):
     def _started(self, unit: U) -> None:
         """Spark has taken the query."""
 
+    def _break_off_start(self, unit: U) -> None:
+        """A start has not ended, and a stop has waited for it long enough; called repeatedly."""
+
     def _ended(self, unit: U, query: Any) -> None:
         """A query came to its end."""
         query.close()
@@ -228,6 +233,7 @@ class Overseer(ABC, Generic[U]):
         before = unit.life.shown
         if unit.work is not None:
             if not unit.work.done():
+                self._watch_start(unit)
                 return
             self._finish_work(unit)
         if unit.work is None and unit.query is not None and unit.life.state in (
@@ -246,6 +252,16 @@ class Overseer(ABC, Generic[U]):
             self._note(unit)
         if unit.rebuild and unit.life.state == "finished":
             self._switch(unit)
+
+    def _watch_start(self, unit: U) -> None:
+        """A stop waits no longer for a start than for a micro-batch."""
+        if unit.life.state != "stopping" or unit.stop_wanted:
+            return
+        now = time.monotonic()
+        if unit.stopping_s is None:
+            unit.stopping_s = now
+        elif now - unit.stopping_s >= self._settings.stop_timeout_s:
+            self._break_off_start(unit)
 
     def _finish_work(self, unit: U) -> None:
         work, unit.work = unit.work, None
@@ -333,7 +349,7 @@ class Overseer(ABC, Generic[U]):
             self._work(unit, unit.query.stop, self._settings.stop_timeout_s)
 
     def _begin(self, unit: U) -> None:
-        unit.stop_wanted = False
+        unit.stop_wanted, unit.stopping_s = False, None
         query = unit.query = self._new_query(unit)
         if unit.turn is not None:
             # Of a start that came to nothing.

@@ -101,6 +101,8 @@ class Running:
         self.place = place
         self._once = once
         self._gate = Gate()
+        # Whether a stop has broken off the micro-batch that ran: nothing of it is to count.
+        self._is_broken_off = False
         self._query: FlowQuery | None = None
         # What went wrong inside a micro-batch, before Java made text of it.
         self._error: BaseException | None = None
@@ -465,7 +467,7 @@ class Running:
             if declared.dead_letters is not None and known != 0:
                 assert self._writer is not None
                 letters = reading.dead_letters(rows, declared.dead_letters, self.flow.name)
-                written = self._writer.write_letters(letters, batch_id)
+                written = self.write_letters(letters, batch_id)
                 counts = counts.plus(0, written)
             if not counts.skipped:
                 if bad is None and written:
@@ -539,7 +541,8 @@ class Running:
         """
         others = [each for each in self.flow.outputs.values() if not isinstance(each, Topic)]
         assert self._writer is not None
-        check = None if verdict is None else verdict.before_commit
+        self._check_wanted()
+        check = self._before_commit(verdict)
         if not others:
             return self._writer.write(rows, batch_id, with_letters=with_letters, check=check)
         kept = rows.persist() if self.shares or with_letters else rows
@@ -563,6 +566,7 @@ class Running:
     def write_letters(self, letters: DataFrame, batch_id: int) -> int:
         """Write what goes aside, in a transaction of its own; how many there were."""
         assert self._writer is not None
+        self._check_wanted()
         return self._writer.write_letters(letters, batch_id)
 
     def settle(self, batch_id: int, verdict: Verdict) -> int | None:
@@ -583,7 +587,24 @@ class Running:
     def write_prepared(self, rows: PreparedRows, batch_id: int, verdict: Verdict) -> Counts:
         """Write a micro-batch by a plan that is prepared; PreparedFailedError if that fails."""
         assert self._writer is not None
-        return self._writer.write_prepared(rows, batch_id, verdict.before_commit)
+        self._check_wanted()
+        return self._writer.write_prepared(rows, batch_id, self._before_commit(verdict))
+
+    def _before_commit(self, verdict: Verdict | None) -> Callable[[], None]:
+        """What may refuse a micro-batch whose records were sent."""
+
+        def check() -> None:
+            self._check_wanted()
+            if verdict is not None:
+                verdict.before_commit()
+
+        return check
+
+    def _check_wanted(self) -> None:
+        """GateClosedError in a micro-batch that was broken off: another run of it may have begun,
+        whose transactional id would be taken away."""
+        if self._is_broken_off:
+            raise GateClosedError
 
     @property
     def is_stopping(self) -> bool:
@@ -673,6 +694,7 @@ class Running:
                     self.flow.name,
                     timeout_s,
                 )
+                self._is_broken_off = True
             query.stop()
         self.close()
 

@@ -6,7 +6,10 @@ writes down what the micro-batch reads (`checkpoint`), and lets the flow run it,
 was prepared once or by stages, as its size demands.
 
 **Stopping.** A stop lets the micro-batch that runs come to its end. If that takes too long, its
-Spark jobs are cancelled; the micro-batch is run again at the next start.
+Spark jobs are cancelled, and those that it submits afterwards: a micro-batch may be busy planning
+when it is broken off, and its first job would wait for executors that no cluster gives. It is run
+again at the next start. A thread that does not end even so, since no job is what it waits for, is
+left behind; it begins nothing any more.
 """
 
 from __future__ import annotations
@@ -18,11 +21,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
+from uuid import uuid4
 
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from penstock.spark.runtime.checkpoint import Checkpoint, Offsets, Planned
-from penstock.spark.runtime.spark_internals import restore_active_session
+from penstock.spark.runtime.spark_internals import cancel_group, restore_active_session
 from penstock.spark.source.frames import Count, Counter, Key, Reader, frame
 from penstock.spark.source.options import Options
 from penstock.spark.source.planning import Range
@@ -41,8 +45,9 @@ IDLE_S: Final = 0.02
 # Longer, the longer nothing has come.
 MOST_IDLE_S: Final = 0.1
 _IDLE_AFTER: Final = 50
-# How long a stop waits for the thread after its jobs were cancelled.
+# How long a stop waits for the thread, and how often it cancels the thread's jobs meanwhile.
 CANCEL_S: Final = 10.0
+_CANCEL_AGAIN_S: Final = 0.2
 # How often it is looked whether Java still answers.
 JAVA_S: Final = 2.0
 # Reports of micro-batches that nobody has asked for yet.
@@ -190,7 +195,9 @@ class MicroBatches:
         self._lock = threading.Lock()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=f"flow {name}", daemon=True)
-        self._group = f"penstock flow {name} {id(self)}"
+        # Never used again: jobs of a group that was cancelled are refused from then on.
+        self._group = f"penstock flow {name} {uuid4()}"
+        self._is_left = False
         # Whether it has looked for records, and found none.
         self.is_idle = False
         self._asked_s = time.monotonic()
@@ -201,8 +208,8 @@ class MicroBatches:
 
     @property
     def is_active(self) -> bool:
-        """Whether it goes on."""
-        return self._thread.is_alive()
+        """Whether it goes on; not if its thread was left behind by a stop."""
+        return self._thread.is_alive() and not self._is_left
 
     def error(self) -> BaseException | None:
         """Why it has ended; None if it came to its end, or was stopped."""
@@ -231,10 +238,18 @@ class MicroBatches:
     def stop(self) -> None:
         """End it; the micro-batch that runs is broken off."""
         self._stop.set()
-        self._spark.sparkContext.cancelJobGroup(self._group)
-        self._thread.join(CANCEL_S)
+        deadline = time.monotonic() + CANCEL_S
+        while self._thread.is_alive() and time.monotonic() < deadline:
+            # Again and again: Spark itself refuses later jobs, but not later stages of shuffles.
+            cancel_group(self._spark, self._group)
+            self._thread.join(_CANCEL_AGAIN_S)
         if self._thread.is_alive():
-            log.warning("flow %s: a micro-batch that was broken off has not ended yet", self._name)
+            self._is_left = True
+            log.warning(
+                "flow %s: the micro-batch that was broken off has not ended within %.0f s, though "
+                "its Spark jobs are cancelled; it is left behind",
+                self._name, CANCEL_S,
+            )  # fmt: skip
 
     # ---- the loop ------------------------------------------------------------------------
 
@@ -270,6 +285,9 @@ class MicroBatches:
         while not self._stop.is_set():
             began = time.monotonic()
             following = self._plan(number)
+            if self._stop.is_set():
+                # What there is was asked for long ago, perhaps: it is not for us any more.
+                return
             if following is None:
                 if self._once:
                     return

@@ -1,4 +1,4 @@
-"""Spark's private parts that flows need, all in one place: sessions, plans, Hadoop's files.
+"""Spark's private parts that flows need, all in one place: sessions, jobs, plans, Hadoop's files.
 
 Tested per version of Spark by `tests/spark/runtime/test_spark_internals.py`.
 """
@@ -41,6 +41,12 @@ def restore_active_session() -> None:
     first = SparkSession._instantiatedSession
     if first is not None and first._sc._jsc is not None:
         SparkSession._activeSession = first
+
+
+def cancel_group(spark: SparkSession, group: str) -> None:
+    """Cancel the jobs of a group that run, and refuse those that are submitted after this."""
+    context: Any = spark.sparkContext
+    context._jsc.sc().cancelJobGroupAndFutureJobs(group)
 
 
 def unrepeatable(rows: DataFrame) -> str | None:
