@@ -11,6 +11,7 @@ import pytest
 
 from penstock.broker import recompression
 from penstock.broker.server import Broker as Server
+from penstock.errors import RecordTooLargeError
 from penstock.records.batch import headers
 from penstock.records.compression import CODES, GZIP, NONE, SNAPPY, ZSTD
 from penstock.testing.broker import Broker
@@ -287,3 +288,46 @@ def test_who_waits_for_too_long_is_refused(broker: Broker, monkeypatch: pytest.M
         assert (name_of(one(answer)), answer.throttle_time_ms) == ("KAFKA_STORAGE_ERROR", 1_000)
         assert name_of(one(late.call(produce(topic, batch(b"again")), 12))) == "NONE"
         assert stored(client, topic)[1] == [b"first", b"again"]
+
+
+def test_what_becomes_too_large_is_not_kept() -> None:
+    """As soon as it is known, and with the same words as by the log."""
+    packed = batch(b"x" * 5_000, codec=GZIP)
+    result = recompression._pack(recompression._Job(packed, NONE, None, 1 << 20, 1_000))
+    assert isinstance(result, RecordTooLargeError)
+    assert "exceeds max.message.bytes=1000" in str(result)
+
+
+def test_what_threads_work_on_counts_as_long_as_they_do(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packing = Stopped(monkeypatch)
+
+    def left(server: Server) -> int:
+        return server.buffer_pool.left_bytes
+
+    before = broker.call(left)
+    with RawClient(broker.bootstrap) as client:
+        topic = codec_topic(client, "gzip")
+        client.send(produce(topic, batch(b"x" * 1_000)), 12)
+        packing.wait()
+        broker.call(lambda server: next(iter(server.recompression._held)).close())
+        wait_until(broker, lambda server: not server.recompression._held)
+        assert broker.call(left) < before - 1_000
+        packing.go_on()
+        wait_until(broker, lambda server: left(server) == before)
+
+
+def test_what_becomes_of_batches_counts(broker: Broker) -> None:
+    def leave_little(server: Server) -> None:
+        server.buffer_pool._left = 10_000
+
+    with RawClient(broker.bootstrap) as client, RawClient(broker.bootstrap) as other:
+        topic = codec_topic(client, "uncompressed")
+        broker.call(leave_little)
+        client.send(produce(topic, batch(b"x" * 20_000, codec=GZIP)), 12)
+        assert client.wait_closed() == b""
+        wait_until(broker, lambda server: server.buffer_pool.left_bytes == 10_000)
+        result = one(other.call(produce(topic, batch(b"x" * 5_000, codec=GZIP)), 12))
+        assert name_of(result) == "NONE"
+        assert broker.call(lambda server: server.buffer_pool.left_bytes) == 10_000

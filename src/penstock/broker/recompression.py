@@ -13,8 +13,9 @@ place of its own. So
 - a request whose client has gone meanwhile is dropped, as its client may send it again over another
   connection; one that waits for a thread for too long is refused, as one for a full topic is;
 - a connection has one such request at a time. Its batches are copied for the threads, because the
-  buffer is another connection's as soon as the request is held; copies count in the budget of all
-  receive buffers. The threads are few; each unpacks one batch at a time, up to a bound.
+  buffer is another connection's as soon as the request is held. The copies, and what becomes of
+  them, count in the budget of all receive buffers, for as long as a thread works on them even if
+  the connection is lost. The threads are few; each unpacks one batch at a time, up to a bound.
 
 A batch that is damaged, or that the log would refuse as it came, is left as it is: `stage` says
 why. A batch is refused as too large if it is so before or after, as in Kafka.
@@ -34,7 +35,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from penstock.broker.overload import RequestHeldError
 from penstock.errors import CorruptBatchError, InvalidRecordError, LogError, StorageError
-from penstock.log.intake import MAX_UNFOLDED_BYTES
+from penstock.log.intake import MAX_UNFOLDED_BYTES, too_large
 from penstock.log.partition import Partition
 from penstock.records import compression
 from penstock.records.batch import CODEC_MASK, CONTROL, HEADER_SIZE, verify
@@ -50,6 +51,7 @@ log = logging.getLogger(__name__)
 
 _MAX_THREADS: Final = 4
 _ATTRIBUTES_LOW_BYTE: Final = 22
+_NO_MEMORY: Final = "all receive buffers are in use"
 # Clients that use older versions of Produce cannot use zstd.
 ZSTD_FROM_VERSION: Final = 7
 TOPIC_IDS_FROM_VERSION: Final = 13
@@ -64,10 +66,12 @@ NOTHING_PACKED: Final[dict[At, Packed]] = {}
 class _Job(NamedTuple):
     """A batch, and what it is to become."""
 
-    batch: bytes
+    # In the receive buffer; a copy, once the request is held.
+    batch: memoryview | bytes
     codec: int
     level: int | None
-    limit: int
+    unfolded_limit: int
+    max_message_bytes: int
 
 
 @dataclass(slots=True, eq=False)
@@ -82,10 +86,12 @@ class _Held:
     since_s: float
     # What is still to be packed.
     jobs: deque[tuple[At, _Job]]
-    # What the copies of its batches take of the budget of receive buffers.
+    # What its batches, old and new, take of the budget of receive buffers.
     taken_bytes: int
     packed: dict[At, Packed] = field(default_factory=dict)
     has_begun: bool = False
+    # Whether a thread is at work on one of its batches.
+    is_packing: bool = False
     is_ready: bool = False
     # How long the client is asked to wait with the next request.
     throttle_ms: int = 0
@@ -155,8 +161,10 @@ class Recompression:
             return NOTHING_PACKED
         copied_bytes = sum(len(job.batch) for _, job in jobs)
         if not self._broker.buffer_pool.take(copied_bytes):
-            connection.close("all receive buffers are in use")
+            connection.close(_NO_MEMORY)
             raise RequestHeldError
+        # Only now, for they may be as many as there is memory.
+        jobs = deque((at, job._replace(batch=bytes(job.batch))) for at, job in jobs)
         now_s = self._broker.loop.time()
         held = self._held[connection] = _Held(
             connection, context.correlation_id, bool(request.acks), now_s, jobs, copied_bytes
@@ -173,7 +181,14 @@ class Recompression:
         held = self._held.pop(connection, None)
         if held is not None:
             connection.on_lost.discard(held.on_lost)
-            self._broker.buffer_pool.put_back(held.taken_bytes)
+            if not held.is_packing:
+                self._give_back(held)
+
+    def _give_back(self, held: _Held) -> None:
+        self._broker.buffer_pool.put_back(held.taken_bytes)
+        # It may lie in the queue still.
+        held.taken_bytes, held.packed = 0, {}
+        held.jobs.clear()
 
     def _start(self) -> None:
         """Give threads that are free the next batches, in the order in which requests came."""
@@ -206,11 +221,18 @@ class Recompression:
         if self._executor is None:
             self._executor = ThreadPoolExecutor(self._threads, thread_name_prefix="recompression")
         self._packing += 1
+        held.is_packing = True
         work = self._broker.loop.run_in_executor(self._executor, _pack, job)
-        work.add_done_callback(partial(self._finished, held, at))
+        work.add_done_callback(partial(self._finished, held, at, job))
 
-    def _finished(self, held: _Held, at: At, work: asyncio.Future[Packed | None]) -> None:
+    def _finished(
+        self, held: _Held, at: At, job: _Job, work: asyncio.Future[Packed | None]
+    ) -> None:
         self._packing -= 1
+        held.is_packing = False
+        if held.connection not in self._held:
+            # It was lost meanwhile, and nobody works on its batches any more.
+            self._give_back(held)
         if work.cancelled():
             # The broker stops.
             return
@@ -219,11 +241,19 @@ class Recompression:
             log.error("packing batches anew: %r", error, exc_info=error)
             held.connection.close()
         elif not held.connection.closed:
-            self._keep(held, at, work.result())
+            self._keep(held, at, job, work.result())
         self._start()
 
-    def _keep(self, held: _Held, at: At, result: Packed | None) -> None:
+    def _keep(self, held: _Held, at: At, job: _Job, result: Packed | None) -> None:
         if result is not None:
+            pool, size = self._broker.buffer_pool, 0
+            if isinstance(result, bytearray):
+                size = len(result)
+            if not pool.take(size):
+                held.connection.close(_NO_MEMORY)
+                return
+            pool.put_back(len(job.batch))
+            held.taken_bytes += size - len(job.batch)
             held.packed[at] = result
             self.batches += 1
         if held.jobs:
@@ -269,7 +299,7 @@ def _job(partition: Partition, batch: memoryview, version: int) -> _Job | None:
     if came_in == config.codec or attributes & CONTROL or is_too_new:
         return None
     limit = max(MAX_UNFOLDED_BYTES, config.max_message_bytes)
-    return _Job(bytes(batch), config.codec, config.codec_level, limit)
+    return _Job(batch, config.codec, config.codec_level, limit, config.max_message_bytes)
 
 
 def _is_alone(held: _Held) -> bool:
@@ -289,7 +319,11 @@ def _pack(job: _Job) -> Packed | None:
     if header.size != len(job.batch):
         return None
     try:
-        return bytearray(recompressed(*job))
+        packed = bytearray(recompressed(job.batch, job.codec, job.level, job.unfolded_limit))
     except CorruptBatchError as error:
         # It came as its producer made it: sending it again would not help.
         return InvalidRecordError(f"the batch cannot be unpacked: {error}")
+    if len(packed) > job.max_message_bytes:
+        # What the log would say; there may be many, and each many times as large as it came.
+        return too_large(len(packed), job.max_message_bytes)
+    return packed
