@@ -60,8 +60,9 @@ class Machine:
         self.elapsed_ms = 0
         self.groups = self._start()
 
-    def write(self, entries: Iterable[Entry]) -> None:
-        for entry in list(entries):
+    def write(self, entries: Iterable[Entry], most: int | None = None) -> None:
+        """Apply entries; no more than so many, as where a crash comes between two batches."""
+        for entry in list(entries)[:most]:
             written, value = orjson.loads(orjson.dumps(entry))
             key = tuple(written)
             self.journal.pop(key, None)
@@ -146,8 +147,8 @@ class Machine:
         self.write(entries)
         return codes
 
-    def finish(self, producer_id: int, *, commit: bool) -> None:
-        self.write(self.groups.finish_transaction(producer_id, commit, self.now_ms))
+    def finish(self, producer_id: int, *, commit: bool, most: int | None = None) -> None:
+        self.write(self.groups.finish_transaction(producer_id, commit, self.now_ms), most)
 
 
 @dataclass

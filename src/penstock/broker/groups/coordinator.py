@@ -325,7 +325,8 @@ class GroupCoordinator:
             elif len(entries) >= room and self.offsets.get(group_id, topic, partition) is None:
                 code = ErrorCode.INVALID_COMMIT_OFFSET_SIZE
             else:
-                value = (offset, epoch, metadata or "", known.id_text, now_ms, expire_ms)
+                turn = self.offsets.next_turn()
+                value = (offset, epoch, metadata or "", known.id_text, now_ms, expire_ms, turn)
                 entries.append(((*kind, topic, partition), value))
             codes.append(code)
         if not entries:
