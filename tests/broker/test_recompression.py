@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import random
 import threading
+from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final
 
 import pytest
 
 from penstock.broker import recompression
+from penstock.broker.apis.produce_single import Targets
 from penstock.broker.server import Broker as Server
 from penstock.errors import RecordTooLargeError
+from penstock.log.partition import Partition
 from penstock.records.batch import headers
 from penstock.records.compression import CODES, GZIP, NONE, SNAPPY, ZSTD
 from penstock.testing.broker import Broker
@@ -198,6 +201,32 @@ def test_a_setting_takes_effect_at_once(client: RawClient, topic: str) -> None:
         assert stored(client, topic)[0][-3:] == [codec] * 3
     wrong = client.call(alter(topic, (SET, "compression.type", "brotli"))).responses[0]
     assert name_of(wrong) == "INVALID_CONFIG"
+
+
+def test_a_setting_costs_no_more_than_it_must(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once per connection, however many partitions there are; and only where a codec is chosen."""
+    looked: list[int] = []
+    forget = Targets.forget_all
+
+    def count(targets: Targets, partitions: Collection[Partition]) -> None:
+        looked.append(len(partitions))
+        forget(targets, partitions)
+
+    monkeypatch.setattr(Targets, "forget_all", count)
+    with RawClient(broker.bootstrap) as client:
+        client.call(create("new", 4, configs={"compression.type": "gzip"}))
+        client.call(create("t", 4))
+        for name, value, expected in (
+            ("compression.type", "gzip", [4]),
+            ("compression.type", "zstd", []),
+            ("retention.ms", "1000", []),
+            ("compression.type", "producer", []),
+        ):
+            looked.clear()
+            assert not client.call(alter("t", (SET, name, value))).responses[0].error_code
+            assert looked == expected
 
 
 def test_without_acknowledgement(client: RawClient) -> None:

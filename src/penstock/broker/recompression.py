@@ -27,7 +27,7 @@ import asyncio
 import logging
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -122,15 +122,19 @@ class Recompression:
         """Whether requests to produce must come by here at all."""
         return bool(self.partitions or self._held)
 
-    def follow(self, partition: Partition) -> None:
-        """A partition is there, or its settings have changed."""
-        if partition.config.codec is None or partition.gone:
-            self.leave(partition)
-            return
-        self.partitions.add(partition)
-        for connection in self._broker.connections:
-            # What comes by the short way is staged as it is.
-            connection.targets.forget(partition)
+    def follow(self, partitions: Iterable[Partition], *, fresh: bool = False) -> None:
+        """Partitions are there, which are `fresh` if nobody can have used them, or have changed."""
+        joined: set[Partition] = set()
+        for partition in partitions:
+            if partition.config.codec is None or partition.gone:
+                self.leave(partition)
+            elif partition not in self.partitions:
+                self.partitions.add(partition)
+                joined.add(partition)
+        if joined and not fresh:
+            for connection in self._broker.connections:
+                # What comes by the short way is staged as it is.
+                connection.targets.forget_all(joined)
 
     def leave(self, partition: Partition) -> None:
         """The partition is gone, or stores batches as they come."""
