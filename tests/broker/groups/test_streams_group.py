@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from penstock.broker.apis.streams_groups import _check as check
 from penstock.broker.catalog import ApiError
 from penstock.broker.config import Limits
 from penstock.broker.groups.offsets import NewOffset
 from penstock.broker.groups.streams.internal_topics import Status
-from penstock.broker.groups.streams.members import StreamsBeat, StreamsMember, StreamsProfile
+from penstock.broker.groups.streams.members import (
+    StreamsBeat,
+    StreamsMember,
+    StreamsProfile,
+    StreamsStanding,
+)
 from penstock.broker.groups.streams.ownership import Ownership
 from penstock.broker.groups.streams.tasks import Tasks
 from penstock.broker.groups.streams.topology import InternalTopic, Subtopology, Topology
 from penstock.wire.errors import ErrorCode
+from penstock.wire.messages import streams_group_heartbeat as beats
 from tests.broker.groups.machine import GROUP
+from tests.broker.groups.streams_members import StreamsClient, subtopology
 from tests.broker.groups.streams_tasks import (
     INTERVAL_MS,
     REBALANCE_MS,
@@ -108,6 +117,25 @@ def test_what_is_too_large_is_refused() -> None:
     assert refusal(Worker(world, "a"), process_id="p" * 101) == ErrorCode.INVALID_REQUEST
     Worker(world, "a").beat()
     assert refusal(Worker(world, "b")) == ErrorCode.GROUP_MAX_SIZE_REACHED
+
+
+@pytest.mark.parametrize("length", [249, 250])
+@pytest.mark.parametrize("field", ["member", "subtopology"])
+def test_ids_have_a_limit(field: str, length: int) -> None:
+    """They are written again and again, with what members have."""
+    id_ = "x" * length
+    topology = beats.Topology(subtopologies=[subtopology(id_ if field != "member" else "0", ["t"])])
+    client = StreamsClient(print, GROUP, id_ if field == "member" else "a", topology)
+    with nullcontext() if length == 249 else pytest.raises(ApiError, match="249"):
+        check(client.request(), Limits())
+
+
+def test_what_members_have_is_written_by_subtopology() -> None:
+    task = [("0", 0), ("0", 1), ("1", 0)]
+    standing = StreamsStanding(since={one: at for at, one in enumerate(task, 7)})
+    written = standing.to_json()
+    assert written["since"] == {"0": [[0, 7], [1, 8]], "1": [[0, 9]]}
+    assert StreamsStanding.from_json(written) == standing
 
 
 # ---- time ------------------------------------------------------------------------------------
