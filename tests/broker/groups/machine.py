@@ -42,12 +42,14 @@ class Machine:
         self.catalog = Catalog(self.config)
         self.now_ms = NOW_MS
         self.elapsed_ms = 0
+        # What the coordinator takes of the processor: nothing, unless a test says so.
+        self.spent_s = 0.0
         self.journal: dict[Key, Any] = {}
         self.groups = self._start()
         self._ids = count(1)
 
     def _start(self) -> GroupCoordinator:
-        groups = GroupCoordinator(self.config, self.catalog)
+        groups = GroupCoordinator(self.config, self.catalog, lambda: self.spent_s)
         for key, value in self.journal.items():
             groups.replay(key, orjson.loads(orjson.dumps(value)))
         self.groups = groups

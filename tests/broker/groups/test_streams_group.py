@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from penstock.broker.apis.streams_groups import _check as check
 from penstock.broker.catalog import ApiError
 from penstock.broker.config import Limits
 from penstock.broker.groups.offsets import NewOffset
+from penstock.broker.groups.streams.assignor import assign
 from penstock.broker.groups.streams.internal_topics import Status
 from penstock.broker.groups.streams.members import (
     StreamsBeat,
@@ -177,6 +179,28 @@ def test_the_next_target_waits_for_the_interval(world: Streams) -> None:
     assert (len(one.runs.active), len(two.runs.active)) == (2, 2)
 
 
+def test_what_takes_long_is_not_done_all_the_time(
+    world: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However short the interval is: members have new tags with each heartbeat."""
+    done: list[int] = []
+
+    def assign_slowly(*args: Any) -> Any:
+        done.append(world.elapsed_ms)
+        world.spent_s += 0.2
+        return assign(*args)
+
+    monkeypatch.setattr("penstock.broker.groups.streams.group.assign", assign_slowly)
+    (one,) = joined(world, "a")
+    done.clear()
+    for at in range(100):
+        world.pass_time(100)
+        one.beat(tags=(("at", str(at)),))
+    # A pause of ten times as long: 10 s of heartbeats, of which 1 s at most is spent.
+    assert len(done) == 5
+    assert {after - before for before, after in pairwise(done)} == {2_000}
+
+
 def test_the_silent_and_the_stubborn_are_removed(world: Streams) -> None:
     one, two = joined(world, "a", "b")
     for _ in range(SESSION_MS // INTERVAL_MS + 1):
@@ -304,6 +328,19 @@ def test_endpoints_are_told_when_they_have_changed(world: Streams) -> None:
     quiet = one.beat(endpoint_epoch=told.endpoint_epoch)
     assert quiet is not None
     assert quiet.served is None
+    # Who says again and again that it knows nothing costs no more than the answer.
+    again = one.beat(endpoint_epoch=-1)
+    assert again is not None
+    assert again.served is not None
+    assert again.served[0] is served
+    world.grow("lines", 3)
+    world.grow("words", 3)
+    world.grow("counts", 3)
+    settle([one])
+    more = one.beat(endpoint_epoch=-1)
+    assert more is not None
+    assert more.served is not None
+    assert more.served[0].active == {"lines": [0, 1, 2], "words": [0, 1, 2]}
 
 
 # ---- offsets and the end ---------------------------------------------------------------------
