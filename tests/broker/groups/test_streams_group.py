@@ -365,6 +365,8 @@ def test_offsets_by_epoch(world: Streams) -> None:
     assert commit("a", one.epoch + 1, kept) == ErrorCode.STALE_MEMBER_EPOCH
     assert commit("c", one.epoch, kept) == ErrorCode.UNKNOWN_MEMBER_ID
     assert commit("", -1, kept) == ErrorCode.UNKNOWN_MEMBER_ID
+    # A member must say which epoch it is in.
+    assert commit("a", -1, kept) == ErrorCode.STALE_MEMBER_EPOCH
     assert commit("a", one.epoch, kept, version=8) == ErrorCode.UNSUPPORTED_VERSION
     codes = world.commit_in_transaction(
         7, NewOffset("lines", kept, 6), NewOffset("lines", moved, 6),

@@ -514,10 +514,11 @@ class StreamsGroup:
     ) -> ErrorCode:
         """Whether a member may commit for this partition, though its epoch may have passed.
 
-        It may if it runs the partition's task without a break since the epoch that it names.
+        It may if it runs the partition's task without a break since the epoch that it names. A
+        member that names none is behind, too; in a group without members anyone may.
         """
         member = self.members.get(member_id)
-        if generation <= NO_GENERATION or member is None or generation == member.standing.epoch:
+        if member is None or generation == member.standing.epoch:
             return ErrorCode.NONE
         for part in () if self.topology is None else self.topology.readers.get(topic, ()):
             since = member.standing.since.get((part, partition))
