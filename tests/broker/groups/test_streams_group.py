@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.broker.apis.streams_groups import _check as check
+from penstock.broker.apis.streams_groups import _topology as made
 from penstock.broker.catalog import ApiError
 from penstock.broker.config import Limits
 from penstock.broker.groups.offsets import NewOffset
@@ -130,6 +131,18 @@ def test_ids_have_a_limit(field: str, length: int) -> None:
     client = StreamsClient(print, GROUP, id_ if field == "member" else "a", topology)
     with nullcontext() if length == 249 else pytest.raises(ApiError, match="249"):
         check(client.request(), Limits())
+
+
+def test_settings_of_internal_topics_have_no_order() -> None:
+    """A member that tells them in another order has the same topology."""
+    told = [("retention.ms", "1"), ("cleanup.policy", "delete"), ("segment.bytes", "9")]
+
+    def topology(order: list[tuple[str, str]]) -> Topology:
+        configs = [beats.KeyValue(key=key, value=value) for key, value in order]
+        topic = beats.TopicInfo(name="counts", topic_configs=configs)
+        return made(beats.Topology(subtopologies=[subtopology("0", ["t"], changelogs=[topic])]))
+
+    assert topology(told) == topology(told[::-1])
 
 
 def test_what_members_have_is_written_by_subtopology() -> None:

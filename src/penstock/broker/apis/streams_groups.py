@@ -308,7 +308,8 @@ def _topics(told: list[beats.TopicInfo]) -> tuple[InternalTopic, ...]:
             topic.name,
             topic.partitions,
             topic.replication_factor,
-            tuple((config.key, config.value) for config in topic.topic_configs),
+            # Clients send them in any order, and a topology is compared with the group's.
+            tuple(sorted((config.key, config.value) for config in topic.topic_configs)),
         )
         for topic in told
     }
