@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import random
 import threading
+from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final
 
 import pytest
 
 from penstock.broker import recompression
+from penstock.broker.apis.produce_single import Targets
 from penstock.broker.server import Broker as Server
+from penstock.errors import RecordTooLargeError
+from penstock.log.partition import Partition
 from penstock.records.batch import headers
 from penstock.records.compression import CODES, GZIP, NONE, SNAPPY, ZSTD
 from penstock.testing.broker import Broker
@@ -50,6 +54,27 @@ def stored(client: RawClient, topic: str) -> tuple[list[int], list[bytes | None]
     """The codecs of a topic's batches, and the values in them."""
     records = one(client.call(fetch(topic), 12)).records
     return [header.codec for _, header in headers(bytes(records))], values_of(records)
+
+
+class Stopped:
+    """The threads that pack batches wait until they are told to go on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._began, self._may_go = threading.Event(), threading.Event()
+        self._pack = recompression._pack
+        monkeypatch.setattr(recompression, "_pack", self._wait_and_pack)
+
+    def _wait_and_pack(self, job: Any) -> Any:
+        self._began.set()
+        assert self._may_go.wait(60)
+        return self._pack(job)
+
+    def wait(self) -> None:
+        """Until a batch is about to be packed."""
+        assert self._began.wait(60)
+
+    def go_on(self) -> None:
+        self._may_go.set()
 
 
 def name_of(result: Any) -> str:
@@ -114,20 +139,13 @@ def test_what_others_send_meanwhile_does_not_touch_a_batch(
     """All connections read into one buffer, and a held request lies in it no longer."""
     topic, plain = codec_topic(client, "gzip"), new_name()
     client.call(create(plain))
-    held, may_go, pack = threading.Event(), threading.Event(), recompression._pack_all
-
-    def wait_and_pack(jobs: Any) -> Any:
-        held.set()
-        assert may_go.wait(60)
-        return pack(jobs)
-
-    monkeypatch.setattr(recompression, "_pack_all", wait_and_pack)
+    packing = Stopped(monkeypatch)
     left = shared.call(lambda server: server.buffer_pool.left_bytes)
     client.send_all((produce(topic, batch(b"mine" * 100)), 12))
-    assert held.wait(60)
+    packing.wait()
     with RawClient(shared.bootstrap) as other:
         other.call(produce(plain, batch(b"theirs" * 10_000)), 12)
-    may_go.set()
+    packing.go_on()
     assert name_of(one(client.receive())) == "NONE"
     assert stored(client, topic) == ([GZIP], [b"mine" * 100])
     assert shared.call(lambda server: server.buffer_pool.left_bytes) == left
@@ -185,6 +203,32 @@ def test_a_setting_takes_effect_at_once(client: RawClient, topic: str) -> None:
     assert name_of(wrong) == "INVALID_CONFIG"
 
 
+def test_a_setting_costs_no_more_than_it_must(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once per connection, however many partitions there are; and only where a codec is chosen."""
+    looked: list[int] = []
+    forget = Targets.forget_all
+
+    def count(targets: Targets, partitions: Collection[Partition]) -> None:
+        looked.append(len(partitions))
+        forget(targets, partitions)
+
+    monkeypatch.setattr(Targets, "forget_all", count)
+    with RawClient(broker.bootstrap) as client:
+        client.call(create("new", 4, configs={"compression.type": "gzip"}))
+        client.call(create("t", 4))
+        for name, value, expected in (
+            ("compression.type", "gzip", [4]),
+            ("compression.type", "zstd", []),
+            ("retention.ms", "1000", []),
+            ("compression.type", "producer", []),
+        ):
+            looked.clear()
+            assert not client.call(alter("t", (SET, name, value))).responses[0].error_code
+            assert looked == expected
+
+
 def test_without_acknowledgement(client: RawClient) -> None:
     topic = codec_topic(client, "gzip")
     for at in range(5):
@@ -231,3 +275,88 @@ def test_a_connection_that_is_lost_leaves_nothing_behind(broker: Broker) -> None
         broker.call(cut)
         wait_until(broker, lambda server: not server.recompression._held)
         assert stored(client, topic) == ([GZIP], [b"y"])
+
+
+def test_a_request_whose_client_has_gone_is_not_appended_late(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have come again over another connection; without answers nobody sends it again."""
+    packing = Stopped(monkeypatch)
+    broker.call(lambda server: setattr(server.recompression, "_threads", 1))
+    with RawClient(broker.bootstrap) as client:
+        topic = codec_topic(client, "gzip")
+        for at, (value, acks) in enumerate([(b"packed", -1), (b"waits", -1), (b"no answer", 0)]):
+            with RawClient(broker.bootstrap) as gone:
+                gone.send(produce(topic, batch(value), acks=acks), 12)
+                wait_until(broker, lambda server, n=at + 1: len(server.recompression._held) == n)
+        packing.wait()
+        packing.go_on()
+        wait_until(broker, lambda server: not server.recompression._held)
+        assert name_of(one(client.call(produce(topic, batch(b"after")), 12))) == "NONE"
+        assert stored(client, topic)[1] == [b"no answer", b"after"]
+
+
+def test_who_waits_for_too_long_is_refused(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    packing = Stopped(monkeypatch)
+    broker.call(lambda server: setattr(server.recompression, "_threads", 1))
+
+    def grow_old(server: Server) -> None:
+        for held in server.recompression._waiting:
+            held.since_s -= 10
+
+    with RawClient(broker.bootstrap) as client, RawClient(broker.bootstrap) as late:
+        topic = codec_topic(client, "gzip")
+        client.send(produce(topic, batch(b"first")), 12)
+        packing.wait()
+        late.send(produce(topic, batch(b"late")), 12)
+        wait_until(broker, lambda server: len(server.recompression._waiting) == 1)
+        broker.call(grow_old)
+        packing.go_on()
+        assert name_of(one(client.receive())) == "NONE"
+        answer = late.receive()
+        assert (name_of(one(answer)), answer.throttle_time_ms) == ("KAFKA_STORAGE_ERROR", 1_000)
+        assert name_of(one(late.call(produce(topic, batch(b"again")), 12))) == "NONE"
+        assert stored(client, topic)[1] == [b"first", b"again"]
+
+
+def test_what_becomes_too_large_is_not_kept() -> None:
+    """As soon as it is known, and with the same words as by the log."""
+    packed = batch(b"x" * 5_000, codec=GZIP)
+    result = recompression._pack(recompression._Job(packed, NONE, None, 1 << 20, 1_000))
+    assert isinstance(result, RecordTooLargeError)
+    assert "exceeds max.message.bytes=1000" in str(result)
+
+
+def test_what_threads_work_on_counts_as_long_as_they_do(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packing = Stopped(monkeypatch)
+
+    def left(server: Server) -> int:
+        return server.buffer_pool.left_bytes
+
+    before = broker.call(left)
+    with RawClient(broker.bootstrap) as client:
+        topic = codec_topic(client, "gzip")
+        client.send(produce(topic, batch(b"x" * 1_000)), 12)
+        packing.wait()
+        broker.call(lambda server: next(iter(server.recompression._held)).close())
+        wait_until(broker, lambda server: not server.recompression._held)
+        assert broker.call(left) < before - 1_000
+        packing.go_on()
+        wait_until(broker, lambda server: left(server) == before)
+
+
+def test_what_becomes_of_batches_counts(broker: Broker) -> None:
+    def leave_little(server: Server) -> None:
+        server.buffer_pool._left = 10_000
+
+    with RawClient(broker.bootstrap) as client, RawClient(broker.bootstrap) as other:
+        topic = codec_topic(client, "uncompressed")
+        broker.call(leave_little)
+        client.send(produce(topic, batch(b"x" * 20_000, codec=GZIP)), 12)
+        assert client.wait_closed() == b""
+        wait_until(broker, lambda server: server.buffer_pool.left_bytes == 10_000)
+        result = one(other.call(produce(topic, batch(b"x" * 5_000, codec=GZIP)), 12))
+        assert name_of(result) == "NONE"
+        assert broker.call(lambda server: server.buffer_pool.left_bytes) == 10_000

@@ -188,7 +188,7 @@ class Broker:
         self.housekeeping.start()
         for partition in self.store.partitions.values():
             self.overload.follow(partition)
-            self.recompression.follow(partition)
+        self.recompression.follow(self.store.partitions.values(), fresh=True)
         if self.store.leftovers:
             # What a deletion left that the last stop has interrupted.
             _ = self.loop.run_in_executor(None, self.store.erase, self.store.leftovers)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from penstock.broker.catalog import ApiError, KeyValue, Topic
@@ -100,7 +100,7 @@ class Topics:
         self._by_name.setdefault(name, []).extend(fresh)
         for partition in fresh:
             self._broker.overload.follow(partition)
-            self._broker.recompression.follow(partition)
+        self._broker.recompression.follow(fresh, fresh=True)
 
     def _detach(self, ids: list[PartitionId]) -> list[str]:
         """Let go of partitions that the catalog does not know; their folders, out of the way."""
@@ -184,7 +184,7 @@ class Topics:
             return records
 
         await self._broker.metadata_log.commit(command)
-        self._refit(name)
+        self._refit([name])
 
     async def change_defaults(
         self, broker: str, change: Callable[[Mapping[str, str]], Mapping[str, str]]
@@ -202,9 +202,7 @@ class Topics:
             return records
 
         await self._broker.metadata_log.commit(command)
-        for name in list(self._by_name):
-            if name in catalog.topics:
-                self._refit(name)
+        self._refit(name for name in self._by_name if name in catalog.topics)
 
     def _any_archived(self) -> bool:
         """Whether something is in the archive of a topic without a cleanup.policy of its own."""
@@ -216,14 +214,17 @@ class Topics:
             for partition in partitions
         )
 
-    def _refit(self, name: str) -> None:
-        """The settings of a topic have changed, perhaps: its partitions go on with them."""
-        config = self._broker.catalog.topics[name].config
-        for partition in self._by_name[name]:
-            if partition.config == config:
-                continue
-            partition.reconfigure(config)
+    def _refit(self, names: Iterable[str]) -> None:
+        """The settings of topics have changed, perhaps: their partitions go on with them."""
+        changed: list[Partition] = []
+        for name in names:
+            config = self._broker.catalog.topics[name].config
+            for partition in self._by_name[name]:
+                if partition.config != config:
+                    partition.reconfigure(config)
+                    changed.append(partition)
+        self._broker.recompression.follow(changed)
+        for partition in changed:
             self._broker.overload.follow(partition)
-            self._broker.recompression.follow(partition)
             self._broker.on_synced(partition)
             self._broker.committer.request(partition)

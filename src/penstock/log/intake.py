@@ -13,6 +13,7 @@ from penstock.errors import (
     InvalidRecordError,
     InvalidTimestampError,
     InvalidTxnStateError,
+    RecordTooLargeError,
 )
 from penstock.records import record
 from penstock.records.batch import (
@@ -42,6 +43,10 @@ def explain_shape(view: memoryview) -> None:
     if magic != MAGIC or stated < HEADER_SIZE:
         raise CorruptBatchError(f"{stated} bytes of format {magic} are no record batch")
     raise InvalidRecordError("a produce request carries one batch per partition")
+
+
+def too_large(size: int, most: int) -> RecordTooLargeError:
+    return RecordTooLargeError(f"a batch of {size} bytes exceeds max.message.bytes={most}")
 
 
 def explain_counts(

@@ -44,7 +44,6 @@ from penstock.errors import (
     InvalidRecordError,
     InvalidTxnStateError,
     OffsetOutOfRangeError,
-    RecordTooLargeError,
     StorageError,
 )
 from penstock.log import intake
@@ -242,9 +241,7 @@ class Partition(Readable):
         if crc32c(view[CRC_START:]) != crc:
             raise CorruptBatchError("the checksum of the record batch is wrong")
         if size > self.config.max_message_bytes:
-            raise RecordTooLargeError(
-                f"a batch of {size} bytes exceeds max.message.bytes={self.config.max_message_bytes}"
-            )
+            raise intake.too_large(size, self.config.max_message_bytes)
         if count < 1 or last_delta != count - 1 or attributes & _UNUSUAL:
             intake.explain_counts(count, last_delta, attributes, producer_id, in_transaction)
             if attributes & APPEND_TIME:

@@ -183,6 +183,36 @@ def test_the_newer_of_two_transactions_counts(machine: Machine, first: int, rest
     assert committed(machine) == 6
 
 
+@pytest.mark.parametrize("most", range(5))
+def test_a_completion_may_be_cut_anywhere(machine: Machine, most: int) -> None:
+    """It may be larger than a batch of the journal, and a crash come between two."""
+    machine.commit_in_transaction(1, at(5), NewOffset("t", 1, 7))
+    machine.commit_in_transaction(2, at(6))
+    machine.finish(1, commit=True, most=most)
+    machine.restart()
+    machine.finish(1, commit=True)
+    assert [committed(machine), machine.groups.committed(GROUP, "t", 1)] == [5, 7]
+    machine.restart()
+    machine.finish(2, commit=True)
+    assert committed(machine) == 6
+
+
+def test_offsets_that_were_written_without_turns(machine: Machine) -> None:
+    """The order of their entries says which is newer."""
+    machine.commit_in_transaction(1, at(5))
+    machine.commit(at(8))
+    machine.commit_in_transaction(2, at(9))
+    machine.journal = {
+        key: value[:-1] if "offset" in str(key[0]) else value
+        for key, value in machine.journal.items()
+    }
+    machine.restart()
+    machine.finish(1, commit=True)
+    assert committed(machine) == 8
+    machine.finish(2, commit=True)
+    assert committed(machine) == 9
+
+
 def test_a_transaction_about_a_topic_that_is_gone(machine: Machine) -> None:
     machine.commit_in_transaction(1, at(5))
     machine.topic("t", id_=2)

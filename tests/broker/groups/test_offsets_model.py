@@ -7,6 +7,7 @@ needs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from hypothesis import settings
@@ -21,7 +22,7 @@ from tests.harness.profiles import examples
 GROUPS = ("g", "h")
 TOPICS = ("t", "u")
 PARTITIONS = 2
-PRODUCERS = (1, 2)
+PRODUCERS = (1, 2, 3)
 
 groups = st.sampled_from(GROUPS)
 topics = st.sampled_from(TOPICS)
@@ -65,8 +66,12 @@ class OffsetsMachine(RuleBasedStateMachine):
             self.commits += 1
             self.pending[producer][group, *place] = offset, self.commits
 
-    @rule(producer=producers, commit=st.booleans())
-    def end_transaction(self, producer: int, commit: bool) -> None:
+    @rule(producer=producers, commit=st.booleans(), cuts=st.lists(st.integers(0, 6), max_size=3))
+    def end_transaction(self, producer: int, commit: bool, cuts: Sequence[int] = ()) -> None:
+        """Broken off after some entries, and begun again after a restart, as often as one likes."""
+        for most in cuts:
+            self.machine.finish(producer, commit=commit, most=most)
+            self.machine.restart()
         self.machine.finish(producer, commit=commit)
         for place, (offset, turn) in self.pending[producer].items():
             present = self.committed.get(place)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -134,3 +135,11 @@ def test_equal_numbers_of_subtopologies_come_together() -> None:
 def test_processes_are_loaded_by_their_threads() -> None:
     told = result({"a": "P", "b": "P", "c": "Q"}, {"0": 6})
     assert [len(tasks.active) for tasks in told.values()] == [2, 2, 2]
+
+
+def test_too_few_standbys_are_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    """And not for each task: there may be tens of thousands."""
+    members = {"a": Candidate("p"), "b": Candidate("q")}
+    assign(members, {"0": 3, "1": 2}, {"0"}, 2)
+    (record,) = caplog.records
+    assert record.getMessage().startswith("3 of 3 tasks with state have fewer than 2 standbys")

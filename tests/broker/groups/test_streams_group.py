@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
+from penstock.broker.apis.streams_groups import _check as check
+from penstock.broker.apis.streams_groups import _topology as made
 from penstock.broker.catalog import ApiError
 from penstock.broker.config import Limits
 from penstock.broker.groups.offsets import NewOffset
+from penstock.broker.groups.streams.assignor import assign
 from penstock.broker.groups.streams.internal_topics import Status
-from penstock.broker.groups.streams.members import StreamsBeat, StreamsMember, StreamsProfile
+from penstock.broker.groups.streams.members import (
+    StreamsBeat,
+    StreamsMember,
+    StreamsProfile,
+    StreamsStanding,
+)
 from penstock.broker.groups.streams.ownership import Ownership
 from penstock.broker.groups.streams.tasks import Tasks
 from penstock.broker.groups.streams.topology import InternalTopic, Subtopology, Topology
 from penstock.wire.errors import ErrorCode
+from penstock.wire.messages import streams_group_heartbeat as beats
 from tests.broker.groups.machine import GROUP
+from tests.broker.groups.streams_members import StreamsClient, subtopology
 from tests.broker.groups.streams_tasks import (
     INTERVAL_MS,
     REBALANCE_MS,
@@ -110,6 +122,37 @@ def test_what_is_too_large_is_refused() -> None:
     assert refusal(Worker(world, "b")) == ErrorCode.GROUP_MAX_SIZE_REACHED
 
 
+@pytest.mark.parametrize("length", [249, 250])
+@pytest.mark.parametrize("field", ["member", "subtopology"])
+def test_ids_have_a_limit(field: str, length: int) -> None:
+    """They are written again and again, with what members have."""
+    id_ = "x" * length
+    topology = beats.Topology(subtopologies=[subtopology(id_ if field != "member" else "0", ["t"])])
+    client = StreamsClient(print, GROUP, id_ if field == "member" else "a", topology)
+    with nullcontext() if length == 249 else pytest.raises(ApiError, match="249"):
+        check(client.request(), Limits())
+
+
+def test_settings_of_internal_topics_have_no_order() -> None:
+    """A member that tells them in another order has the same topology."""
+    told = [("retention.ms", "1"), ("cleanup.policy", "delete"), ("segment.bytes", "9")]
+
+    def topology(order: list[tuple[str, str]]) -> Topology:
+        configs = [beats.KeyValue(key=key, value=value) for key, value in order]
+        topic = beats.TopicInfo(name="counts", topic_configs=configs)
+        return made(beats.Topology(subtopologies=[subtopology("0", ["t"], changelogs=[topic])]))
+
+    assert topology(told) == topology(told[::-1])
+
+
+def test_what_members_have_is_written_by_subtopology() -> None:
+    task = [("0", 0), ("0", 1), ("1", 0)]
+    standing = StreamsStanding(since={one: at for at, one in enumerate(task, 7)})
+    written = standing.to_json()
+    assert written["since"] == {"0": [[0, 7], [1, 8]], "1": [[0, 9]]}
+    assert StreamsStanding.from_json(written) == standing
+
+
 # ---- time ------------------------------------------------------------------------------------
 
 
@@ -147,6 +190,28 @@ def test_the_next_target_waits_for_the_interval(world: Streams) -> None:
     world.pass_time(1_000)
     settle([one, two])
     assert (len(one.runs.active), len(two.runs.active)) == (2, 2)
+
+
+def test_what_takes_long_is_not_done_all_the_time(
+    world: Streams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However short the interval is: members have new tags with each heartbeat."""
+    done: list[int] = []
+
+    def assign_slowly(*args: Any) -> Any:
+        done.append(world.elapsed_ms)
+        world.spent_s += 0.2
+        return assign(*args)
+
+    monkeypatch.setattr("penstock.broker.groups.streams.group.assign", assign_slowly)
+    (one,) = joined(world, "a")
+    done.clear()
+    for at in range(100):
+        world.pass_time(100)
+        one.beat(tags=(("at", str(at)),))
+    # A pause of ten times as long: 10 s of heartbeats, of which 1 s at most is spent.
+    assert len(done) == 5
+    assert {after - before for before, after in pairwise(done)} == {2_000}
 
 
 def test_the_silent_and_the_stubborn_are_removed(world: Streams) -> None:
@@ -276,6 +341,19 @@ def test_endpoints_are_told_when_they_have_changed(world: Streams) -> None:
     quiet = one.beat(endpoint_epoch=told.endpoint_epoch)
     assert quiet is not None
     assert quiet.served is None
+    # Who says again and again that it knows nothing costs no more than the answer.
+    again = one.beat(endpoint_epoch=-1)
+    assert again is not None
+    assert again.served is not None
+    assert again.served[0] is served
+    world.grow("lines", 3)
+    world.grow("words", 3)
+    world.grow("counts", 3)
+    settle([one])
+    more = one.beat(endpoint_epoch=-1)
+    assert more is not None
+    assert more.served is not None
+    assert more.served[0].active == {"lines": [0, 1, 2], "words": [0, 1, 2]}
 
 
 # ---- offsets and the end ---------------------------------------------------------------------
@@ -300,6 +378,8 @@ def test_offsets_by_epoch(world: Streams) -> None:
     assert commit("a", one.epoch + 1, kept) == ErrorCode.STALE_MEMBER_EPOCH
     assert commit("c", one.epoch, kept) == ErrorCode.UNKNOWN_MEMBER_ID
     assert commit("", -1, kept) == ErrorCode.UNKNOWN_MEMBER_ID
+    # A member must say which epoch it is in.
+    assert commit("a", -1, kept) == ErrorCode.STALE_MEMBER_EPOCH
     assert commit("a", one.epoch, kept, version=8) == ErrorCode.UNSUPPORTED_VERSION
     codes = world.commit_in_transaction(
         7, NewOffset("lines", kept, 6), NewOffset("lines", moved, 6),

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
 from penstock.broker.server import Broker as Server
+from penstock.broker.transactions import markers
 from penstock.broker.transactions.markers import has_ended
 from penstock.broker.transactions.state import Ids, Transaction
 from penstock.log.producers import BatchMeta, ProducerStates
 from penstock.records.batch import headers
 from penstock.records.control import Marker
 from penstock.testing.broker import Broker
+from penstock.testing.faults import SimulatedDisk
 from penstock.wire.errors import ErrorCode
 from tests.broker.raw import RawClient
 from tests.broker.requests import create, fetch, one
 from tests.broker.transactions.raw_producer import RawProducer, read
+from tests.broker.waits import wait_until
 
 NONE: Final = ErrorCode.NONE
 ID: Final = 7
@@ -125,6 +129,43 @@ def test_over_a_kill_with_the_next_transaction_under_way(form: str) -> None:
             assert producer.end() == NONE
             assert read(client, "named") == [b"next"]
         assert broker.call(_undone) == 0
+
+
+@BOTH_FORMS
+def test_a_disk_that_refuses_holds_up_no_other_partition(
+    form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And those that have their marker get no second one each time that it is tried again."""
+    monkeypatch.setattr(markers, "_PAUSE_AFTER_FAILURE_S", 0.0)
+    monkeypatch.setattr(markers, "_PARTITIONS_AT_ONCE", 1)
+    disk, topics = SimulatedDisk(), ("a", "b", "c")
+    with Broker("/simulated/data", disk=disk) as broker, RawClient(broker.bootstrap) as client:
+        for topic in topics:
+            assert not client.call(create(topic)).topics[0].error_code
+        producer = RawProducer(client, "orders", form)
+        assert not producer.init().error_code
+        for topic in topics:
+            assert producer.send(topic, b"x") == NONE
+        broker.call(count_attempts)
+        disk.fail("write", times=-1, error=errno.ENOSPC, path_part="/b-0/")
+        producer.end()
+        wait_until(broker, lambda server: server.coordination.markers.attempts > 3)  # type: ignore[attr-defined]
+        assert [len(marks(client, topic)) for topic in topics] == [1, 0, 1]
+        disk.heal()
+        wait_until(broker, lambda server: not _undone(server))
+        assert [len(marks(client, topic)) for topic in topics] == [1, 1, 1]
+        assert [read(client, topic) for topic in topics] == [[b"x"]] * 3
+
+
+def count_attempts(server: Server) -> None:
+    markers: Any = server.coordination.markers
+    markers.attempts, attempt = 0, markers._end_in_partitions
+
+    async def counted(txn: Transaction) -> None:
+        markers.attempts += 1
+        await attempt(txn)
+
+    markers._end_in_partitions = counted
 
 
 def _undone(server: Server) -> int:

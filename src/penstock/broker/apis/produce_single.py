@@ -13,6 +13,7 @@ answer as many small requests as one in Java.
 from __future__ import annotations
 
 import struct
+from collections.abc import Container
 from typing import TYPE_CHECKING, Final
 
 from penstock.broker.slot import Slot
@@ -146,8 +147,12 @@ class Targets:
 
     def forget(self, partition: Partition) -> None:
         """The partition is gone: do not keep it, and its open files, for its producer's sake."""
+        self.forget_all((partition,))
+
+    def forget_all(self, partitions: Container[Partition]) -> None:
+        """Let the next requests for these partitions come by the ordinary way."""
         for by_key in self._by_length.values():
-            for key in [key for key, target in by_key.items() if target.partition is partition]:
+            for key in [key for key, target in by_key.items() if target.partition in partitions]:
                 del by_key[key]
                 self._count -= 1
 

@@ -46,6 +46,9 @@ _KAFKAS_OWN_TOPICS: Final = frozenset(
     {"__consumer_offsets", "__transaction_state", "__share_group_state"}
 )
 _MAX_SUBTOPOLOGIES: Final = 1_000
+# Of members and subtopologies, which are written with what members have: a topic's name is no
+# longer, and Kafka Streams uses numbers for these and UUIDs for those.
+_MAX_ID_LENGTH: Final = 249
 # Internal topics that cannot be made are tried again after so many intervals of heartbeats.
 _PAUSE_INTERVALS: Final = 2
 
@@ -128,6 +131,8 @@ def _check(request: StreamsGroupHeartbeatRequest, limits: Limits) -> None:
             raise _invalid(f"{name} can't be empty.")
     if len(request.group_id) > MAX_GROUP_ID_LENGTH:
         raise _invalid("no group can be named so")
+    if len(request.member_id) > _MAX_ID_LENGTH:
+        raise _invalid(f"a member's id has at most {_MAX_ID_LENGTH} characters")
     owned = (request.active_tasks, request.standby_tasks, request.warmup_tasks)
     if request.member_epoch == JOINING:
         _check_joining(request)
@@ -170,6 +175,8 @@ def _check_sizes(parts: list[beats.Subtopology], limits: Limits) -> None:
     """ApiError if a topology names more than an application can have."""
     if len(parts) > _MAX_SUBTOPOLOGIES:
         raise _bad_topology(f"a topology has at most {_MAX_SUBTOPOLOGIES} subtopologies")
+    if any(len(part.subtopology_id) > _MAX_ID_LENGTH for part in parts):
+        raise _bad_topology(f"a subtopology's id has at most {_MAX_ID_LENGTH} characters")
     named = sum(
         len(part.source_topics)
         + len(part.repartition_sink_topics)
@@ -301,7 +308,8 @@ def _topics(told: list[beats.TopicInfo]) -> tuple[InternalTopic, ...]:
             topic.name,
             topic.partitions,
             topic.replication_factor,
-            tuple((config.key, config.value) for config in topic.topic_configs),
+            # Clients send them in any order, and a topology is compared with the group's.
+            tuple(sorted((config.key, config.value) for config in topic.topic_configs)),
         )
         for topic in told
     }

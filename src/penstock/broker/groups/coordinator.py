@@ -10,7 +10,8 @@ Commands return what to answer and the entries to write; see `penstock.broker.co
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from penstock.broker.catalog import ApiError, Catalog, Topic
@@ -77,12 +78,18 @@ class GroupCoordinator:
 
     kinds: Final = frozenset({"group", "group-config", OFFSET, PENDING, *PART_KINDS})
 
-    def __init__(self, config: BrokerConfig, catalog: Catalog) -> None:
+    def __init__(
+        self,
+        config: BrokerConfig,
+        catalog: Catalog,
+        spent_s: Callable[[], float] = time.thread_time,
+    ) -> None:
+        """`spent_s` says how much of the processor's time the event loop has used."""
         self.groups: dict[str, Group] = {}
         self.offsets = Offsets()
         # What was set by hand, by group; a group need not exist to have settings.
         self.configs: dict[str, Mapping[str, str]] = {}
-        self.context = GroupContext(config, catalog, self.settings, self._on_earlier)
+        self.context = GroupContext(config, catalog, self.settings, self._on_earlier, spent_s)
         self._config = config
         self._catalog = catalog
         self._settings: dict[str, GroupSettings] = {}
@@ -325,7 +332,8 @@ class GroupCoordinator:
             elif len(entries) >= room and self.offsets.get(group_id, topic, partition) is None:
                 code = ErrorCode.INVALID_COMMIT_OFFSET_SIZE
             else:
-                value = (offset, epoch, metadata or "", known.id_text, now_ms, expire_ms)
+                turn = self.offsets.next_turn()
+                value = (offset, epoch, metadata or "", known.id_text, now_ms, expire_ms, turn)
                 entries.append(((*kind, topic, partition), value))
             codes.append(code)
         if not entries:

@@ -11,6 +11,7 @@ waits for what, and may be lost.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol
@@ -158,6 +159,8 @@ class GroupContext:
     settings: Callable[[str], GroupSettings]
     # Called with a group's id when one of its deadlines has come nearer.
     on_earlier: Callable[[str], None] = field(default=lambda _id: None)
+    # How much of the processor's time the event loop has used, in seconds.
+    spent_s: Callable[[], float] = field(default=time.thread_time)
 
     def timers(self, group_id: str) -> Timers[Any]:
         """Deadlines for the group with this id."""

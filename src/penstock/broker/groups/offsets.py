@@ -8,9 +8,9 @@ ends. Then it becomes the committed one, unless it was *overtaken* by one that t
 committed since, or it is forgotten. Several transactions may have offsets pending for one
 partition.
 
-Which of two is newer is said by the order of their entries, never by the clock, which may be set
-back. So where an older one is committed, those that are newer and still pending are written again
-behind it: whatever a replay finds pending behind the committed one is newer than it.
+Which of two is newer is said by their *turns*, which are counted and kept with them, and never by
+the clock, which may be set back. An offset keeps its turn when its transaction ends. So ending one
+can be broken off after any entry and done again: the end is the same.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ class Committed(NamedTuple):
     commit_ms: int
     # When it goes even if the group's settings would keep it longer: old clients ask for it.
     expire_ms: int | None = None
+    # The later the larger. 0: it was written without; the order of entries says it.
+    turn: int = 0
 
 
 class NewOffset(NamedTuple):
@@ -59,8 +61,6 @@ class Offsets:
         self.pending: dict[int, dict[tuple[str, str, int], Committed]] = {}
         # The producers that have an offset pending, by group and partition.
         self._pending_of: dict[str, dict[Place, set[int]]] = {}
-        # Producer, group and partition of what is pending and was not overtaken: its turn.
-        self._turns: dict[tuple[int, str, Place], int] = {}
         self._last_turn = 0
         self.count = 0
 
@@ -68,7 +68,6 @@ class Offsets:
         self.by_group.clear()
         self.pending.clear()
         self._pending_of.clear()
-        self._turns.clear()
         self.count = 0
 
     # ---- questions -------------------------------------------------------------------------
@@ -91,6 +90,11 @@ class Offsets:
 
     def pending_places(self, group_id: str) -> list[Place]:
         return list(self._pending_of.get(group_id, ()))
+
+    def next_turn(self) -> int:
+        """The turn of an offset that comes now."""
+        self._last_turn += 1
+        return self._last_turn
 
     # ---- commands --------------------------------------------------------------------------
 
@@ -128,23 +132,12 @@ class Offsets:
         `is_current` says whether a topic of this name still has this id.
         """
         for (group_id, topic, partition), waiting in self.pending.get(producer_id, {}).items():
+            if commit and is_current(topic, waiting.topic_id):
+                present = self.get(group_id, topic, partition)
+                if present is None or present.turn < waiting.turn:
+                    yield (OFFSET, group_id, topic, partition), tuple(waiting)
+            # Only behind it: who finds it pending still finishes it once more.
             yield (PENDING, producer_id, group_id, topic, partition), None
-            place = topic, partition
-            turn = self._turns.get((producer_id, group_id, place))
-            if not commit or turn is None or not is_current(topic, waiting.topic_id):
-                continue
-            yield (OFFSET, group_id, topic, partition), tuple(waiting)
-            for other in self._newer(group_id, place, turn):
-                value = tuple(self.pending[other][group_id, topic, partition])
-                yield (PENDING, other, group_id, topic, partition), value
-
-    def _newer(self, group_id: str, place: Place, turn: int) -> list[int]:
-        """The producers with offsets that are pending since, the oldest first."""
-        turns = {
-            other: self._turns.get((other, group_id, place), 0)
-            for other in self._pending_of[group_id][place]
-        }
-        return sorted((one for one in turns if turns[one] > turn), key=turns.__getitem__)
 
     # ---- replay ----------------------------------------------------------------------------
 
@@ -157,13 +150,18 @@ class Offsets:
                 group = self.by_group[group_id] = {}
             if place not in group:
                 self.count += 1
-            group[place] = Committed(*value)
-            for producer_id in self._pending_of.get(group_id, {}).get(place, ()):
-                self._turns.pop((producer_id, group_id, place), None)
+            group[place] = self._committed(value)
         elif group is not None and group.pop(place, None) is not None:
             self.count -= 1
             if not group:
                 del self.by_group[group_id]
+
+    def _committed(self, value: Any) -> Committed:
+        committed = Committed(*value)
+        if not committed.turn:
+            return committed._replace(turn=self.next_turn())
+        self._last_turn = max(self._last_turn, committed.turn)
+        return committed
 
     def replay_pending(self, key: Key, value: Any) -> None:
         _, producer_id, group_id, topic, partition = key
@@ -173,13 +171,10 @@ class Offsets:
         if value is not None:
             if (group_id, *place) not in pending:
                 self.count += 1
-            pending[(group_id, *place)] = Committed(*value)
+            pending[(group_id, *place)] = self._committed(value)
             places.setdefault(place, set()).add(producer_id)
-            self._last_turn += 1
-            self._turns[producer_id, group_id, place] = self._last_turn
         elif pending.pop((group_id, *place), None) is not None:
             self.count -= 1
-            self._turns.pop((producer_id, group_id, place), None)
             places[place].discard(producer_id)
             if not places[place]:
                 del places[place]

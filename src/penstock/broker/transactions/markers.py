@@ -6,7 +6,8 @@ For each decided transaction, in this order and again from the start wherever it
    transaction that is committed in one partition and aborted in the next;
 2. every partition of it gets a marker, and all of them are synced. That goes for a partition that
    was named and not written to as well: what its producer sent there before, and which comes only
-   now, must not be taken any more;
+   now, must not be taken any more. One whose disk refuses keeps no other from getting its marker,
+   and those that have it get no second one when this is tried again;
 3. one batch of the journal completes it: the transaction, and the offsets that it carried.
 
 A transaction is carried out by one task at a time, whoever waits for it. It begins by itself when
@@ -21,7 +22,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from penstock.broker.journal import Entry
@@ -40,6 +42,20 @@ PATIENCE_S: Final = 10.0
 # How long a start waits for what cannot be carried out now, before it goes on in the background.
 START_PATIENCE_S: Final = 30.0
 _PAUSE_AFTER_FAILURE_S: Final = 1.0
+# After so many partitions others have their turn.
+_PARTITIONS_AT_ONCE: Final = 100
+
+
+@dataclass(slots=True)
+class _Marked:
+    """The partitions that have the marker of a transaction."""
+
+    txn: Transaction
+    # How often each had been repaired by then.
+    repairs: dict[Partition, int] = field(default_factory=dict)
+
+    def __contains__(self, partition: Partition) -> bool:
+        return self.repairs.get(partition) == partition.repairs
 
 
 class Markers:
@@ -48,6 +64,8 @@ class Markers:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._tasks: set[str] = set()
+        # Of those that are being carried out.
+        self._marked: dict[str, _Marked] = {}
         # Whether what is left over is to be looked for once more.
         self._again = False
         self._recovering = False
@@ -89,6 +107,7 @@ class Markers:
                     await asyncio.sleep(_PAUSE_AFTER_FAILURE_S)
         finally:
             self._tasks.discard(name)
+            self._marked.pop(name, None)
             # Left is who waited for a decision that was lost with the journal's disk.
             self._tell(name, StorageError("the state was read again from the journal"))
 
@@ -113,18 +132,23 @@ class Markers:
 
     async def _end_in_partitions(self, txn: Transaction) -> None:
         assert txn.marker is not None
-        partitions = list(self._unended(txn))
-        await self.write(partitions, txn.marker, commit=txn.state == State.PREPARE_COMMIT)
+        marked = self._marked.get(txn.name)
+        if marked is None or marked.txn != txn:
+            marked = self._marked[txn.name] = _Marked(txn)
+        commit = txn.state == State.PREPARE_COMMIT
+        await self.write(self._unended(txn, marked), txn.marker, commit=commit, marked=marked)
 
-    def _unended(self, txn: Transaction) -> Iterable[Partition]:
+    def _unended(self, txn: Transaction, marked: Container[Partition] = ()) -> Iterable[Partition]:
         """Its partitions that may still be without its marker."""
         broker = self._broker
         for topic_id, parts in txn.partitions.items():
-            if topic_id not in broker.catalog.by_id:
-                continue
             for number in sorted(parts.numbers):
+                if topic_id not in broker.catalog.by_id:
+                    break
                 partition = broker.partition(parts.topic, number)
-                if partition is not None and not has_ended(txn, partition.producers):
+                if partition is None or partition in marked:
+                    continue
+                if not has_ended(txn, partition.producers):
                     yield partition
 
     def _complete(self, txn: Transaction) -> None:
@@ -141,17 +165,38 @@ class Markers:
         entries += coordination.transactions.complete(txn.name, now_ms)
         coordination.put_off(entries)
 
-    async def write(self, partitions: Iterable[Partition], ids: Ids, *, commit: bool) -> None:
-        """Put a marker into each partition; all are synced on return."""
-        written = [
-            partition for partition in partitions if self._write_one(partition, ids, commit=commit)
-        ]
-        for partition in written:
+    async def write(
+        self,
+        partitions: Iterable[Partition],
+        ids: Ids,
+        *,
+        commit: bool,
+        marked: _Marked | None = None,
+    ) -> None:
+        """Put a marker into each partition; all are synced on return.
+
+        StorageError if a disk refused; all others have their marker then, too.
+        """
+        written: dict[Partition, int] = {}
+        failure: StorageError | None = None
+        for count, partition in enumerate(partitions, 1):
+            try:
+                if self._write_one(partition, ids, commit=commit):
+                    written[partition] = partition.repairs
+            except StorageError as error:
+                failure = failure or (None if partition.gone else error)
+            if not count % _PARTITIONS_AT_ONCE:
+                await asyncio.sleep(0)
+        for partition, repairs in written.items():
             try:
                 await self._broker.sync_waiters.synced(partition)
-            except StorageError:
-                if not partition.gone:
-                    raise
+            except StorageError as error:
+                failure = failure or (None if partition.gone else error)
+            else:
+                if marked is not None:
+                    marked.repairs[partition] = repairs
+        if failure is not None:
+            raise failure
 
     async def write_as_told(
         self, partition: Partition, ids: Ids, *, commit: bool, coordinator_epoch: int

@@ -192,14 +192,18 @@ class _Assignment:
             if missing:
                 rest.append((task, missing))
         heap = _Heap(self._processes)
+        lacking = 0
         for task, missing in sorted(rest, reverse=True):
-            for given in range(missing):
-                if not self._give_standby(heap, task):
-                    log.warning(
-                        "task %s-%d lacks %d of %d standbys: there are not enough processes",
-                        *task, missing - given, self._standbys,
-                    )  # fmt: skip
-                    break
+            given = 0
+            while given < missing and self._give_standby(heap, task):
+                given += 1
+            lacking += given < missing
+        if lacking:
+            log.warning(
+                "%d of %d tasks with state have fewer than %d standbys: there are not enough "
+                "processes",
+                lacking, len(self._stateful), self._standbys,
+            )  # fmt: skip
 
     def _former(self, task: TaskId) -> str | None:
         """Who had a task before and can take it as a standby."""

@@ -34,13 +34,11 @@ from penstock.broker.groups.group import (
     MemberDescription,
 )
 from penstock.broker.groups.members import JOINING, LEAVING, PROFILE, STANDING, Heading
-from penstock.broker.groups.streams.answers import served_by, statuses_for
+from penstock.broker.groups.streams.answers import Directory, statuses_for
 from penstock.broker.groups.streams.assignor import STICKY, Candidate, assign
 from penstock.broker.groups.streams.internal_topics import (
     ConfiguredTopology,
     InvalidTopologyError,
-    Problem,
-    Status,
     configure,
 )
 from penstock.broker.groups.streams.members import (
@@ -51,6 +49,7 @@ from penstock.broker.groups.streams.members import (
     StreamsStanding,
 )
 from penstock.broker.groups.streams.ownership import Ownership
+from penstock.broker.groups.streams.pace import Pace
 from penstock.broker.groups.streams.tasks import NOTHING, Tasks
 from penstock.broker.groups.streams.topology import Topology
 from penstock.broker.journal import Entry, Key
@@ -82,13 +81,6 @@ _EPOCHS_FROM_VERSION: Final = 9
 _SESSION: Final = "session"
 _REBALANCE: Final = "rebalance"
 
-_INITIAL_DELAY: Final = Problem(
-    Status.ASSIGNMENT_DELAYED, "Assignment delayed due to the configured initial rebalance delay."
-)
-_INTERVAL_DELAY: Final = Problem(
-    Status.ASSIGNMENT_DELAYED, "Assignment delayed due to the configured assignment interval."
-)
-
 Members = Mapping[str, StreamsMember]
 
 
@@ -108,8 +100,8 @@ class StreamsGroup:
         self._context = context
         # The state of the catalog, the standbys and the topology that the last is for.
         self._configured: tuple[int, int, Topology, ConfiguredTopology] | None = None
-        self._first_target_ms = 0
-        self._next_target_ms = 0
+        self._pace = Pace()
+        self._directory = Directory()
         self._hasty_until_ms = 0
         self._shutdown_by: str | None = None
         self._endpoint_epoch = 0
@@ -186,12 +178,12 @@ class StreamsGroup:
         members: Members = {**self.members, member.id: member}
         delay = None
         if heading.epoch > heading.target_epoch:
-            delay = self._delay(elapsed_ms)
+            delay = self._pace.delay(elapsed_ms)
             if delay is None:
+                spent_s = self._context.spent_s()
                 heading, members = self._assigned(heading, members, configured)
-                self._next_target_ms = (
-                    elapsed_ms + self._context.settings(self.id).streams_assignment_interval_ms
-                )
+                interval_ms = self._context.settings(self.id).streams_assignment_interval_ms
+                self._pace.rest(elapsed_ms, interval_ms, self._context.spent_s() - spent_s)
         member = members[member.id]
         standing = self.ownership.lead(member, beat, max(heading.target_epoch, _FIRST_EPOCH - 1))
         if standing != member.standing:
@@ -229,7 +221,9 @@ class StreamsGroup:
         )
         served = None
         if beat.endpoint_epoch != self._endpoint_epoch:
-            served = served_by(self.members, member, configured, self._context.catalog.topics)
+            served = self._directory.served_by(
+                self.members, member, configured, self._context.catalog
+            )
         return StreamsAnswer(
             member.id,
             standing.epoch,
@@ -370,8 +364,8 @@ class StreamsGroup:
         if before is not None and member.profile == before.profile and digest == heading.topics:
             return heading
         if self.is_empty:
-            self._first_target_ms = elapsed_ms + settings.streams_initial_rebalance_delay_ms
-            self._hasty_until_ms = self._first_target_ms + _HASTE_MS
+            self._pace.begin(elapsed_ms, settings.streams_initial_rebalance_delay_ms)
+            self._hasty_until_ms = self._pace.first_ms + _HASTE_MS
         return replace(
             heading,
             epoch=max(heading.epoch + 1, _FIRST_EPOCH),
@@ -379,12 +373,6 @@ class StreamsGroup:
             topics=digest,
             idle_since_ms=None,
         )
-
-    def _delay(self, elapsed_ms: int) -> Problem | None:
-        """Why there is no target yet."""
-        if elapsed_ms < self._first_target_ms:
-            return _INITIAL_DELAY
-        return _INTERVAL_DELAY if elapsed_ms < self._next_target_ms else None
 
     def _assigned(
         self, heading: Heading, members: Members, configured: ConfiguredTopology
@@ -526,17 +514,16 @@ class StreamsGroup:
     ) -> ErrorCode:
         """Whether a member may commit for this partition, though its epoch may have passed.
 
-        It may if it runs the partition's task without a break since the epoch that it names.
+        It may if it runs the partition's task without a break since the epoch that it names. A
+        member that names none is behind, too; in a group without members anyone may.
         """
         member = self.members.get(member_id)
-        if generation <= NO_GENERATION or member is None or generation == member.standing.epoch:
+        if member is None or generation == member.standing.epoch:
             return ErrorCode.NONE
-        parts = () if self.topology is None else self.topology.subtopologies
-        for part in parts:
-            if topic in part.inputs:
-                since = member.standing.since.get((part.id, partition))
-                if since is not None and since <= generation:
-                    return ErrorCode.NONE
+        for part in () if self.topology is None else self.topology.readers.get(topic, ()):
+            since = member.standing.since.get((part, partition))
+            if since is not None and since <= generation:
+                return ErrorCode.NONE
         return ErrorCode.STALE_MEMBER_EPOCH
 
     def check_fetch(self, member_id: str | None, epoch: int) -> ErrorCode:

@@ -7,9 +7,9 @@ its state; a *warm-up* in one that is to take it over and restores its state bef
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 # A subtopology's id and the number of a partition.
 TaskId = tuple[str, int]
@@ -80,9 +80,17 @@ def tasks_of(numbers: Iterable[tuple[str, Iterable[int]]]) -> TaskIds:
     return frozenset((subtopology, number) for subtopology, some in numbers for number in some)
 
 
-def epochs_to_json(epochs: Mapping[TaskId, int]) -> list[Any]:
-    return [[subtopology, number, epoch] for (subtopology, number), epoch in sorted(epochs.items())]
+def epochs_to_json(epochs: Mapping[TaskId, int]) -> dict[str, list[list[int]]]:
+    """Pairs of a partition's number and an epoch by subtopology, all in order."""
+    found: dict[str, list[list[int]]] = {}
+    for (subtopology, number), epoch in sorted(epochs.items()):
+        found.setdefault(subtopology, []).append([number, epoch])
+    return found
 
 
-def epochs_from_json(value: Iterable[Any]) -> dict[TaskId, int]:
-    return {(str(subtopology), int(number)): int(epoch) for subtopology, number, epoch in value}
+def epochs_from_json(value: Mapping[str, Iterable[Sequence[int]]]) -> dict[TaskId, int]:
+    return {
+        (subtopology, number): epoch
+        for subtopology, pairs in value.items()
+        for number, epoch in pairs
+    }

@@ -94,7 +94,16 @@ class Topology:
     @cached_property
     def sources(self) -> frozenset[str]:
         """All topics that the application reads."""
-        return frozenset(name for part in self.subtopologies for name in part.inputs)
+        return frozenset(self.readers)
+
+    @cached_property
+    def readers(self) -> Mapping[str, tuple[str, ...]]:
+        """The ids of the subtopologies that read a topic, by its name."""
+        found: dict[str, tuple[str, ...]] = {}
+        for part in self.subtopologies:
+            for name in dict.fromkeys(part.inputs):
+                found[name] = (*found.get(name, ()), part.id)
+        return found
 
     @cached_property
     def size(self) -> int:
