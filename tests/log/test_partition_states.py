@@ -153,6 +153,32 @@ def test_who_has_changed_files_meanwhile_is_not_overlooked() -> None:
     assert engine.partition.damaged
 
 
+@pytest.mark.parametrize("segment", [0, -1])
+def test_a_log_that_goes_while_the_broker_runs_is_not_believed_to_be_there(segment: int) -> None:
+    engine = Engine()
+    engine.write(*numbered(range(30)))
+    gone = engine.names(".log")[segment]
+    engine.disk.remove(engine.path(gone))
+    engine.reopen()
+    assert engine.partition.stored_state is None
+    if segment == 0:
+        # The log begins behind it, and goes on.
+        assert engine.partition.log_start > 0
+        engine.write("more")
+        assert texts(engine.partition)[-1] == "more"
+    else:
+        # Records at the end were safe: it is said before anybody writes.
+        assert engine.partition.damaged
+
+
+def test_a_log_without_records_that_goes_while_the_broker_runs_is_made_again() -> None:
+    engine = Engine()
+    engine.disk.remove(engine.path(engine.names(".log")[0]))
+    engine.reopen()
+    engine.write("a")
+    assert texts(engine.reopen()) == ["a"]
+
+
 def test_a_folder_that_is_gone_begins_anew_behind_what_it_had() -> None:
     engine = Engine()
     engine.write("a", "b", "c")
