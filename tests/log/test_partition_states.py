@@ -16,6 +16,7 @@ from penstock.log.disk import OsDisk, OsFile, read_whole, write_atomically
 from penstock.log.partition import Partition, PartitionId
 from penstock.log.partition_states import STATES_FILE, decode_states, encode_states
 from penstock.log.store import CLEAN_MARKER, LogStore
+from penstock.log.sync import FAILED_SYNC_MARK
 from penstock.log.verify import verify
 from penstock.testing.clock import ManualClock
 from penstock.testing.faults import SimulatedDisk
@@ -237,6 +238,8 @@ class CountedFile(OsFile):
 
     def sync(self) -> None:
         self._disk.file_syncs += self.path.endswith(".log")
+        if self._disk.broken_log and self._disk.broken_log in self.path:
+            raise StorageError("the disk is broken")
         super().sync()
 
 
@@ -262,6 +265,7 @@ class CountingDisk(OsDisk):
         self.file_syncs = 0
         self.bulk_syncs = 0
         self.broken = False
+        self.broken_log = ""
 
     def open(self, path: str, *, create: bool = False) -> OsFile:
         plain = super().open(path, create=create)
@@ -303,14 +307,31 @@ def test_many_unsynced_partitions_are_synced_at_once_and_few_one_by_one(tmp_path
     assert (disk.file_syncs, disk.bulk_syncs) == (3, 1)
 
 
-def test_a_stop_that_cannot_sync_is_not_clean(tmp_path: Path) -> None:
+def test_a_failure_of_the_file_system_is_not_taken_for_one_of_each_log(tmp_path: Path) -> None:
+    """It may be about another program's file, long ago: each log is asked by itself."""
     disk = CountingDisk()
     store = many(tmp_path, disk, MANY)
     for partition in store.partitions.values():
         partition.append(batch("x"))
     disk.broken = True
+    assert store.close()
+    assert (disk.file_syncs, disk.bulk_syncs) == (MANY, 1)
+    store = many(tmp_path, disk, MANY)
+    assert store.was_clean
+    assert [texts(p) for p in store.partitions.values()] == [["x"]] * MANY
+    store.close()
+
+
+def test_a_stop_that_cannot_sync_is_not_clean_and_says_where(tmp_path: Path) -> None:
+    disk = CountingDisk()
+    store = many(tmp_path, disk, MANY)
+    for partition in store.partitions.values():
+        partition.append(batch("x"))
+    disk.broken, disk.broken_log = True, "/t-7/"
     assert not store.close()
     assert not (tmp_path / CLEAN_MARKER).exists()
+    # The next start writes again what may be in the page cache only.
+    assert [p.parent.name for p in tmp_path.glob(f"*/{FAILED_SYNC_MARK}")] == ["t-7"]
 
 
 def test_once_a_sync_of_everything_has_failed_each_log_is_asked_by_itself(tmp_path: Path) -> None:

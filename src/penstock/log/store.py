@@ -111,8 +111,9 @@ class LogStore:
         self._states: dict[str, StoredState] = {}
         self._topic_ids: dict[PartitionId, str] = {}
         self._bulk_sync: BulkSync | None = None
-        # What could not be written was told once, and will not be told again.
-        self._bulk_sync_failed = False
+        # What could not be written was told once, and will not be told again: from then on each
+        # file is synced by itself.
+        self.bulk_sync_failed = False
         # Folders of deleted partitions that are still to be removed.
         self.leftovers: list[str] = []
         # Whether `erase` goes on.
@@ -266,7 +267,7 @@ class LogStore:
 
     @property
     def _syncs_in_bulk(self) -> bool:
-        return self._bulk_sync is not None and not self._bulk_sync_failed
+        return self._bulk_sync is not None and not self.bulk_sync_failed
 
     def _sync_file_system(self) -> None:
         """Sync everything; once that has failed, each file must be asked by itself."""
@@ -275,7 +276,7 @@ class LogStore:
         try:
             self._bulk_sync.sync()
         except StorageError:
-            self._bulk_sync_failed = True
+            self.bulk_sync_failed = True
             raise
 
     def _sync_together(self) -> None:
@@ -292,16 +293,17 @@ class LogStore:
         for partition in unsynced:
             partition.flush()
         plans = [(partition, partition.plan_sync(active_too=True)) for partition in unsynced]
+        together = True
         try:
             self._sync_file_system()
         except StorageError as error:
-            for partition, plan in plans:
-                plan.error = error
-                partition.finish_sync(plan)
-            raise
+            # It may be about anything in the file system. Logs were open before they were
+            # written: each of them tells of its own failures, and of no other's.
+            log.warning("%s; each log is synced by itself", error)
+            together = False
         for partition, plan in plans:
-            if plan.closed:
-                # Their indexes are not written yet.
+            if plan.closed or not together:
+                # Indexes of closed segments are not written yet.
                 plan.run()
             partition.finish_sync(plan)
 
