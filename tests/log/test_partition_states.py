@@ -254,6 +254,9 @@ class Together:
         if self._disk.broken:
             raise StorageError("the disk is broken")
 
+    def covers(self, path: str) -> bool:
+        return os.path.basename(path) not in self._disk.elsewhere
+
     def close(self) -> None:
         """Nothing is held."""
 
@@ -266,6 +269,8 @@ class CountingDisk(OsDisk):
         self.bulk_syncs = 0
         self.broken = False
         self.broken_log = ""
+        # Folders on another device.
+        self.elsewhere: set[str] = set()
 
     def open(self, path: str, *, create: bool = False) -> OsFile:
         plain = super().open(path, create=create)
@@ -305,6 +310,31 @@ def test_many_unsynced_partitions_are_synced_at_once_and_few_one_by_one(tmp_path
     assert [len(texts(p)) for p in store.partitions.values()] == [2] * 3 + [1] * (MANY - 3)
     assert store.close()
     assert (disk.file_syncs, disk.bulk_syncs) == (3, 1)
+
+
+def test_what_lies_on_another_device_is_not_synced_with_the_rest(tmp_path: Path) -> None:
+    disk = CountingDisk()
+    disk.elsewhere = {"t-3", "t-5"}
+    store = many(tmp_path, disk, MANY)
+    for partition in store.partitions.values():
+        partition.append(batch("x"))
+    assert store.close()
+    assert (disk.file_syncs, disk.bulk_syncs) == (2, 1)
+
+
+def test_a_folder_that_is_there_is_not_synced_later_with_new_ones(tmp_path: Path) -> None:
+    disk = CountingDisk()
+    store = many(tmp_path, disk, 0)
+    (tmp_path / "t-1").mkdir()
+    making = store.disk_for_new(MANY)
+    assert making is not None
+    for number in range(2):
+        id_ = PartitionId("t", number)
+        partition = store.load(id_, TopicConfig(), topic_id=TOPIC_ID, disk=making)
+        assert (partition.disk is making) == (number == 0)
+    making.sync_all()
+    store.made_on(making, store.partitions)
+    assert store.close()
 
 
 def test_a_failure_of_the_file_system_is_not_taken_for_one_of_each_log(tmp_path: Path) -> None:

@@ -265,10 +265,6 @@ class LogStore:
         if gone:
             self.detach(gone)
 
-    @property
-    def _syncs_in_bulk(self) -> bool:
-        return self._bulk_sync is not None and not self.bulk_sync_failed
-
     def _sync_file_system(self) -> None:
         """Sync everything; once that has failed, each file must be asked by itself."""
         if self._bulk_sync is None:
@@ -281,14 +277,18 @@ class LogStore:
 
     def _sync_together(self) -> None:
         """Where many partitions have something to sync, do it in one go."""
+        bulk_sync = self._bulk_sync
+        if bulk_sync is None or self.bulk_sync_failed:
+            return
         unsynced = [
             partition
             for partition in self.partitions.values()
             if partition.config.durability != "memory"
             and partition.failure is None
             and not partition.is_synced
+            and bulk_sync.covers(partition.folder)
         ]
-        if len(unsynced) <= _MANY_UNSYNCED or not self._syncs_in_bulk:
+        if len(unsynced) <= _MANY_UNSYNCED:
             return
         for partition in unsynced:
             partition.flush()
@@ -342,7 +342,7 @@ class LogStore:
 
         Nobody may rely on them before `made_on` it.
         """
-        if count <= _MANY_UNSYNCED or not self._syncs_in_bulk:
+        if count <= _MANY_UNSYNCED or self._bulk_sync is None or self.bulk_sync_failed:
             return None
         return DeferredSyncDisk(self.disk, self._sync_file_system)
 
@@ -366,8 +366,10 @@ class LogStore:
 
         DataDirectoryError if the files are those of another topic that had the same name.
         """
-        disk = disk or self.disk
         folder = self._path(str(id_))
+        if disk is None or self.disk.exists(folder):
+            # A folder that is there may be a link, or a mount, to where nothing is deferred.
+            disk = self.disk
         self._topic_ids[id_] = encode_uuid(topic_id)
         partition = self._restore(id_, config, folder, leader_epoch)
         if partition is not None:
