@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import uuid
+import weakref
 from pathlib import Path
 
 import pytest
@@ -12,10 +14,11 @@ import pytest
 from penstock.broker.upkeep.housekeeping import release_unused_files
 from penstock.errors import DataDirectoryError, StorageError
 from penstock.log.config import TopicConfig
-from penstock.log.disk import OsDisk, OsFile, read_whole, write_atomically
+from penstock.log.disk import OsDisk, OsFile, read_whole, storage_error, write_atomically
 from penstock.log.partition import Partition, PartitionId
 from penstock.log.partition_states import STATES_FILE, decode_states, encode_states
 from penstock.log.store import CLEAN_MARKER, LogStore
+from penstock.log.swap import Replacement, Swap
 from penstock.log.sync import FAILED_SYNC_MARK
 from penstock.log.verify import verify
 from penstock.testing.clock import ManualClock
@@ -423,8 +426,10 @@ def test_a_log_that_is_not_open_is_never_taken_for_another_of_its_name() -> None
     store.delete(ID)
     new = store.load(ID, TopicConfig(), topic_id=uuid.UUID(int=6))
     new.append(batch("new"))
-    with pytest.raises(StorageError):
-        old.read(0, 500)
+    for _ in range(2):
+        with pytest.raises(StorageError):
+            old.read(0, 500)
+        old.active.park()
 
 
 def test_no_more_logs_are_open_than_may_be_but_those_that_are_not_synced(tmp_path: Path) -> None:
@@ -453,5 +458,86 @@ def test_no_more_logs_are_open_than_may_be_but_those_that_are_not_synced(tmp_pat
         partition.append(batch("y"))
     # None of these may be closed, whatever the limit.
     assert 50 <= open_now() <= 64
+    # But their closed segments may.
+    for partition in partitions[50:]:
+        for _ in range(2):
+            partition.append(batch("z"))
+            partition.roll()
+        plan = partition.plan_sync()
+        plan.run()
+        partition.finish_sync(plan)
+        assert texts(partition) == ["x", "z", "z"]
+        assert open_now() <= 70
     assert store.close()
     assert len(texts(many(tmp_path, CountingDisk(), MANY).partitions[PartitionId("t", 0)])) == 2
+
+
+class FewFiles(OsDisk):
+    """The real disk, on which a process may have only so many logs open."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.logs = weakref.WeakSet[CountedLog]()
+
+    def open(self, path: str, *, create: bool = False) -> OsFile:
+        plain = super().open(path, create=create)
+        if not path.endswith(".log"):
+            return plain
+        if len(self.logs) >= self.most:
+            raise storage_error(OSError(errno.EMFILE, "Too many open files"), f"opening {path}")
+        counted = CountedLog(os.dup(plain.fileno()), path)
+        self.logs.add(counted)
+        return counted
+
+
+class CountedLog(OsFile):
+    """One that is counted as long as it is there."""
+
+    __slots__ = ("__weakref__",)
+
+
+@pytest.mark.parametrize("snapshots", [True, False])
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_start_needs_few_open_files(tmp_path: Path, clean: bool, snapshots: bool) -> None:
+    disk = FewFiles(1000)
+    id_, config = PartitionId("t", 0), TopicConfig(segment_bytes=1000)
+    store = LogStore(str(tmp_path), disk, ManualClock())
+    store.open()
+    partition = store.load(id_, config, topic_id=TOPIC_ID)
+    for text in numbered(range(100)):
+        partition.append(batch(text))
+    plan = partition.plan_sync()
+    plan.run()
+    partition.finish_sync(plan)
+    assert len(partition.segments) > 10
+    before = texts(partition)
+    if clean:
+        store.close()
+        (tmp_path / STATES_FILE).unlink()
+    else:
+        store.checkpoint()
+        store.abandon()
+    del store, partition, plan
+    if not snapshots:
+        for path in tmp_path.glob("t-0/*.snapshot"):
+            path.unlink()
+    disk.most = 3
+    store = LogStore(str(tmp_path), disk, ManualClock(), most_open_logs=2)
+    store.open()
+    partition = store.load(id_, config, topic_id=TOPIC_ID)
+    assert not disk.logs
+    assert texts(partition) == before
+    store.close()
+
+
+def test_what_is_about_to_be_replaced_stays_open() -> None:
+    engine = Engine()
+    engine.write(*numbered(range(30)))
+    first, second, *_ = engine.partition.closed
+    old = (first.base_offset, second.base_offset)
+    swap = Swap(engine.partition, [Replacement(old[:1], old)])
+    assert swap.valid
+    swap.prepare()
+    for _ in range(2):
+        release_unused_files(engine.partition)
+    assert [s.is_open for s in engine.partition.segments[:3]] == [True, True, False]
