@@ -483,11 +483,14 @@ class FewFiles(OsDisk):
         plain = super().open(path, create=create)
         if not path.endswith(".log"):
             return plain
-        if len(self.logs) >= self.most:
+        if self.count() >= self.most:
             raise storage_error(OSError(errno.EMFILE, "Too many open files"), f"opening {path}")
         counted = CountedLog(os.dup(plain.fileno()), path)
         self.logs.add(counted)
         return counted
+
+    def count(self) -> int:
+        return sum(file.fileno() >= 0 for file in self.logs)
 
 
 class CountedLog(OsFile):
@@ -525,8 +528,39 @@ def test_a_start_needs_few_open_files(tmp_path: Path, clean: bool, snapshots: bo
     store = LogStore(str(tmp_path), disk, ManualClock(), most_open_logs=2)
     store.open()
     partition = store.load(id_, config, topic_id=TOPIC_ID)
-    assert not disk.logs
+    assert not disk.count()
     assert texts(partition) == before
+    store.close()
+
+
+def test_without_a_file_to_open_a_write_is_refused_and_the_partition_goes_on(
+    tmp_path: Path,
+) -> None:
+    disk = FewFiles(1000)
+    store = LogStore(str(tmp_path), disk, ManualClock())
+    store.open()
+    id_, config = PartitionId("t", 0), TopicConfig()
+    partition = store.load(id_, config, topic_id=TOPIC_ID)
+    partition.append(batch("a", producer=(1, 0, 0)))
+    plan = partition.plan_sync()
+    plan.run()
+    partition.finish_sync(plan)
+    del plan
+    partition.active.park()
+    disk.most = 0
+    for _ in range(2):
+        with pytest.raises(StorageError, match="Too many open files"):
+            partition.append(batch("b", producer=(1, 0, 1)))
+        assert partition.is_healthy
+        assert partition.is_synced
+        assert partition.log_end == 1
+    disk.most = 1
+    # As if it had not been sent before.
+    assert partition.append(batch("b", producer=(1, 0, 1))) == 1
+    assert store.close()
+    store = LogStore(str(tmp_path), disk, ManualClock())
+    store.open()
+    assert texts(store.load(id_, config, topic_id=TOPIC_ID)) == ["a", "b"]
     store.close()
 
 

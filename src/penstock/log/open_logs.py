@@ -16,8 +16,9 @@ from typing import Final
 from penstock.log.partition import Partition, PartitionId
 from penstock.log.segment import LOG_SUFFIX, Segment
 
-# The other half is for connections.
-_SHARE: Final = 2
+_HALF: Final = 2
+# Where the system sets no limit.
+_MANY_FILES: Final = 65_536
 
 
 class OpenLogs:
@@ -38,7 +39,7 @@ class OpenLogs:
             return
         self._opened += 1
         if self._opened > self._look_at:
-            most = self._most or resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _SHARE
+            most = self._most or _half_of_all()
             if self._opened > most:
                 self._opened = self._close_idle() + 1
             # If few could be closed, not again for each that is opened.
@@ -55,6 +56,11 @@ class OpenLogs:
                 segment.park()
             still_open += sum(segment.is_open for segment in opened)
         return still_open
+
+
+def _half_of_all() -> int:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return (_MANY_FILES if limit == resource.RLIM_INFINITY else limit) // _HALF
 
 
 def _synced(partition: Partition) -> Sequence[Segment]:

@@ -17,7 +17,8 @@ many appends share one fsync:
 3. `plan_sync` says what a sync must do, `SyncPlan.run` does it on any thread, `finish_sync`
    moves `visible` up to what the plan covered (durability `disk`).
 
-A failed write is taken back: nothing staged counts, the producers' state is as before. Where
+A failed write is taken back: nothing staged counts, the producers' state is as before. One whose
+log cannot even be opened is refused, and the next may succeed. Where
 `stage` had to write for a roll and could not, the `flush` that follows says so to those who
 staged before. After a failed sync nothing can be said about the bytes since the last good one,
 so the partition turns `failed` and refuses writes; reads up to `visible` go on. Whoever waits for
@@ -383,6 +384,12 @@ class Partition(Readable):
             self._take_back(self.failure)
             self._refuse()
         segment = self.active
+        try:
+            segment.open()
+        except StorageError:
+            # Too many files are open, say. Nothing is written, so there is nothing to cut off.
+            self._drop_staged()
+            raise
         self.stored_state = None
         try:
             if self.reserve is not None and self._staged_end > self.reserve.limit:
@@ -408,12 +415,15 @@ class Partition(Readable):
         if not self.syncs:
             self._show(self.log_end, segment, segment.size)
 
-    def _take_back(self, error: StorageError) -> None:
+    def _drop_staged(self) -> None:
         for producer_id, before in self._undo.items():
             self.producers.restore(producer_id, before)
         self._ending.take_back(self.log_end)
         self._forget_staged()
         self._staged_end = self.log_end
+
+    def _take_back(self, error: StorageError) -> None:
+        self._drop_staged()
         self._untidy = True
         try:
             self.active.file.truncate(self.active.size)

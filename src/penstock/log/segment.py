@@ -150,6 +150,10 @@ class Segment:
         self.file_used = True
         return file
 
+    def open(self) -> None:
+        """Open the log file now, to learn whether that can be done."""
+        _ = self.file
+
     @property
     def is_open(self) -> bool:
         """Whether it has its file open."""

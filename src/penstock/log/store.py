@@ -91,7 +91,7 @@ class LogStore:
         most_open_logs: int = 0,
     ) -> None:
         """`most_open_logs`: beyond it idle ones are closed; 0: what the system allows."""
-        self._most_open_logs = most_open_logs
+        self.most_open_logs = most_open_logs
         self.folder = os.path.abspath(folder)
         self.disk: Disk = disk or OsDisk()
         self.clock: Clock = clock or SystemClock()
@@ -146,7 +146,7 @@ class LogStore:
                 self.disk.sync_dir(self.folder)
             self._bulk_sync = self.disk.bulk_sync(self.folder)
             if isinstance(self.disk, OsDisk):
-                self.disk.opening = OpenLogs(self.partitions, self._most_open_logs).opening
+                self.disk.opening = OpenLogs(self.partitions, self.most_open_logs).opening
         except BaseException:
             self._unlock()
             self._unlock = None
