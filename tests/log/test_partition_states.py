@@ -72,7 +72,7 @@ def test_a_partition_is_after_a_clean_stop_as_it_was_before(seed: int) -> None:
         live(engine, rng)
         before = facts(engine.partition)
         engine.reopen()
-        assert engine.partition.stored_state is not None
+        assert engine.partition.state_is_stored
         assert facts(engine.partition) == before
         if rng.random() < 0.3:
             # What was written down is not taken for what is there now.
@@ -82,7 +82,7 @@ def test_a_partition_is_after_a_clean_stop_as_it_was_before(seed: int) -> None:
             # Where the log begins was not written down since.
             kept = texts(engine.partition)
             assert kept[len(kept) - len(written) :] == written
-            assert engine.partition.stored_state is None
+            assert not engine.partition.state_is_stored
 
 
 def test_a_start_after_a_clean_stop_reads_no_file_of_the_partition() -> None:
@@ -112,6 +112,52 @@ def test_a_stop_without_changes_writes_nothing_in_the_partition() -> None:
     assert engine.names() == names
 
 
+@pytest.mark.parametrize("harm", ["gone", "damaged", "unreadable"])
+def test_what_the_stop_before_wrote_down_can_go_while_the_broker_runs(harm: str) -> None:
+    engine = Engine()
+    engine.write(*numbered(range(30)))
+    before = facts(engine.partition)
+    engine.reopen()
+    path = f"{FOLDER}/{STATES_FILE}"
+    if harm == "gone":
+        engine.disk.remove(path)
+    elif harm == "damaged":
+        # Whole, and yet not what was read at the start.
+        states = decode_states(read_whole(engine.disk, path))
+        assert states is not None
+        lines = [f"{ID} {s.topic_id} {s.text}" for s in states.values()]
+        lines = [line.replace('"end":30', '"end":31') for line in lines]
+        write_atomically(engine.disk, path, encode_states(lines))
+    else:
+        engine.disk.fail("read", path_part=STATES_FILE)
+    assert engine.store.close()
+    engine.disk.heal()
+    engine.open()
+    assert engine.partition.state_is_stored
+    assert facts(engine.partition) == before
+
+
+def test_what_is_written_down_of_partitions_takes_no_memory(tmp_path: Path) -> None:
+    config = TopicConfig(index_interval_bytes=1)
+    for run in range(2):
+        store = LogStore(str(tmp_path))
+        store.open()
+        partition = store.load(PartitionId("t", 0), config, topic_id=TOPIC_ID)
+        store.forget_states()
+        if run == 0:
+            for _ in range(1_000):
+                partition.append(batch("x"))
+            store.close()
+    assert partition.state_is_stored
+    text = (tmp_path / STATES_FILE).read_text()
+    assert len(text) > 10_000
+    kept = [value for value in vars(partition).values() if isinstance(value, (str, bytes))]
+    assert sum(map(len, kept)) < 1000
+    assert not store._states
+    store.close()
+    assert (tmp_path / STATES_FILE).read_text() == text
+
+
 @pytest.mark.parametrize("harm", ["gone", "damaged", "another", "marker of before"])
 def test_without_what_was_written_down_a_start_looks_at_the_files(harm: str) -> None:
     engine = Engine()
@@ -136,7 +182,7 @@ def test_without_what_was_written_down_a_start_looks_at_the_files(harm: str) -> 
         write_atomically(engine.disk, f"{FOLDER}/{CLEAN_MARKER}", b"1\n")
     engine.open()
     assert engine.store.was_clean
-    assert engine.partition.stored_state is None
+    assert not engine.partition.state_is_stored
     assert facts(engine.partition) == before
 
 
@@ -146,7 +192,7 @@ def test_who_has_changed_files_meanwhile_is_not_overlooked() -> None:
     before = facts(engine.partition)
     engine.store.close()
     engine.disk.open(f"{PARTITION_FOLDER}/note", create=True).close()
-    assert engine.open().stored_state is None
+    assert not engine.open().state_is_stored
     assert facts(engine.partition) == before
     last = engine.names(".log")[-1]
     engine.store.close()
@@ -164,7 +210,7 @@ def test_a_log_that_goes_while_the_broker_runs_is_not_believed_to_be_there(segme
     gone = engine.names(".log")[segment]
     engine.disk.remove(engine.path(gone))
     engine.reopen()
-    assert engine.partition.stored_state is None
+    assert not engine.partition.state_is_stored
     if segment == 0:
         # The log begins behind it, and goes on.
         assert engine.partition.log_start > 0
@@ -223,7 +269,7 @@ def test_large_indexes_stay_in_the_folder(tmp_path: Path) -> None:
     assert verify(str(tmp_path)).findings == []
     store = opened()
     assert store.partitions[id_].active.index.to_bytes() == index
-    assert store.partitions[id_].stored_state is not None
+    assert store.partitions[id_].state_is_stored
     store.close()
 
 

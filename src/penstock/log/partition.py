@@ -141,8 +141,8 @@ class Partition(Readable):
         # Acknowledged records are damaged: `repair` must not cut them off.
         self.damaged = False
         self.reserve: OffsetReserve | None = None
-        # What a clean stop wrote down of it (`partition_states`), as long as it is still so.
-        self.stored_state: str | None = None
+        # Whether what the last clean stop wrote down of it (`partition_states`) is still so.
+        self.state_is_stored = False
         # Its topic was deleted; whoever still holds this must let go.
         self.gone = False
         # Only the broker itself writes here, and knows what it writes.
@@ -390,7 +390,7 @@ class Partition(Readable):
             # Too many files are open, say. Nothing is written, so there is nothing to cut off.
             self._drop_staged()
             raise
-        self.stored_state = None
+        self.state_is_stored = False
         try:
             if self.reserve is not None and self._staged_end > self.reserve.limit:
                 self.reserve.extend(self._staged_end)
@@ -453,7 +453,7 @@ class Partition(Readable):
         """Close the active segment and open the next at `log_end`."""
         if not self.active.size:
             return
-        self.stored_state = None
+        self.state_is_stored = False
         if self._untidy:
             self._tidy_up()
         following = create_segment(self.disk, self.folder, self.log_end)
@@ -586,7 +586,7 @@ class Partition(Readable):
         end, doubtful = self._safe_end()
         disk, folder = self.disk, self.folder
         keep = cut_back(disk, folder, self.segments, end, doubtful)
-        self.stored_state = None
+        self.state_is_stored = False
         self.segments, self.producers = go_on(
             disk,
             folder,
@@ -645,7 +645,7 @@ class Partition(Readable):
 
         Their files are the caller's matter. Readers that hold one open go on undisturbed.
         """
-        self.stored_state = None
+        self.state_is_stored = False
         dropped = set(map(id, gone))
         kept = [s for s in self.segments if id(s) not in dropped]
         self.segments = sorted([*kept, *new], key=base_offset)

@@ -12,6 +12,8 @@ Theory
   marker is gone before anything is written again, so the file never tells of an older state.
 - A line is believed only if folder and logs bear the *stamps* (`Disk.stamp`) that they had: who
   has moved, restored or changed a file in between gets what was always done, a look at the files.
+- While the broker runs nothing of it is in memory. A stop takes the lines of partitions that have
+  not changed from the file that the one before it wrote.
 - Nothing in it is needed. Each line says what follows from the logs; without one, indexes and
   producers are made anew from the log, as after a crash.
 - It holds the derived files of the active segment, which are not in the folder then (`files`). Of a
@@ -140,15 +142,16 @@ def drop_states(disk: Disk, folder: str, active: Collection[tuple[str, int]], ma
 # ---- a stop ----------------------------------------------------------------------------------
 
 
-def store_state(partition: Partition) -> str | None:
+def store_state(partition: Partition, stored: StoredState | None = None) -> str | None:
     """What the next start must know of a partition that is synced; None if it must look itself.
 
-    What does not fit into a line is durable in the partition's folder on return.
+    What does not fit into a line is durable in the partition's folder on return. `stored` is what
+    the stop before this one wrote down.
     """
     disk, folder = partition.disk, partition.folder
-    stored = partition.stored_state
-    if stored is not None and _is_current(disk, folder, orjson.loads(stored)):
-        return stored
+    text = stored.text if partition.state_is_stored and stored is not None else None
+    if text is not None and _is_current(disk, folder, orjson.loads(text)):
+        return text
     names = disk.names(folder)
     unfinished = _UNFINISHED.intersection(names) or any(n.endswith(_LEFTOVERS) for n in names)
     line = None if unfinished else _store_line(partition, names)
@@ -268,7 +271,7 @@ def restore(partition: Partition, state: StoredState, recovery_point: int) -> bo
     partition.leader_epoch = max(partition.leader_epoch, partition.epochs.latest)
     partition.producers = producers
     partition.adopt(segments, log_end)
-    partition.stored_state = state.text
+    partition.state_is_stored = True
     return True
 
 

@@ -109,6 +109,8 @@ class LogStore:
         self._stale: set[PartitionId] = set()
         # What the last clean stop wrote down of partitions that are not loaded yet, by their names.
         self._states: dict[str, StoredState] = {}
+        # What names the file that they were read from.
+        self._states_marker = b""
         self._topic_ids: dict[PartitionId, str] = {}
         self._bulk_sync: BulkSync | None = None
         # What could not be written was told once, and will not be told again: from then on each
@@ -187,8 +189,21 @@ class LogStore:
         data = read_whole(self.disk, path) if self.disk.exists(path) else b""
         if marker == marker_for(data):
             self._states = decode_states(data) or {}
+            self._states_marker = marker
         elif data:
             log.warning("%s does not go with the last stop, and is not used", path)
+
+    def _states_as_read(self) -> dict[str, StoredState]:
+        """What `open` has read of them, from the file: they are not kept in memory."""
+        if not any(partition.state_is_stored for partition in self.partitions.values()):
+            return {}
+        path = self._path(STATES_FILE)
+        try:
+            data = read_whole(self.disk, path) if self.disk.exists(path) else b""
+        except StorageError as error:
+            log.warning("what is known of partitions is written anew: %s", error)
+            return {}
+        return (decode_states(data) or {}) if marker_for(data) == self._states_marker else {}
 
     def forget_states(self) -> None:
         """All partitions are loaded."""
@@ -244,8 +259,10 @@ class LogStore:
             log.error("the stop was not clean: %s", error)
             clean = False
         lines: list[str] = []
-        for partition in self.partitions.values():
-            clean = _close_partition(partition, self._topic_ids[partition.id], lines) and clean
+        stored = self._states_as_read()
+        for id_, partition in self.partitions.items():
+            state = stored.pop(str(id_), None)
+            clean = _close_partition(partition, self._topic_ids[id_], state, lines) and clean
         try:
             self.checkpoint(force=True)
             if clean:
@@ -528,7 +545,9 @@ class LogStore:
         self.erasing = False
 
 
-def _close_partition(partition: Partition, topic_id: str, lines: list[str]) -> bool:
+def _close_partition(
+    partition: Partition, topic_id: str, stored: StoredState | None, lines: list[str]
+) -> bool:
     """Sync and close one partition; whether the next start may believe its files."""
     try:
         partition.flush()
@@ -536,7 +555,7 @@ def _close_partition(partition: Partition, topic_id: str, lines: list[str]) -> b
             if partition.reserve is not None:
                 partition.reserve.release(partition.log_end)
         elif partition.is_healthy and _synced(partition):
-            state = store_state(partition)
+            state = store_state(partition, stored)
             if state is not None:
                 lines.append(f"{partition.id} {topic_id} {state}")
     except StorageError as error:
