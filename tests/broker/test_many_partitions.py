@@ -1,4 +1,4 @@
-"""Topics of many partitions: made with one sync, and not at all if that fails."""
+"""Topics of many partitions: made with one sync, or one by one if that fails."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import StorageError
-from penstock.log.disk import OsDisk
+from penstock.log.disk import OsDisk, OsFile
 from penstock.log.store import PARTITION_METADATA
 from penstock.testing.broker import Broker
 from tests.broker import requests as rq
@@ -26,7 +26,11 @@ class Together:
     def sync(self) -> None:
         self._disk.bulk_syncs += 1
         if self._disk.broken:
+            self._disk.full = self._disk.filling
             raise StorageError("the disk is broken")
+
+    def covers(self, path: str) -> bool:
+        return True
 
     def close(self) -> None:
         """Nothing is held."""
@@ -39,6 +43,13 @@ class BulkDisk(OsDisk):
         self.bulk_syncs = 0
         self.folder_syncs = 0
         self.broken = False
+        # Whether no log can be made any more: now, and once a sync of all has failed.
+        self.full = self.filling = False
+
+    def open(self, path: str, *, create: bool = False) -> OsFile:
+        if self.full and "/t-" in path:
+            raise StorageError("the disk is full")
+        return super().open(path, create=create)
 
     def sync_dir(self, folder: str) -> None:
         self.folder_syncs += 1
@@ -80,14 +91,31 @@ def test_many_partitions_are_synced_together_and_used_like_others(
         assert disk.folder_syncs > before
 
 
-def test_if_they_cannot_be_synced_nothing_is_made(
+def test_if_they_cannot_be_synced_together_they_are_made_one_by_one(
     broker: Broker, disk: BulkDisk, tmp_path: Path
 ) -> None:
     with RawClient(broker.bootstrap) as client:
         disk.broken = True
+        before = disk.folder_syncs
+        for name in ("t", "u"):
+            (made,) = client.call(rq.create(name, MANY)).topics
+            assert not made.error_code
+            assert len(list(tmp_path.glob(f"{name}-*/{PARTITION_METADATA}"))) == MANY
+        # It is not tried again.
+        assert disk.bulk_syncs == 1
+        assert disk.folder_syncs - before > 2 * MANY
+        answer = rq.one(client.call(rq.produce("t", rq.batch(b"x"), partition=MANY - 1), 9))
+        assert not answer.error_code
+
+
+def test_if_they_cannot_be_synced_at_all_nothing_is_made(
+    broker: Broker, disk: BulkDisk, tmp_path: Path
+) -> None:
+    with RawClient(broker.bootstrap) as client:
+        disk.broken = disk.filling = True
         (refused,) = client.call(rq.create("t", MANY)).topics
         assert refused.error_code
         assert not list(tmp_path.glob("t-*"))
-        disk.broken = False
+        disk.full = False
         (made,) = client.call(rq.create("t", MANY)).topics
         assert not made.error_code

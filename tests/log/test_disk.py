@@ -4,22 +4,53 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from penstock.errors import DiskFullError, StorageError
+from penstock.log import disk as disk_module
 from penstock.log.disk import (
     Disk,
     OsDisk,
     OsFile,
+    file_system_type,
     make_dirs_durably,
     read_whole,
     storage_error,
     write_atomically,
 )
 from penstock.testing.faults import SimulatedDisk
+
+_SYNCS_AS_A_WHOLE = disk_module._syncfs is not None
+
+
+@pytest.mark.skipif(not _SYNCS_AS_A_WHOLE, reason="there is no syncfs that tells of errors")
+def test_only_file_systems_that_are_known_are_synced_as_a_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk_module, "file_system_type", lambda _: 0xEF53)
+    whole = OsDisk().bulk_sync(str(tmp_path))
+    assert whole is not None
+    (tmp_path / "inside").mkdir()
+    (tmp_path / "elsewhere").symlink_to("/proc")
+    assert whole.covers(str(tmp_path / "inside"))
+    assert not whole.covers(str(tmp_path / "elsewhere"))
+    assert not whole.covers(str(tmp_path / "gone"))
+    whole.close()
+    # FUSE, as statfs(2) has it; and a disk that does not say what it is.
+    for unknown in (0x65735546, None):
+        monkeypatch.setattr(disk_module, "file_system_type", lambda _, found=unknown: found)
+        assert OsDisk().bulk_sync(str(tmp_path)) is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="there is no such number")
+def test_the_kind_of_a_file_system_is_what_the_system_calls_it(tmp_path: Path) -> None:
+    # Of /proc the kernel's manual says this number.
+    assert file_system_type("/proc") == 0x9FA0
+    assert file_system_type(str(tmp_path / "gone")) is None
 
 
 @pytest.fixture(params=["real", "simulated"])

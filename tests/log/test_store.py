@@ -308,6 +308,6 @@ def test_stopping_costs_nothing_where_nothing_changed() -> None:
     disk.heal()
     store = open_store(disk, A, B)
     assert store.was_clean
-    assert store.partitions[A].stored_state is not None
+    assert store.partitions[A].state_is_stored
     assert texts(store.partitions[A]) == numbered(range(20))
     assert texts(store.partitions[B]) == ["b", "c"]

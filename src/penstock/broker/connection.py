@@ -397,7 +397,21 @@ class Connection(asyncio.BufferedProtocol):
         return data
 
     def _can_sendfile(self, part: Slice) -> bool:
-        return _HAS_SENDFILE and part.length >= _SENDFILE_FROM_BYTES and part.file.fileno() >= 0
+        worth_it = part.length >= _SENDFILE_FROM_BYTES and part.file.fileno() >= 0
+        return _HAS_SENDFILE and worth_it and self._open_send_socket()
+
+    def _open_send_socket(self) -> bool:
+        """Have a descriptor of its own for sendfile; False if none is left."""
+        if self._send_socket is None:
+            assert self._transport is not None
+            original = self._transport.get_extra_info("socket")
+            try:
+                self._send_socket = socket.socket(fileno=os.dup(original.fileno()))
+            except OSError:
+                # It is read and sent as other answers are.
+                return False
+            self._send_socket.setblocking(False)
+        return True
 
     def _send_file(self, short: list[bytes | bytearray | memoryview], part: Slice) -> bool:
         """Send `short` and then the slice; whether all of it went."""
@@ -407,10 +421,7 @@ class Connection(asyncio.BufferedProtocol):
             self._outgoing.extendleft(reversed(short))
             self._transport_full = True
             return False
-        if self._send_socket is None:
-            original = self._transport.get_extra_info("socket")
-            self._send_socket = socket.socket(fileno=os.dup(original.fileno()))
-            self._send_socket.setblocking(False)
+        assert self._send_socket is not None
         if short:
             head = b"".join(short)
             sent = self._send_head(head)

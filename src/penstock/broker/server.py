@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import inspect
 import logging
-import resource
 import struct
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
@@ -32,6 +31,7 @@ from penstock.broker.lag.watch import LagWatch
 from penstock.broker.metadata_log import MetadataLog
 from penstock.broker.metrics.http import MetricsServer
 from penstock.broker.metrics.metering import Traffic
+from penstock.broker.open_files import raise_file_limit, share_out
 from penstock.broker.overload import Overload
 from penstock.broker.quotas import ClientQuota, Enforcement
 from penstock.broker.receive_buffer import BufferPool
@@ -92,6 +92,8 @@ class Broker:
         self.now_ms = 0
         self.port = config.port
         self.connections: set[Connection] = set()
+        # Fewer than configured, if the process may not have so many open files.
+        self._max_connections = config.limits.max_connections
         self.traffic = Traffic()
         self.telemetry = ClientTelemetry()
         self.metadata_log = MetadataLog(self.store, self.catalog, self.sync_waiters)
@@ -139,7 +141,8 @@ class Broker:
             self.metrics_server.ready = True
 
     async def _open(self) -> None:
-        raise_file_limit()
+        shares = share_out(raise_file_limit(), self.config.limits.max_connections)
+        self.store.most_open_logs, self._max_connections = shares
         archive = open_archive(self.config.archive) if self.config.archive else None
         self.store.open()
         try:
@@ -292,7 +295,7 @@ class Broker:
     # ---- connections ---------------------------------------------------------------------
 
     def admit(self, connection: Connection) -> bool:
-        if len(self.connections) >= self.config.limits.max_connections:
+        if len(self.connections) >= self._max_connections:
             self.traffic.refused += 1
             return False
         self.traffic.connections += 1
@@ -491,14 +494,3 @@ def log_failure(task: asyncio.Task[None]) -> None:
     """Nobody awaits a task in the background: say what went wrong with it."""
     if not task.cancelled() and (error := task.exception()) is not None:
         log.error("in the background: %r", error, exc_info=error)
-
-
-def raise_file_limit() -> None:
-    """Segments and connections are open files: take as many as the system grants."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
-    if soft < wanted:
-        try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        except (ValueError, OSError):
-            log.debug("the limit of open files stays at %d", soft)

@@ -79,16 +79,23 @@ class Topics:
             name, store = topic.name, self._broker.store
             numbers = range(len(self._by_name.get(name, ())), topic.partitions)
             disk = store.disk_for_new(len(numbers))
-            for number in numbers:
-                made.append(PartitionId(name, number))
-                # What a deleted topic of the same name may have left.
-                store.delete(made[-1])
-                partition = self._load(topic, number, disk)
-                # Now, so that the first write need not wait for the disk.
-                partition.epochs.assign(partition.leader_epoch, partition.log_end)
-                await asyncio.sleep(0)
-            if disk is not None:
-                await self._broker.loop.run_in_executor(None, disk.sync_all)
+            await self._make(topic, numbers, disk, made)
+            if disk is None:
+                return
+            on_thread = self._broker.loop.run_in_executor
+            try:
+                await on_thread(None, disk.sync_all)
+            except StorageError as error:
+                if not store.bulk_sync_failed:
+                    raise
+                # It may be about anything in the file system, and is told once: what was made
+                # goes, and is made again with syncs that tell of nothing else.
+                log.warning("%s; each partition of %s is synced by itself", error, name)
+                doomed = store.detach(made)
+                made.clear()
+                await on_thread(None, store.erase, doomed)
+                await self._make(topic, numbers, None, made)
+            else:
                 store.made_on(disk, made)
 
         try:
@@ -101,6 +108,19 @@ class Topics:
         for partition in fresh:
             self._broker.overload.follow(partition)
         self._broker.recompression.follow(fresh, fresh=True)
+
+    async def _make(
+        self, topic: Topic, numbers: Iterable[int], disk: Disk | None, made: list[PartitionId]
+    ) -> None:
+        """Make partitions, and note down in `made` which were begun."""
+        for number in numbers:
+            made.append(PartitionId(topic.name, number))
+            # What a deleted topic of the same name may have left.
+            self._broker.store.delete(made[-1])
+            partition = self._load(topic, number, disk)
+            # Now, so that the first write need not wait for the disk.
+            partition.epochs.assign(partition.leader_epoch, partition.log_end)
+            await asyncio.sleep(0)
 
     def _detach(self, ids: list[PartitionId]) -> list[str]:
         """Let go of partitions that the catalog does not know; their folders, out of the way."""

@@ -33,6 +33,17 @@ _IOV_MAX = 1024
 # Not on macOS before 11.
 _pwritev: Callable[[int, Sequence[Buffer], int], int] | None = getattr(os, "pwritev", None)
 _SYNCFS_TELLS_ERRORS: Final = [5, 8]
+# Where syncfs(2) does for all files what fsync(2) does for one, by the number that statfs(2) gives
+# to such file systems. Elsewhere it may do less: FUSE, 9p and network file systems need not pass it
+# on, an overlay does not say of all errors.
+_SYNCED_AS_A_WHOLE: Final = {
+    0xEF53: "ext4",
+    0x58465342: "xfs",
+    0x9123683E: "btrfs",
+    0x01021994: "tmpfs",
+}
+# More than `struct statfs` has anywhere.
+_STATFS_BYTES: Final = 512
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 
 
@@ -62,7 +73,11 @@ class BulkSync(Protocol):
     """A way to sync everything at once."""
 
     def sync(self) -> None:
-        """All that was written since this was made is safe on return, names included."""
+        """What was written since this was made, where it `covers`, is safe; names included."""
+        ...
+
+    def covers(self, path: str) -> bool:
+        """Whether what is there is synced with the rest: not if it lies on another device."""
         ...
 
     def close(self) -> None: ...
@@ -220,6 +235,13 @@ class FileSystemSync:
         self._folder = folder
         self._syncfs = syncfs
         self._fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+        self._device = os.fstat(self._fd).st_dev
+
+    def covers(self, path: str) -> bool:
+        try:
+            return os.stat(path).st_dev == self._device
+        except OSError:
+            return False
 
     def sync(self) -> None:
         if self._syncfs(self._fd) != 0:
@@ -309,7 +331,9 @@ class OsDisk:
         return f"{found.st_ino}.{found.st_size}.{found.st_mtime_ns}"
 
     def bulk_sync(self, folder: str) -> BulkSync | None:
-        return FileSystemSync(folder, _syncfs) if _syncfs is not None else None
+        if _syncfs is None or file_system_type(folder) not in _SYNCED_AS_A_WHOLE:
+            return None
+        return FileSystemSync(folder, _syncfs)
 
 
 def _system_call_that_syncs() -> Callable[[int], int] | None:
@@ -328,6 +352,21 @@ def _system_call_that_syncs() -> Callable[[int], int] | None:
 
 
 _syncfs: Final = _system_call_that_syncs()
+
+
+def file_system_type(path: str) -> int | None:
+    """The number that Linux has for this kind of file system; None if it cannot be told."""
+    try:
+        statfs = ctypes.CDLL(None).statfs
+    except (AttributeError, OSError):
+        return None
+    statfs.argtypes, statfs.restype = (ctypes.c_char_p, ctypes.c_void_p), ctypes.c_int
+    found = ctypes.create_string_buffer(_STATFS_BYTES)
+    if statfs(os.fsencode(path), found) != 0:
+        return None
+    # Its first field is a long; elsewhere than on x86 and ARM it may be less, and stays unknown.
+    return ctypes.c_long.from_buffer(found).value & 0xFFFFFFFF
+
 
 if sys.platform == "darwin":
 

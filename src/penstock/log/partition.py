@@ -17,7 +17,8 @@ many appends share one fsync:
 3. `plan_sync` says what a sync must do, `SyncPlan.run` does it on any thread, `finish_sync`
    moves `visible` up to what the plan covered (durability `disk`).
 
-A failed write is taken back: nothing staged counts, the producers' state is as before. Where
+A failed write is taken back: nothing staged counts, the producers' state is as before. One whose
+log cannot even be opened is refused, and the next may succeed. Where
 `stage` had to write for a roll and could not, the `flush` that follows says so to those who
 staged before. After a failed sync nothing can be said about the bytes since the last good one,
 so the partition turns `failed` and refuses writes; reads up to `visible` go on. Whoever waits for
@@ -139,8 +140,8 @@ class Partition(Readable):
         # Acknowledged records are damaged: `repair` must not cut them off.
         self.damaged = False
         self.reserve: OffsetReserve | None = None
-        # What a clean stop wrote down of it (`partition_states`), as long as it is still so.
-        self.stored_state: str | None = None
+        # Whether what the last clean stop wrote down of it (`partition_states`) is still so.
+        self.state_is_stored = False
         # Its topic was deleted; whoever still holds this must let go.
         self.gone = False
         # Only the broker itself writes here, and knows what it writes.
@@ -380,7 +381,13 @@ class Partition(Readable):
             self._take_back(self.failure)
             self._refuse()
         segment = self.active
-        self.stored_state = None
+        try:
+            segment.open()
+        except StorageError:
+            # Too many files are open, say. Nothing is written, so there is nothing to cut off.
+            self._drop_staged()
+            raise
+        self.state_is_stored = False
         try:
             if self.reserve is not None and self._staged_end > self.reserve.limit:
                 self.reserve.extend(self._staged_end)
@@ -405,12 +412,15 @@ class Partition(Readable):
         if not self.syncs:
             self._show(self.log_end, segment, segment.size)
 
-    def _take_back(self, error: StorageError) -> None:
+    def _drop_staged(self) -> None:
         for producer_id, before in self._undo.items():
             self.producers.restore(producer_id, before)
         self._ending.take_back(self.log_end)
         self._forget_staged()
         self._staged_end = self.log_end
+
+    def _take_back(self, error: StorageError) -> None:
+        self._drop_staged()
         self._untidy = True
         try:
             self.active.file.truncate(self.active.size)
@@ -440,7 +450,7 @@ class Partition(Readable):
         """Close the active segment and open the next at `log_end`."""
         if not self.active.size:
             return
-        self.stored_state = None
+        self.state_is_stored = False
         if self._untidy:
             self._tidy_up()
         following = create_segment(self.disk, self.folder, self.log_end)
@@ -573,7 +583,7 @@ class Partition(Readable):
         end, doubtful = self._safe_end()
         disk, folder = self.disk, self.folder
         keep = cut_back(disk, folder, self.segments, end, doubtful)
-        self.stored_state = None
+        self.state_is_stored = False
         self.segments, self.producers = go_on(
             disk,
             folder,
@@ -632,7 +642,7 @@ class Partition(Readable):
 
         Their files are the caller's matter. Readers that hold one open go on undisturbed.
         """
-        self.stored_state = None
+        self.state_is_stored = False
         dropped = set(map(id, gone))
         kept = [s for s in self.segments if id(s) not in dropped]
         self.segments = sorted([*kept, *new], key=base_offset)

@@ -12,6 +12,8 @@ Theory
   marker is gone before anything is written again, so the file never tells of an older state.
 - A line is believed only if folder and logs bear the *stamps* (`Disk.stamp`) that they had: who
   has moved, restored or changed a file in between gets what was always done, a look at the files.
+- While the broker runs nothing of it is in memory. A stop takes the lines of partitions that have
+  not changed from the file that the one before it wrote.
 - Nothing in it is needed. Each line says what follows from the logs; without one, indexes and
   producers are made anew from the log, as after a crash.
 - It holds the derived files of the active segment, which are not in the folder then (`files`). Of a
@@ -21,6 +23,7 @@ Theory
 
 from __future__ import annotations
 
+import logging
 import os
 from base64 import b64decode, b64encode
 from collections.abc import Collection, Iterable
@@ -55,6 +58,8 @@ from penstock.log.segment import (
 from penstock.log.swap import CLEANED, PLAN_FILE
 from penstock.log.sync import FAILED_SYNC_MARK
 from penstock.log.txn_index import TransactionIndex
+
+log = logging.getLogger(__name__)
 
 STATES_FILE: Final = "partition-states"
 # What the marker said before there was such a file.
@@ -137,21 +142,29 @@ def drop_states(disk: Disk, folder: str, active: Collection[tuple[str, int]], ma
 # ---- a stop ----------------------------------------------------------------------------------
 
 
-def store_state(partition: Partition) -> str | None:
+def store_state(partition: Partition, stored: StoredState | None = None) -> str | None:
     """What the next start must know of a partition that is synced; None if it must look itself.
 
-    What does not fit into a line is durable in the partition's folder on return.
+    What does not fit into a line is durable in the partition's folder on return. `stored` is what
+    the stop before this one wrote down.
     """
     disk, folder = partition.disk, partition.folder
-    stored = partition.stored_state
-    if stored is not None and _is_current(disk, folder, orjson.loads(stored)):
-        return stored
+    text = stored.text if partition.state_is_stored and stored is not None else None
+    if text is not None and _is_current(disk, folder, orjson.loads(text)):
+        return text
     names = disk.names(folder)
-    if _UNFINISHED.intersection(names) or any(n.endswith(_LEFTOVERS) for n in names):
+    unfinished = _UNFINISHED.intersection(names) or any(n.endswith(_LEFTOVERS) for n in names)
+    line = None if unfinished else _store_line(partition, names)
+    if line is None:
         if not partition.active.indexes_are_stored():
             partition.active.write_indexes()
         write_snapshot(disk, folder, partition.log_end, partition.producers)
-        return None
+    return line
+
+
+def _store_line(partition: Partition, names: list[str]) -> str | None:
+    """What the next start must know; None if there is a log that the disk cannot vouch for."""
+    disk, folder = partition.disk, partition.folder
     partition.epochs.save()
     files, wrote = _store_indexes(partition.active, names)
     producers = partition.producers.to_bytes()
@@ -165,10 +178,10 @@ def store_state(partition: Partition) -> str | None:
 
 
 def _is_current(disk: Disk, folder: str, row: dict[str, Any]) -> bool:
-    """Whether folder and logs are as they were when the line was written."""
-    return row["folder"] == disk.stamp(folder) and all(
-        row_stamp == disk.stamp(_log_path(folder, base)) for base, *_, row_stamp in row["segments"]
-    )
+    """Whether folder and logs are there, and as they were when the line was written."""
+    stamps = [(row["folder"], folder)]
+    stamps += [(stamp, _log_path(folder, base)) for base, *_, stamp in row["segments"]]
+    return all(stamp is not None and stamp == disk.stamp(path) for stamp, path in stamps)
 
 
 def _log_path(folder: str, base: int) -> str:
@@ -202,11 +215,19 @@ def _remove_snapshots(partition: Partition, names: list[str], *, keep_last: bool
     return bool(stale)
 
 
-def _encode(partition: Partition, files: dict[str, bytes] | None, producers: bytes | None) -> str:
+def _encode(
+    partition: Partition, files: dict[str, bytes] | None, producers: bytes | None
+) -> str | None:
+    """The line; None without a stamp of the folder and of each log: one may be gone."""
     disk, folder, active = partition.disk, partition.folder, partition.active
+    folder_stamp = disk.stamp(folder)
+    stamps = [disk.stamp(_log_path(folder, s.base_offset)) for s in partition.segments]
+    if folder_stamp is None or None in stamps:
+        log.warning("%s: files are gone from %s; the next start looks again", partition.id, folder)
+        return None
     row = {
         "end": partition.log_end,
-        "folder": disk.stamp(folder),
+        "folder": folder_stamp,
         "epochs": partition.epochs.entries,
         "first_ms": active.first_timestamp_ms,
         "gap": active.bytes_since_index,
@@ -217,9 +238,9 @@ def _encode(partition: Partition, files: dict[str, bytes] | None, producers: byt
                 segment.max_timestamp_ms,
                 segment.max_timestamp_offset,
                 segment.aborted is not None and not segment.aborted.entries,
-                disk.stamp(_log_path(folder, segment.base_offset)),
+                stamp,
             )
-            for segment in partition.segments
+            for segment, stamp in zip(partition.segments, stamps, strict=True)
         ],
         "files": None if files is None else {k: b64encode(v).decode() for k, v in files.items()},
         "producers": None if producers is None else b64encode(producers).decode(),
@@ -250,7 +271,7 @@ def restore(partition: Partition, state: StoredState, recovery_point: int) -> bo
     partition.leader_epoch = max(partition.leader_epoch, partition.epochs.latest)
     partition.producers = producers
     partition.adopt(segments, log_end)
-    partition.stored_state = state.text
+    partition.state_is_stored = True
     return True
 
 

@@ -357,6 +357,9 @@ def replay_producers(disk: Disk, folder: str, segments: Sequence[Segment]) -> Pr
         states = load_snapshot(disk, folder, segments[first].base_offset)
     states = states or ProducerStates()
     for segment in segments[first:]:
+        was_open = segment.is_open
         for position, header in segment.scan(0):
             states.observe(header, marker_at(segment, position, header))
+        if not was_open:
+            segment.park()
     return states

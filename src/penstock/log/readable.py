@@ -111,7 +111,7 @@ class Readable:
         if limit is not None and limit < self.visible:
             segment = self.segment_for(limit)
             position = self.readable_size(segment, limit)
-        return found.file is segment.file and found.position + found.length >= position
+        return segment.holds(found.file) and found.position + found.length >= position
 
     def readable_size(self, segment: Segment, end: int) -> int:
         """How many bytes of the segment lie before the offset `end`."""
@@ -132,7 +132,7 @@ class Readable:
         stop = found.position + found.length
         for at in range(self._place_for(offset), len(self.segments)):
             segment = self.segments[at]
-            if segment.file is found.file:
+            if segment.holds(found.file):
                 relative = segment.index.ceiling_of_position(stop)
                 if relative is not None:
                     return min(segment.base_offset + relative, limit)

@@ -98,6 +98,9 @@ def open_partition(
         _open_clean(partition, bases, known.recovery_point)
     else:
         _open_after_crash(partition, bases, known.recovery_point)
+    # All that counts is synced, and most partitions are not used at once.
+    for segment in partition.segments:
+        segment.park()
     return partition
 
 

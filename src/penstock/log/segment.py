@@ -106,7 +106,7 @@ class Segment:
     __slots__ = (
         "_file", "_index", "_time_index", "aborted", "base_offset", "bytes_since_index", "digest",
         "disk", "file_used", "first_timestamp_ms", "folder", "index_interval_bytes",
-        "last_modified_ms", "max_timestamp_ms", "max_timestamp_offset", "size", "used",
+        "last_modified_ms", "max_timestamp_ms", "max_timestamp_offset", "pinned", "size", "used",
     )  # fmt: skip
 
     def __init__(self, disk: Disk, folder: str, base_offset: int, file: File | None = None) -> None:
@@ -116,6 +116,8 @@ class Segment:
         self._file = file
         # Whether the file was asked for since someone last looked.
         self.file_used = True
+        # Whether its name means another file, or is about to: then it is never opened again.
+        self.pinned = False
         self.size = 0
         self.index_interval_bytes = 4096
         self.bytes_since_index = 0
@@ -148,20 +150,30 @@ class Segment:
         self.file_used = True
         return file
 
+    def open(self) -> None:
+        """Open the log file now, to learn whether that can be done."""
+        _ = self.file
+
     @property
     def is_open(self) -> bool:
         """Whether it has its file open."""
         return self._file is not None
+
+    def holds(self, file: File) -> bool:
+        """Whether this is its log file, and open."""
+        return self._file is file
 
     def park(self) -> None:
         """Let go of the file until it is needed again; only if all in it is synced.
 
         What a failed sync is told of is lost with the descriptor.
         """
-        self._file = None
+        if not self.pinned:
+            self._file = None
 
     def forbid(self) -> None:
         """Another file will have this one's name: never open it again."""
+        self.pinned = True
         if self._file is None:
             self._file = ClosedFile(self.path(LOG_SUFFIX))
 
@@ -495,11 +507,11 @@ def create_segment(disk: Disk, folder: str, base_offset: int) -> Segment:
 
 def open_segment(disk: Disk, folder: str, base_offset: int) -> Segment:
     """A segment that is already there, believed as far as its size; indexes stay on disk."""
-    path = os.path.join(folder, segment_name(base_offset) + LOG_SUFFIX)
-    file = disk.open(path)
-    segment = Segment(disk, folder, base_offset, file)
-    segment.size = file.size()
+    segment = Segment(disk, folder, base_offset)
+    segment.size = segment.file.size()
     segment.release()
     segment.aborted = None
     segment.load_max_timestamp()
+    # Whoever opens one opens thousands.
+    segment.park()
     return segment

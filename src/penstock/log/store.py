@@ -91,7 +91,7 @@ class LogStore:
         most_open_logs: int = 0,
     ) -> None:
         """`most_open_logs`: beyond it idle ones are closed; 0: what the system allows."""
-        self._most_open_logs = most_open_logs
+        self.most_open_logs = most_open_logs
         self.folder = os.path.abspath(folder)
         self.disk: Disk = disk or OsDisk()
         self.clock: Clock = clock or SystemClock()
@@ -109,10 +109,13 @@ class LogStore:
         self._stale: set[PartitionId] = set()
         # What the last clean stop wrote down of partitions that are not loaded yet, by their names.
         self._states: dict[str, StoredState] = {}
+        # What names the file that they were read from.
+        self._states_marker = b""
         self._topic_ids: dict[PartitionId, str] = {}
         self._bulk_sync: BulkSync | None = None
-        # What could not be written was told once, and will not be told again.
-        self._bulk_sync_failed = False
+        # What could not be written was told once, and will not be told again: from then on each
+        # file is synced by itself.
+        self.bulk_sync_failed = False
         # Folders of deleted partitions that are still to be removed.
         self.leftovers: list[str] = []
         # Whether `erase` goes on.
@@ -145,7 +148,7 @@ class LogStore:
                 self.disk.sync_dir(self.folder)
             self._bulk_sync = self.disk.bulk_sync(self.folder)
             if isinstance(self.disk, OsDisk):
-                self.disk.opening = OpenLogs(self.partitions, self._most_open_logs).opening
+                self.disk.opening = OpenLogs(self.partitions, self.most_open_logs).opening
         except BaseException:
             self._unlock()
             self._unlock = None
@@ -186,8 +189,21 @@ class LogStore:
         data = read_whole(self.disk, path) if self.disk.exists(path) else b""
         if marker == marker_for(data):
             self._states = decode_states(data) or {}
+            self._states_marker = marker
         elif data:
             log.warning("%s does not go with the last stop, and is not used", path)
+
+    def _states_as_read(self) -> dict[str, StoredState]:
+        """What `open` has read of them, from the file: they are not kept in memory."""
+        if not any(partition.state_is_stored for partition in self.partitions.values()):
+            return {}
+        path = self._path(STATES_FILE)
+        try:
+            data = read_whole(self.disk, path) if self.disk.exists(path) else b""
+        except StorageError as error:
+            log.warning("what is known of partitions is written anew: %s", error)
+            return {}
+        return (decode_states(data) or {}) if marker_for(data) == self._states_marker else {}
 
     def forget_states(self) -> None:
         """All partitions are loaded."""
@@ -243,8 +259,10 @@ class LogStore:
             log.error("the stop was not clean: %s", error)
             clean = False
         lines: list[str] = []
-        for partition in self.partitions.values():
-            clean = _close_partition(partition, self._topic_ids[partition.id], lines) and clean
+        stored = self._states_as_read()
+        for id_, partition in self.partitions.items():
+            state = stored.pop(str(id_), None)
+            clean = _close_partition(partition, self._topic_ids[id_], state, lines) and clean
         try:
             self.checkpoint(force=True)
             if clean:
@@ -264,10 +282,6 @@ class LogStore:
         if gone:
             self.detach(gone)
 
-    @property
-    def _syncs_in_bulk(self) -> bool:
-        return self._bulk_sync is not None and not self._bulk_sync_failed
-
     def _sync_file_system(self) -> None:
         """Sync everything; once that has failed, each file must be asked by itself."""
         if self._bulk_sync is None:
@@ -275,33 +289,38 @@ class LogStore:
         try:
             self._bulk_sync.sync()
         except StorageError:
-            self._bulk_sync_failed = True
+            self.bulk_sync_failed = True
             raise
 
     def _sync_together(self) -> None:
         """Where many partitions have something to sync, do it in one go."""
+        bulk_sync = self._bulk_sync
+        if bulk_sync is None or self.bulk_sync_failed:
+            return
         unsynced = [
             partition
             for partition in self.partitions.values()
             if partition.config.durability != "memory"
             and partition.failure is None
             and not partition.is_synced
+            and bulk_sync.covers(partition.folder)
         ]
-        if len(unsynced) <= _MANY_UNSYNCED or not self._syncs_in_bulk:
+        if len(unsynced) <= _MANY_UNSYNCED:
             return
         for partition in unsynced:
             partition.flush()
         plans = [(partition, partition.plan_sync(active_too=True)) for partition in unsynced]
+        together = True
         try:
             self._sync_file_system()
         except StorageError as error:
-            for partition, plan in plans:
-                plan.error = error
-                partition.finish_sync(plan)
-            raise
+            # It may be about anything in the file system. Logs were open before they were
+            # written: each of them tells of its own failures, and of no other's.
+            log.warning("%s; each log is synced by itself", error)
+            together = False
         for partition, plan in plans:
-            if plan.closed:
-                # Their indexes are not written yet.
+            if plan.closed or not together:
+                # Indexes of closed segments are not written yet.
                 plan.run()
             partition.finish_sync(plan)
 
@@ -340,7 +359,7 @@ class LogStore:
 
         Nobody may rely on them before `made_on` it.
         """
-        if count <= _MANY_UNSYNCED or not self._syncs_in_bulk:
+        if count <= _MANY_UNSYNCED or self._bulk_sync is None or self.bulk_sync_failed:
             return None
         return DeferredSyncDisk(self.disk, self._sync_file_system)
 
@@ -364,8 +383,10 @@ class LogStore:
 
         DataDirectoryError if the files are those of another topic that had the same name.
         """
-        disk = disk or self.disk
         folder = self._path(str(id_))
+        if disk is None or self.disk.exists(folder):
+            # A folder that is there may be a link, or a mount, to where nothing is deferred.
+            disk = self.disk
         self._topic_ids[id_] = encode_uuid(topic_id)
         partition = self._restore(id_, config, folder, leader_epoch)
         if partition is not None:
@@ -524,7 +545,9 @@ class LogStore:
         self.erasing = False
 
 
-def _close_partition(partition: Partition, topic_id: str, lines: list[str]) -> bool:
+def _close_partition(
+    partition: Partition, topic_id: str, stored: StoredState | None, lines: list[str]
+) -> bool:
     """Sync and close one partition; whether the next start may believe its files."""
     try:
         partition.flush()
@@ -532,7 +555,7 @@ def _close_partition(partition: Partition, topic_id: str, lines: list[str]) -> b
             if partition.reserve is not None:
                 partition.reserve.release(partition.log_end)
         elif partition.is_healthy and _synced(partition):
-            state = store_state(partition)
+            state = store_state(partition, stored)
             if state is not None:
                 lines.append(f"{partition.id} {topic_id} {state}")
     except StorageError as error:

@@ -124,6 +124,8 @@ class Swap:
         self._new: list[Segment] = []
         # Whether all that was compacted is still part of the log.
         self.valid = len(self._old) == len(replaced) and not partition.gone
+        for segment in self._old if self.valid else ():
+            segment.pinned = True
 
     def prepare(self) -> None:
         """Open the old segments with their indexes: soon their names will mean other files."""

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from penstock.broker import server
 from penstock.broker.config import Limits
 from penstock.broker.connection import Connection
+from penstock.broker.open_files import share_out
 from penstock.testing.broker import Broker
 from penstock.wire.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from tests.broker import requests as rq
@@ -74,6 +76,24 @@ def test_connections_beyond_the_limit_are_refused_and_the_others_served() -> Non
         eventually(lambda: broker.call(lambda s: len(s.connections)) == 4, "one is gone")
         with RawClient(broker.bootstrap) as client:
             client.call(rq.metadata())
+
+
+def test_connections_leave_descriptors_for_logs(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert share_out(65_536, 10_000) == (32_768, 10_000)
+    # Logs give way to connections, but not wholly.
+    assert share_out(20_000, 10_000) == (9_744, 10_000)
+    assert not caplog.messages
+    assert share_out(1_024, 10_000) == (341, 555)
+    assert "at most 555 connections instead of 10000" in caplog.text
+    monkeypatch.setattr(server, "raise_file_limit", lambda: 12)
+    with limited(max_connections=100) as broker, ExitStack() as stack:
+        assert broker.call(lambda s: s.store.most_open_logs) == 4
+        for _ in range(7):
+            stack.enter_context(RawClient(broker.bootstrap)).call(rq.metadata())
+        with RawClient(broker.bootstrap) as refused:
+            assert is_closed(refused)
 
 
 def test_a_request_may_be_as_large_as_the_limit_and_no_larger() -> None:
