@@ -21,7 +21,10 @@ DOCS = Path(__file__).parent.parent / "docs"
 _BEGIN, _END = "<!-- apis:begin -->", "<!-- apis:end -->"
 
 _LIMITS = {
-    "max_connections": "Connections at a time; more are refused.",
+    "max_connections": (
+        "Connections at a time; more are refused. Fewer, if the process may not have so many open "
+        "files."
+    ),
     "max_request_bytes": "The largest request; a larger one closes its connection.",
     "max_buffered_bytes": "What all receive buffers together may grow to.",
     "max_inflight_requests": "Unanswered requests of a connection before it is not read from.",
