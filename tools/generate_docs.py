@@ -26,14 +26,17 @@ _LIMITS = {
         "files."
     ),
     "max_request_bytes": "The largest request; a larger one closes its connection.",
-    "max_buffered_bytes": "What all receive buffers together may grow to.",
+    "max_buffered_bytes": "What all receive buffers may grow to, with what is compressed anew.",
     "max_inflight_requests": "Unanswered requests of a connection before it is not read from.",
     "max_unsent_bytes": "Unsent answers of a connection before it is not read from.",
     "max_fetch_bytes": "The most that one fetch answers, but for a first larger batch.",
     "max_fetch_sessions": "Fetch sessions; the longest unused makes room.",
     "max_idle_ms": "A connection that is silent for longer is closed.",
     "max_request_ms": "A request that takes longer to arrive closes its connection.",
-    "max_hold_ms": "A produce request for a full topic is held this long before it is refused.",
+    "max_hold_ms": (
+        "A produce request for a full topic, or one that waits for being compressed anew, is held "
+        "this long before it is refused."
+    ),
     "max_topics": "Topics that the broker holds.",
     "max_partitions": "Partitions that the broker holds.",
     "max_groups": "Groups of all kinds that the broker holds.",

@@ -36,7 +36,8 @@ class Limits:
     max_idle_ms: int = 600_000
     # How long one request may take to arrive: its buffer is not there for others meanwhile.
     max_request_ms: int = 120_000
-    # How long a produce request for a full topic is held before it is answered with an error.
+    # How long a produce request for a full topic, or one that waits for a thread to compress it
+    # anew, is held before it is answered with an error.
     max_hold_ms: int = 1_000
     max_topics: int = 20_000
     max_partitions: int = 50_000

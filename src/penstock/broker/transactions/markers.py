@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -54,7 +54,7 @@ class _Marked:
     # How often each had been repaired by then.
     repairs: dict[Partition, int] = field(default_factory=dict)
 
-    def __contains__(self, partition: Partition) -> bool:
+    def has(self, partition: Partition) -> bool:
         return self.repairs.get(partition) == partition.repairs
 
 
@@ -136,9 +136,10 @@ class Markers:
         if marked is None or marked.txn != txn:
             marked = self._marked[txn.name] = _Marked(txn)
         commit = txn.state == State.PREPARE_COMMIT
-        await self.write(self._unended(txn, marked), txn.marker, commit=commit, marked=marked)
+        partitions = (one for one in self._unended(txn) if not marked.has(one))
+        await self.write(partitions, txn.marker, commit=commit, marked=marked)
 
-    def _unended(self, txn: Transaction, marked: Container[Partition] = ()) -> Iterable[Partition]:
+    def _unended(self, txn: Transaction) -> Iterable[Partition]:
         """Its partitions that may still be without its marker."""
         broker = self._broker
         for topic_id, parts in txn.partitions.items():
@@ -146,9 +147,7 @@ class Markers:
                 if topic_id not in broker.catalog.by_id:
                     break
                 partition = broker.partition(parts.topic, number)
-                if partition is None or partition in marked:
-                    continue
-                if not has_ended(txn, partition.producers):
+                if partition is not None and not has_ended(txn, partition.producers):
                     yield partition
 
     def _complete(self, txn: Transaction) -> None:
