@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from penstock.spark import views
 from penstock.spark.flows import prepared
+from penstock.spark.flows.dead_letters import DeadLetterGuard
 from penstock.spark.flows.declare import Flow, flow, stream, topic
 from penstock.spark.flows.running import Running
 from penstock.spark.sink.prepared import PreparedFailedError
@@ -98,6 +100,42 @@ def test_state_is_the_same_whichever_way_a_micro_batch_goes(
         assert calls.prepared == (2 if most else 0)
     last = {row["third"]: row["total"] for row in tester.rows("summed")}
     assert last == {each: sum(range(each, 18, 3)) for each in range(3)}
+
+
+@pytest.mark.parametrize("most", [20_000, 0])
+def test_records_without_a_value_count_the_same_either_way(
+    tester: FlowTester, calls: Calls, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    monkeypatch.setattr(prepared, "PREPARED_RECORDS", most)
+    judged: list[tuple[int | None, int]] = []
+    check = DeadLetterGuard.check
+
+    def checking(guard: DeadLetterGuard, every: int | None, dead: int, first: Any) -> None:
+        judged.append((every, dead))
+        check(guard, every, dead, first)
+
+    monkeypatch.setattr(DeadLetterGuard, "check", checking)
+    tester.use(doubled(calls))
+    tester.feed("events", [*rows(2), None, None, "{", *rows(1)])
+    told = tester.run()["doubled"].progress
+    assert bool(calls.prepared) == bool(most)
+    assert (told.rows_in, told.null_values, told.dead_letters) == (6, 2, 1)
+    # Dead letters are a share of what has a value or should have one.
+    assert judged == [(2, 0), (2, 1)]
+
+
+def test_a_flow_without_dead_letters_has_nothing_to_judge(
+    tester: FlowTester, calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted: list[int] = []
+    monkeypatch.setattr(DeadLetterGuard, "note", lambda *_: noted.append(1))
+    plain = replace(doubled(calls), inputs=(replace(EVENTS, dead_letters=None),))
+    tester.use(plain)
+    tester.feed("events", [*rows(2), None])
+    told = tester.run()["doubled"].progress
+    assert calls.prepared == 1
+    assert (told.rows_in, told.null_values) == (3, 0)
+    assert not noted
 
 
 @pytest.mark.parametrize("more", ["number + 0 * cast(rand() * 2 as bigint)", "unix_timestamp()"])

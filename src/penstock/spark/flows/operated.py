@@ -224,7 +224,12 @@ class Operated:
         return Verdict(self._running.guard, count, first)
 
     def _counted(self, parts: list[Part], records: int) -> tuple[int | None, int] | None:
-        """The records of a micro-batch and the bad ones; None if nothing was computed."""
+        """The records of a micro-batch and the bad ones; None if nothing was computed.
+
+        None, too, of a flow without dead letters: there is nothing to judge.
+        """
+        if not any(each.declared.dead_letters is not None for each in parts):
+            return None
         every: int | None = 0
         dead = 0
         for each in parts:

@@ -240,15 +240,25 @@ class Prepared:
         return counts
 
     def _counted(self, micro_batch: MicroBatch) -> tuple[int, int] | None:
-        """All records of streams with dead letters, and the bad ones; None if not all were read."""
+        """The records of streams with dead letters, and the bad ones; None if not all were read.
+
+        None, too, of a flow without them: there is nothing to judge. As by stages a record without
+        a value counts only where there is an event time.
+        """
         streams = self._running.flow.streams
-        mine = [at for at, each in enumerate(streams) if each.dead_letters is not None]
+        mine = {at: each for at, each in enumerate(streams) if each.dead_letters is not None}
+        if not mine:
+            return None
         bad = [self._bad(micro_batch, at) for at in mine]
         known = [each for each in bad if each is not None]
         if len(known) < len(bad):
             return None
-        read = micro_batch.counts().items()
-        return sum(each.records for key, each in read if key[0] in mine), sum(known)
+        every = sum(
+            each.valued if mine[key[0]].time is None else each.records
+            for key, each in micro_batch.counts().items()
+            if key[0] in mine
+        )
+        return every, sum(known)
 
     def _bad(self, micro_batch: MicroBatch, at: int) -> int | None:
         """How many records of a stream go to dead letters; None if not all of it was read."""

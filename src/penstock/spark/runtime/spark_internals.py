@@ -43,6 +43,22 @@ def restore_active_session() -> None:
         SparkSession._activeSession = first
 
 
+def numbers(spark: SparkSession, count: int) -> DataFrame:
+    """The numbers below `count`, one for each task, as rows of which Spark knows no size.
+
+    What is made of rows has a size by theirs: that of a range is next to nothing, and a join would
+    send all that is read for its few numbers to every worker (broadcast it). What Spark has no size
+    for is taken for too large, as a micro-batch of its own queries is.
+    """
+    from pyspark.sql.classic.dataframe import DataFrame
+
+    plain = spark.range(0, count, 1, count)
+    execution: Any = plain._jdf.queryExecution()
+    session: Any = spark._jsparkSession
+    schema = plain._jdf.schema()
+    return DataFrame(session.internalCreateDataFrame(execution.toRdd(), schema, False), spark)
+
+
 def unrepeatable(rows: DataFrame) -> str | None:
     """Why the plan of a frame cannot be run again and again over what it is told to read.
 
