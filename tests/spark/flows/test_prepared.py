@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from penstock.spark import views
 from penstock.spark.flows import prepared
 from penstock.spark.flows.dead_letters import DeadLetterGuard
 from penstock.spark.flows.declare import Flow, flow, stream, topic
+from penstock.spark.flows.folder import Folder
 from penstock.spark.flows.running import Running
 from penstock.spark.sink.prepared import PreparedFailedError
 from penstock.testing.flows import FlowFailedError, FlowTester
@@ -174,3 +176,20 @@ def test_a_job_that_fails_is_made_up_for_by_stages(
     assert last == {each: sum(range(each, 15, 3)) for each in range(3)}
     # After that many failures it is given up.
     assert calls.prepared == prepared.MOST_FAILURES
+
+
+def test_a_flow_that_has_run_does_not_begin_anew_without_its_checkpoint(
+    tester: FlowTester, calls: Calls
+) -> None:
+    tester.use(doubled(calls))
+    tester.feed("events", rows(2))
+    tester.run()
+    (checkpoint,) = tester.data.glob("doubled/g1/checkpoint")
+    folder = Folder(tester.data)
+    shutil.move(checkpoint, tester.data / "elsewhere")
+    folder.write_counts("doubled", {"rows_in": 2})
+    with pytest.raises(FlowFailedError, match="has run before, and there is no checkpoint"):
+        tester.run()
+    shutil.move(tester.data / "elsewhere", checkpoint)
+    tester.run()
+    assert len(tester.rows("doubled")) == 2

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -13,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from penstock.spark.runtime.checkpoint import Checkpoint, Planned
-from penstock.spark.runtime.spark_internals import HadoopFiles, cloned, unrepeatable
+from penstock.spark.runtime.spark_internals import HadoopFiles, cloned, local_path, unrepeatable
 from penstock.spark.source.planning import Range
 from penstock.spark.source.told import Told, told
 
@@ -107,3 +108,22 @@ def test_a_checkpoint_in_such_a_store(penstock_spark: SparkSession, tmp_path: Pa
     checkpoint.done(0)
     assert Checkpoint(f"{tmp_path}/c").last(1) == (planned, True)
     assert checkpoint.query_id() == Checkpoint(f"{tmp_path}/c").query_id()
+
+
+def test_where_a_folder_is_says_hadoop(penstock_spark: SparkSession, tmp_path: Path) -> None:
+    for folder in (f"{tmp_path}/a b", f"file:{tmp_path}/a b", f"file://{tmp_path}/a b"):
+        assert local_path(penstock_spark, folder) == f"{tmp_path}/a b"
+    context: Any = penstock_spark.sparkContext
+    conf = context._jsc.hadoopConfiguration()
+    for name, value in {
+        "fs.elsewhere.impl": "org.apache.hadoop.fs.http.HttpFileSystem",
+        "fs.defaultFS": "elsewhere://there",
+    }.items():
+        conf.set(name, value)
+    try:
+        assert local_path(penstock_spark, f"{tmp_path}/a") is None
+        assert local_path(penstock_spark, "elsewhere:/a") is None
+        assert local_path(penstock_spark, f"file:{tmp_path}/a") == f"{tmp_path}/a"
+    finally:
+        conf.unset("fs.defaultFS")
+        conf.unset("fs.elsewhere.impl")

@@ -60,9 +60,9 @@ from penstock.spark.flows.writing import (
     observed,
 )
 from penstock.spark.reasons import reason
-from penstock.spark.runtime.checkpoint import Checkpoint, is_local
+from penstock.spark.runtime.checkpoint import Checkpoint, CheckpointGoneError
 from penstock.spark.runtime.micro_batches import MicroBatch, MicroBatches, Source
-from penstock.spark.runtime.spark_internals import HadoopFiles, cloned
+from penstock.spark.runtime.spark_internals import HadoopFiles, cloned, local_path
 from penstock.spark.sink.prepared import PreparedRows
 from penstock.spark.state import watching
 from penstock.spark.state.bounds import warn_of_rest
@@ -124,6 +124,8 @@ class Running:
         self.ask: Ask | None = None
         # Whether its outputs are being built anew, beside those that count.
         self.is_rebuild = False
+        # Whether this generation has read anything before, so that there must be a checkpoint.
+        self.has_run = False
         self.progress = Progress()
         letters = ", ".join(sorted(self.flow.dead_letter_topics))
         self.guard = DeadLetterGuard(
@@ -339,8 +341,13 @@ class Running:
 
     def start(self, plan: Plan) -> None:
         """Start the query; it runs when this returns."""
-        make_topics(self.place, self.flow, self.generation)
         checkpoint = self._opened_checkpoint()
+        if self.has_run and not checkpoint.is_begun:
+            raise CheckpointGoneError(
+                f"flow {self.flow.name!r} has run before, and there is no checkpoint of it at "
+                f"{self.checkpoint}"
+            )
+        make_topics(self.place, self.flow, self.generation)
         query_id = checkpoint.query_id() if plan.rows is None else None
         self._writer = TopicWriter(self.place, self.flow, self.generation, query_id)
         if not self._once and any(each.reading.published for each in self.flow.inputs):
@@ -379,8 +386,9 @@ class Running:
 
     def _opened_checkpoint(self) -> Checkpoint:
         """By Spark's own means where it is not on this machine."""
-        if is_local(self.checkpoint):
-            return Checkpoint(self.checkpoint)
+        here = local_path(self._spark, self.checkpoint)
+        if here is not None:
+            return Checkpoint(here)
         return Checkpoint(self.checkpoint, partial(HadoopFiles, self._spark))
 
     def _micro_batches(self, plan: Plan, checkpoint: Checkpoint) -> MicroBatches:

@@ -44,9 +44,14 @@ class CheckpointError(FlowError):
     advice = "Rebuild the flow from the log, with `penstock flows reset`."
 
 
-def is_local(folder: str) -> bool:
-    """Whether a checkpoint is on this machine."""
-    return "://" not in folder
+class CheckpointGoneError(CheckpointError):
+    """A flow that has run before has no checkpoint: it would write all of its output again."""
+
+    advice = (
+        "If the checkpoint is elsewhere, start with that folder or URL (--checkpoints), with the "
+        "same fs.defaultFS as before. If it is lost, `penstock flows reset` rebuilds the flow from "
+        "the log."
+    )
 
 
 class ConcurrentRunError(FlowError):
@@ -88,6 +93,11 @@ class Checkpoint:
         self._files = files(self.folder)
         self._offsets = files(f"{self.folder}/{OFFSETS}")
         self._commits = files(f"{self.folder}/{COMMITS}")
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether a query has ever begun here."""
+        return _METADATA in self._files.names()
 
     def query_id(self) -> str:
         """The id of the query, which marks in the log name; made at the first start."""

@@ -91,6 +91,19 @@ def _nodes(plan: Any) -> Iterator[Any]:
         yield from _nodes(children.apply(at))
 
 
+def local_path(spark: SparkSession, folder: str) -> str | None:
+    """The path of a folder that is on this machine; None of any other.
+
+    Spark has Hadoop say that: what has no scheme is in `fs.defaultFS`, and `file:/x` is here.
+    """
+    context: Any = spark.sparkContext
+    path = context._jvm.org.apache.hadoop.fs.Path(folder)
+    system = path.getFileSystem(context._jsc.hadoopConfiguration())
+    if str(system.getUri().getScheme()) != "file":
+        return None
+    return str(system.makeQualified(path).toUri().getPath())
+
+
 class HadoopFiles:
     """A folder in whatever store Spark knows, by the driver's Java: for a few small files."""
 
