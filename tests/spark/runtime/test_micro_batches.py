@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,39 @@ def test_a_stop_ends_it_between_two(tmp_path: Path, log: Log) -> None:
     assert [each["batchId"] for each in running.reports() if "addBatch" in each["durationMs"]] == (
         done[-len(done) :]
     )
+
+
+def test_what_outlives_its_stop_begins_nothing(
+    tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has asked the log, and the answer came when a successor was running."""
+    is_asked, may_go_on = threading.Event(), threading.Event()
+
+    def ask(reader: FakeReader, *_: Any) -> dict[str, dict[str, int]]:
+        is_asked.set()
+        may_go_on.wait(60)
+        return {TOPIC: {"0": log.last}}
+
+    monkeypatch.setattr(FakeReader, "latestOffset", ask)
+    running = loop(tmp_path, lambda _: None)
+    assert is_asked.wait(60)
+    running._stop.set()
+    may_go_on.set()
+    running.wait(0)
+    assert (running.error(), Checkpoint(str(tmp_path)).last(1)) == (None, (None, False))
+
+
+def test_a_report_has_the_time_at_which_its_micro_batch_began(
+    tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = iter(f"2026-01-01T00:00:{second:02}.000Z" for second in range(60))
+    monkeypatch.setattr(micro_batches, "_now", lambda: next(times))
+    ran: list[str] = []
+    running = loop(tmp_path, lambda _: ran.append(next(times)), once=True)
+    eventually(lambda: not running.is_active)
+    told = [each["timestamp"] for each in running.reports() if "addBatch" in each["durationMs"]]
+    assert len(told) == len(ran) > 0
+    assert all(began < during for began, during in zip(told, ran, strict=True))
 
 
 def test_a_report_is_as_spark_tells_it() -> None:

@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 # Adaptive execution makes a job of each shuffle and each kept frame, and plans anew after it, to
 # choose what is fixed here: one task for each shard. What is kept is kept for a moment only. And
 # streams that Spark unites in the code that it makes could not be told apart any more.
-_SETTINGS: Final = {
+SETTINGS: Final = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.wholeStage.union.enabled": "false",
     "spark.sql.inMemoryColumnarStorage.compressed": "false",
@@ -533,9 +533,9 @@ def micro_batch_settings(session: SparkSession, running: Running) -> dict[str, s
     """What suits micro-batches of a flow with operators."""
     given = session.sparkContext.getConf()
     if given.contains(_ARROW_BYTES) or given.contains(_ARROW_ROWS):
-        return dict(_SETTINGS)
+        return dict(SETTINGS)
     most = rows_at_once(running.place, running.flow.streams)
-    return {**_SETTINGS, _ARROW_BYTES: str(_NO_LIMIT), _ARROW_ROWS: str(most)}
+    return {**SETTINGS, _ARROW_BYTES: str(_NO_LIMIT), _ARROW_ROWS: str(most)}
 
 
 @contextmanager

@@ -60,9 +60,9 @@ from penstock.spark.flows.writing import (
     observed,
 )
 from penstock.spark.reasons import reason
-from penstock.spark.runtime.checkpoint import Checkpoint, CheckpointGoneError
+from penstock.spark.runtime.checkpoint import Checkpoint, opened
 from penstock.spark.runtime.micro_batches import MicroBatch, MicroBatches, Source
-from penstock.spark.runtime.spark_internals import HadoopFiles, cloned, local_path
+from penstock.spark.runtime.spark_internals import cloned
 from penstock.spark.sink.prepared import PreparedRows
 from penstock.spark.state import watching
 from penstock.spark.state.bounds import warn_of_rest
@@ -341,22 +341,23 @@ class Running:
 
     def start(self, plan: Plan) -> None:
         """Start the query; it runs when this returns."""
-        checkpoint = self._opened_checkpoint()
-        if self.has_run and not checkpoint.is_begun:
-            raise CheckpointGoneError(
-                f"flow {self.flow.name!r} has run before, and there is no checkpoint of it at "
-                f"{self.checkpoint}"
-            )
+        checkpoint = opened(self._spark, self.checkpoint, self.flow.name, has_run=self.has_run)
         make_topics(self.place, self.flow, self.generation)
         query_id = checkpoint.query_id() if plan.rows is None else None
         self._writer = TopicWriter(self.place, self.flow, self.generation, query_id)
+        self._start_watching(plan)
+        # Last of all: what comes before may fail, and nobody would stop it.
+        if plan.rows is not None:
+            self._query = self._spark_query(plan.rows)
+        else:
+            self._query = loop = self._micro_batches(plan, checkpoint)
+            loop.start()
+
+    def _start_watching(self, plan: Plan) -> None:
+        """Look after what its inputs are like, and keep their time going."""
         if not self._once and any(each.reading.published for each in self.flow.inputs):
             watched = [(self.place.resolve(each.topic), each) for each in self.flow.inputs]
             self._watch_schemas = SchemaWatch(self.place.cluster(), self.flow.name, watched)
-        if plan.rows is None:
-            self._query = self._micro_batches(plan, checkpoint)
-        else:
-            self._query = self._spark_query(plan.rows)
         if plan.old_rows:
             self._old_rows = OldRowsWatch(self.place, self.flow.name, plan.old_rows, self.ask)
             self._old_rows.start()
@@ -372,8 +373,7 @@ class Running:
         """What Spark keeps state for is a query of Spark's."""
         self._readings = [1 if each.dead_letters is None else 2 for each in self.flow.streams]
         writer = rows.writeStream.queryName(self.title)
-        writer = writer.option("checkpointLocation", self.checkpoint)
-        writer = writer.outputMode(self.flow.mode)
+        writer = writer.option("checkpointLocation", self.checkpoint).outputMode(self.flow.mode)
         if self._once:
             writer = writer.trigger(availableNow=True)
         elif self.flow.every is not None:
@@ -383,13 +383,6 @@ class Running:
             self._guarded(batch_id, lambda: self._on_rows(rows, batch_id))
 
         return SparkQuery(writer.foreachBatch(on_batch).start())
-
-    def _opened_checkpoint(self) -> Checkpoint:
-        """By Spark's own means where it is not on this machine."""
-        here = local_path(self._spark, self.checkpoint)
-        if here is not None:
-            return Checkpoint(here)
-        return Checkpoint(self.checkpoint, partial(HadoopFiles, self._spark))
 
     def _micro_batches(self, plan: Plan, checkpoint: Checkpoint) -> MicroBatches:
         """All else is run by our own loop."""
@@ -401,17 +394,14 @@ class Running:
 
         def run(batch: MicroBatch) -> None:
             self._guarded(batch.batch_id, lambda: on_batch(batch))
-            self._read.setdefault(
-                batch.batch_id, sum(each.records for each in batch.counts().values())
-            )
+            read = sum(each.records for each in batch.counts().values())
+            self._read.setdefault(batch.batch_id, read)
 
         every = self.flow.every
-        loop = MicroBatches(
+        return MicroBatches(
             cloned(self._spark), self.title, checkpoint, plan.sources, run, once=self._once,
             every_s=None if every is None else microseconds(every, "every") / 1e6,
         )  # fmt: skip
-        loop.start()
-        return loop
 
     @property
     def title(self) -> str:
@@ -655,9 +645,11 @@ class Running:
 
     def _take(self, report: dict[str, Any]) -> bool:
         batch_id = int(report.get("batchId", -1))
-        self._read = {each: read for each, read in self._read.items() if each >= batch_id}
         valued = self._valued.get(batch_id)
-        self._valued = {each: seen for each, seen in self._valued.items() if each >= batch_id}
+        # The thread of the micro-batches adds to them meanwhile.
+        for known in (self._read, self._valued):
+            for old in [each for each in list(known) if each < batch_id]:
+                del known[old]
         read, before = self._read.get(batch_id), self.progress.rows_in
         if not self.progress.take(report, self._written, self._readings, read, valued):
             return False

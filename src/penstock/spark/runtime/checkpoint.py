@@ -16,12 +16,17 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import orjson
 
 from penstock.spark.flows.errors import FlowError
+from penstock.spark.runtime.spark_internals import HadoopFiles, local_path
 from penstock.spark.state.files import Files
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 # As the source gives them: topic, partition, offset.
 Offsets = Mapping[str, Mapping[str, int]]
@@ -83,6 +88,9 @@ class Store(Protocol):
     def names(self) -> Iterable[str]: ...
 
     def remove(self, name: str) -> None: ...
+
+    def sweep(self) -> None:
+        """Remove what writers that were killed have left half done, long ago."""
 
 
 class Checkpoint:
@@ -150,6 +158,7 @@ class Checkpoint:
         self._commits.write(str(batch_id), text, durable=False)
         if batch_id % _SWEPT_EVERY == 0:
             for files in (self._offsets, self._commits):
+                files.sweep()
                 for number in _numbers(files):
                     if number <= batch_id - KEPT:
                         files.remove(str(number))
@@ -173,6 +182,20 @@ class Checkpoint:
                 f"{streams}"
             )
         return found
+
+
+def opened(spark: SparkSession, folder: str, flow: str, *, has_run: bool) -> Checkpoint:
+    """The checkpoint of a flow, by Spark's own means where it is not on this machine.
+
+    CheckpointGoneError if the flow has run before and there is none.
+    """
+    here = local_path(spark, folder)
+    found = Checkpoint(folder, partial(HadoopFiles, spark)) if here is None else Checkpoint(here)
+    if has_run and not found.is_begun:
+        raise CheckpointGoneError(
+            f"flow {flow!r} has run before, and there is no checkpoint of it at {folder}"
+        )
+    return found
 
 
 def _numbers(files: Store) -> list[int]:

@@ -25,7 +25,7 @@ from penstock.spark.source.options import Options
 from penstock.spark.source.planning import Range
 from penstock.spark.source.table import read_task
 from penstock.spark.source.task import Task
-from penstock.spark.source.told import told
+from penstock.spark.source.told import ToldTooMuchError, told
 
 if TYPE_CHECKING:
     from pyspark import Accumulator
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 # Where the source has typed a record: its value, and the reason why it could not be read.
 _VALUE: Final = "_penstock_value"
 _ERROR: Final = "_error"
+# What is told comes to one task, which may hold all of it: more of a stream is read by stages.
+TOLD_BYTES: Final = 64 << 20
 # Of so many records of a range it is kept when they were written, to tell how fresh results are.
 SAMPLES: Final = 200
 
@@ -98,6 +100,8 @@ class Reader:
     # What each task reads; None if that is told when it runs.
     tasks: tuple[tuple[Range, ...], ...] | None
     counted: Accumulator[dict[Key, Count]] | None = None
+    # The one of the flow, where that is told.
+    checkpoint: str = ""
 
     def __call__(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in numbers:
@@ -107,13 +111,17 @@ class Reader:
     def _ranges(self, at: int) -> tuple[Range, ...]:
         if self.tasks is not None:
             return self.tasks[at]
-        return tuple(told().ranges.get(self.number, ()))
+        return tuple(told(self.checkpoint).ranges.get(self.number, ()))
 
     def _read(self, ranges: tuple[Range, ...]) -> Iterator[pa.RecordBatch]:
         if not ranges:
             return
         counts: dict[tuple[str, int], list[Any]] = {}
+        size = 0
         for rows in read_task(self.options, Task(ranges), self.schema):
+            size += rows.nbytes
+            if self.tasks is None and size > TOLD_BYTES:
+                raise ToldTooMuchError(f"more than {TOLD_BYTES:,} bytes of a stream at once")
             if self.counted is not None and len(rows):
                 _count(rows, counts)
             yield rows
