@@ -128,3 +128,13 @@ def test_a_micro_batch_of_unknown_size_is_judged_when_it_is_known() -> None:
     said = judge.at_end()
     assert said is not None
     assert FIRST in str(said)
+
+
+def test_only_micro_batches_with_records_are_remembered() -> None:
+    judge = guard()
+    for _ in range(2 * RECENT):
+        batch(judge, 0, 0)
+    assert not judge._recent
+    for _ in range(2 * RECENT):
+        batch(judge, 1, 0)
+    assert len(judge._recent) <= RECENT

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -43,6 +45,27 @@ def test_two_do_not_begin_the_same(tmp_path: Path) -> None:
     with pytest.raises(ConcurrentRunError, match="micro-batch 0 was begun by another"):
         Checkpoint(str(tmp_path)).begin(Batch(0, [None], [{"a": {"0": 6}}]))
     assert Checkpoint(str(tmp_path)).last(1) == (first, False)
+    assert [each.name for each in (tmp_path / OFFSETS).iterdir()] == ["0"]
+
+
+def test_nor_where_files_have_no_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on exFAT, SMB and file systems in user space."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EPERM, "no links here")
+
+    monkeypatch.setattr(os, "link", refuse)
+    test_two_do_not_begin_the_same(tmp_path)
+
+
+def test_what_killed_writers_left_is_swept(tmp_path: Path) -> None:
+    files = Checkpoint(str(tmp_path))
+    files.begin(Batch(0, [None], [{"a": {"0": 5}}]))
+    left = [tmp_path / OFFSETS / name for name in (".beside-1-0", ".0.a1.tmp", "..0.a1.tmp.crc")]
+    for each in left:
+        each.touch()
+        os.utime(each, (0, 0))
+    files.done(0)
     assert [each.name for each in (tmp_path / OFFSETS).iterdir()] == ["0"]
 
 

@@ -203,6 +203,39 @@ def test_what_does_not_end_is_left_behind_and_begins_nothing(
     assert done == [0]
 
 
+def test_what_outlives_its_stop_begins_nothing(
+    tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has asked the log, and the answer came when a successor was running."""
+    is_asked, may_go_on = threading.Event(), threading.Event()
+
+    def ask(reader: FakeReader, *_: Any) -> dict[str, dict[str, int]]:
+        is_asked.set()
+        may_go_on.wait(60)
+        return {TOPIC: {"0": log.last}}
+
+    monkeypatch.setattr(FakeReader, "latestOffset", ask)
+    running = loop(tmp_path, lambda _: None)
+    assert is_asked.wait(60)
+    running._stop.set()
+    may_go_on.set()
+    running.wait(0)
+    assert (running.error(), Checkpoint(str(tmp_path)).last(1)) == (None, (None, False))
+
+
+def test_a_report_has_the_time_at_which_its_micro_batch_began(
+    tmp_path: Path, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = iter(f"2026-01-01T00:00:{second:02}.000Z" for second in range(60))
+    monkeypatch.setattr(micro_batches, "_now", lambda: next(times))
+    ran: list[str] = []
+    running = loop(tmp_path, lambda _: ran.append(next(times)), once=True)
+    eventually(lambda: not running.is_active)
+    told = [each["timestamp"] for each in running.reports() if "addBatch" in each["durationMs"]]
+    assert len(told) == len(ran) > 0
+    assert all(began < during for began, during in zip(told, ran, strict=True))
+
+
 def test_a_report_is_as_spark_tells_it() -> None:
     told = Report(3, 0.25, [], timestamp="2026-01-01T00:00:00.000Z").as_dict()
     assert told["durationMs"] == {"triggerExecution": 250, "addBatch": 250}

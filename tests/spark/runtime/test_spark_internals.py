@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -17,6 +19,7 @@ from penstock.spark.runtime.spark_internals import (
     HadoopFiles,
     cancel_group,
     cloned,
+    local_path,
     unrepeatable,
 )
 from penstock.spark.source.planning import Range
@@ -79,6 +82,9 @@ def test_a_plan_reads_what_it_is_told(session: SparkSession) -> None:
     [
         (lambda rows: rows.withColumn("at", F.current_timestamp()), "the current time"),
         (lambda rows: rows.withColumn("day", F.current_date()), "the current time"),
+        (lambda rows: rows.withColumn("day", F.lit("today").cast("date")), "date of today"),
+        (lambda rows: rows.where("to_timestamp(' NOW') > timestamp_seconds(id)"), "date of today"),
+        (lambda rows: rows.where("cast(concat('to', 'day') as date) > '2020-01-01'"), "of today"),
         (lambda rows: rows.withColumn("chance", F.rand()), "random"),
         (lambda rows: rows.withColumn("chance", F.expr("uuid()")), "random"),
         (lambda rows: rows.repartition(3), "Exchange"),
@@ -92,6 +98,7 @@ def test_what_spark_computes_once_is_not_run_again(
 ) -> None:
     rows = session.range(0, 10, 1, 1)
     assert unrepeatable(rows.where("id > 1 and id % 2 = 0").union(rows).coalesce(1)) is None
+    assert unrepeatable(rows.where("timestamp_seconds(id) >= '1970-01-01'")) is None
     found = unrepeatable(change(rows))
     assert found is not None
     assert re.search(reason, found)
@@ -118,7 +125,36 @@ def test_files_in_a_store_of_hadoop(penstock_spark: SparkSession, tmp_path: Path
     assert (files.read("1"), files.read("2")) == (b"other", bytes(range(256)))
     files.remove("1")
     files.remove("1")
+    old, new = tmp_path / "folder" / ".7.one.tmp", tmp_path / "folder" / ".8.two.tmp"
+    for each in (old, new):
+        each.touch()
+    os.utime(old, (0, 0))
+    files.sweep()
+    assert (old.exists(), new.exists()) == (False, True)
     assert [each for each in files.names() if not each.startswith(".")] == ["2"]
+
+
+def test_an_object_that_another_writes_meanwhile_is_not_replaced(
+    penstock_spark: SparkSession, tmp_path: Path
+) -> None:
+    files = HadoopFiles(penstock_spark, f"file://{tmp_path}")
+    files._is_direct = True
+    (tmp_path / "1").write_bytes(b"of another")
+    system = files._system
+
+    class Late:
+        """The other one is there only when this one writes."""
+
+        def exists(self, _: Any) -> bool:
+            return False
+
+        def create(self, *given: Any) -> Any:
+            return system.create(*given)
+
+    files._system = Late()
+    with pytest.raises(FileExistsError):
+        files.write("1", b"mine", replaces=False)
+    assert (tmp_path / "1").read_bytes() == b"of another"
 
 
 def test_a_checkpoint_in_such_a_store(penstock_spark: SparkSession, tmp_path: Path) -> None:
@@ -128,3 +164,22 @@ def test_a_checkpoint_in_such_a_store(penstock_spark: SparkSession, tmp_path: Pa
     checkpoint.done(0)
     assert Checkpoint(f"{tmp_path}/c").last(1) == (planned, True)
     assert checkpoint.query_id() == Checkpoint(f"{tmp_path}/c").query_id()
+
+
+def test_where_a_folder_is_says_hadoop(penstock_spark: SparkSession, tmp_path: Path) -> None:
+    for folder in (f"{tmp_path}/a b", f"file:{tmp_path}/a b", f"file://{tmp_path}/a b"):
+        assert local_path(penstock_spark, folder) == f"{tmp_path}/a b"
+    context: Any = penstock_spark.sparkContext
+    conf = context._jsc.hadoopConfiguration()
+    for name, value in {
+        "fs.elsewhere.impl": "org.apache.hadoop.fs.http.HttpFileSystem",
+        "fs.defaultFS": "elsewhere://there",
+    }.items():
+        conf.set(name, value)
+    try:
+        assert local_path(penstock_spark, f"{tmp_path}/a") is None
+        assert local_path(penstock_spark, "elsewhere:/a") is None
+        assert local_path(penstock_spark, f"file:{tmp_path}/a") == f"{tmp_path}/a"
+    finally:
+        conf.unset("fs.defaultFS")
+        conf.unset("fs.elsewhere.impl")

@@ -116,3 +116,11 @@ def test_errors_keep_their_meaning_on_the_way_from_a_task() -> None:
     for doing in ("looking for the topic 'a.b-1'", "writing to a.b-1-0"):
         assert "`penstock topics create a.b-1`" in str(as_sink_error(RefusedError(doing, 3)))
     assert from_spark(RuntimeError("something else")) is None
+
+
+def test_nothing_is_written_after_the_end() -> None:
+    """Whoever outlives its stop must not take the id from its successor."""
+    ended = ExactlyOnce("q", "localhost:1", query_id="life")
+    ended.end()
+    with pytest.raises(SinkError, match="nothing is written any more after its end"):
+        ended._held()

@@ -63,7 +63,7 @@ class DeadLetterGuard:
         self._remedy = remedy
         self._once = once
         # Records and dead letters of recent micro-batches.
-        self._recent: deque[tuple[int, int]] = deque()
+        self._recent: deque[tuple[int, int]] = deque(maxlen=RECENT)
         self._records = self._dead = 0
         self._first = ""
 
@@ -92,6 +92,8 @@ class DeadLetterGuard:
     def note(self, records: int, dead: int, first: str) -> None:
         """Remember a micro-batch that was committed."""
         records = max(records, dead)
+        if not records:
+            return
         self._recent = self._with((records, dead))
         self._records += records
         self._dead += dead
@@ -108,18 +110,18 @@ class DeadLetterGuard:
         most = self._limit.count
         if most is not None and dead > most:
             return f"{dead:,} records of one micro-batch are dead letters, more than {most:,}"
-        if records is None:
+        if records is None or not dead:
             return ""
         recent = self._with((max(records, dead), dead))
         every, bad = sum(each for each, _ in recent), sum(each for _, each in recent)
         least = LEAST_OF_ALL if self._once and bad == every else LEAST
-        if dead and every >= least and bad > self._limit.share * every:
+        if every >= least and bad > self._limit.share * every:
             return _told(every, bad)
         return ""
 
     def _with(self, batch: tuple[int, int]) -> deque[tuple[int, int]]:
         """The recent micro-batches with one more: no more of them than make a thousand records."""
-        recent = deque([*self._recent, batch])
+        recent = deque([*self._recent, batch], maxlen=RECENT)
         while sum(each for each, _ in recent) - recent[0][0] >= RECENT:
             recent.popleft()
         return recent

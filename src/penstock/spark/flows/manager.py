@@ -199,6 +199,8 @@ class Manager(Overseer[_Unit]):
             if not is_known or known != plan.fingerprint or record.columns != columns:
                 record = replace(record, columns=columns)
                 self._folder.write(record.remembering(unit.generation, plan.fingerprint))
+        counts = self._folder.counts(unit.flow.name, unit.generation)
+        query.has_run = known is not None and counts.get("rows_in", 0) > 0
         query.start(plan)
 
     def _break_off_start(self, unit: _Unit) -> None:

@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 # Adaptive execution makes a job of each shuffle and each kept frame, and plans anew after it, to
 # choose what is fixed here: one task for each shard. What is kept is kept for a moment only. And
 # streams that Spark unites in the code that it makes could not be told apart any more.
-_SETTINGS: Final = {
+SETTINGS: Final = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.wholeStage.union.enabled": "false",
     "spark.sql.inMemoryColumnarStorage.compressed": "false",
@@ -224,7 +224,12 @@ class Operated:
         return Verdict(self._running.guard, count, first)
 
     def _counted(self, parts: list[Part], records: int) -> tuple[int | None, int] | None:
-        """The records of a micro-batch and the bad ones; None if nothing was computed."""
+        """The records of a micro-batch and the bad ones; None if nothing was computed.
+
+        None, too, of a flow without dead letters: there is nothing to judge.
+        """
+        if not any(each.declared.dead_letters is not None for each in parts):
+            return None
         every: int | None = 0
         dead = 0
         for each in parts:
@@ -528,9 +533,9 @@ def micro_batch_settings(session: SparkSession, running: Running) -> dict[str, s
     """What suits micro-batches of a flow with operators."""
     given = session.sparkContext.getConf()
     if given.contains(_ARROW_BYTES) or given.contains(_ARROW_ROWS):
-        return dict(_SETTINGS)
+        return dict(SETTINGS)
     most = rows_at_once(running.place, running.flow.streams)
-    return {**_SETTINGS, _ARROW_BYTES: str(_NO_LIMIT), _ARROW_ROWS: str(most)}
+    return {**SETTINGS, _ARROW_BYTES: str(_NO_LIMIT), _ARROW_ROWS: str(most)}
 
 
 @contextmanager

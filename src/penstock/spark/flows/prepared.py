@@ -27,7 +27,7 @@ from penstock.spark.flows.declare import Topic
 from penstock.spark.flows.parts import Aside, Part
 from penstock.spark.flows.versions import physical
 from penstock.spark.flows.writing import Counts, first_of
-from penstock.spark.runtime.spark_internals import cloned, unrepeatable
+from penstock.spark.runtime.spark_internals import are_threads_pinned, cloned, unrepeatable
 from penstock.spark.sink.prepared import PreparedFailedError, PreparedRows, PreparedTooMuchError
 from penstock.spark.source.frames import Reader, Scout, frame
 from penstock.spark.source.told import Told, ToldVersion
@@ -64,10 +64,15 @@ class Prepared:
         # Why there is none.
         self._reason: str | None = None
         self._failures = 0
+        # Of so many records one task could not hold what they came to.
+        self._too_many: int | None = None
 
     def fits(self, micro_batch: MicroBatch) -> bool:
         """Whether a micro-batch is small, and there may be a plan for it."""
-        is_small = micro_batch.task_count > 0 and micro_batch.records <= PREPARED_RECORDS
+        records = micro_batch.records
+        is_small = micro_batch.task_count > 0 and records <= PREPARED_RECORDS
+        if self._too_many is not None and records >= self._too_many:
+            return False
         return self._reason is None and is_small
 
     def run(self, micro_batch: MicroBatch) -> Counts | None:
@@ -75,7 +80,7 @@ class Prepared:
         if not self.fits(micro_batch):
             return None
         if self._rows is None and self._reason is None:
-            self._reason = self._unfit() or self._prepare(micro_batch)
+            self._reason = self._unfit() or self._tried(micro_batch)
             if self._reason is not None:
                 log.debug("flow %s is run by stages: %s", self._running.flow.name, self._reason)
         if self._rows is None or self._reason is not None:
@@ -85,15 +90,18 @@ class Prepared:
         except PreparedFailedError as error:
             if self._running.is_stopping:
                 raise
-            self._note_failure(error)
+            self._note_failure(error, micro_batch)
             return None
         self._failures = 0
         return counts
 
-    def _note_failure(self, error: PreparedFailedError) -> None:
+    def _note_failure(self, error: PreparedFailedError, micro_batch: MicroBatch) -> None:
         """What is wrong is told by the stages, which fail in their turn if it was no accident."""
         log.debug("flow %s: a prepared plan failed", self._running.flow.name, exc_info=error)
-        self._failures += not isinstance(error, PreparedTooMuchError)
+        if isinstance(error, PreparedTooMuchError):
+            self._too_many = micro_batch.records
+            return
+        self._failures += 1
         if self._failures >= MOST_FAILURES:
             self._reason = "its job has failed several times"
             log.warning(
@@ -103,6 +111,21 @@ class Prepared:
             )  # fmt: skip
 
     # ---- the plan ------------------------------------------------------------------------
+
+    def _tried(self, micro_batch: MicroBatch) -> str | None:
+        """Prepare the plan; why it cannot be used.
+
+        What fails here may be right by stages, as a function that counts its rows; what is not
+        fails there as well, and says so.
+        """
+        if not are_threads_pinned(micro_batch.spark):
+            return "what a thread says to its jobs reaches those of others"
+        try:
+            return self._prepare(micro_batch)
+        except Exception as error:
+            log.debug("flow %s: no plan", self._running.flow.name, exc_info=error)
+            self._batch = self._watch = None
+            return f"its plan cannot be prepared: {str(error).partition(chr(10))[0][:300]}"
 
     def _unfit(self) -> str | None:
         """Why a flow cannot have such a plan, as far as its declaration says."""
@@ -122,12 +145,14 @@ class Prepared:
 
     def _prepare(self, micro_batch: MicroBatch) -> str | None:
         """Call the function, and have Spark plan what it gives; why it cannot be used."""
-        from penstock.spark.flows.operated import micro_batch_settings, shared_by
+        from penstock.spark.flows.operated import SETTINGS, micro_batch_settings, shared_by
 
         running, operated = self._running, self._operated
         flow = running.flow
         session = self._session = cloned(micro_batch.spark)
-        for name, value in micro_batch_settings(session, running).items():
+        # Where nothing is kept in memory as a whole, Spark's own limits hold.
+        settings = SETTINGS if operated is None else micro_batch_settings(session, running)
+        for name, value in settings.items():
             session.conf.set(name, value)
         if any(each.time is not None for each in flow.streams):
             is_watched = operated is not None and operated.is_watched
@@ -149,9 +174,11 @@ class Prepared:
         else:
             batch = self._batch = Batch(
                 folder=operated.layout.folder,
-                batch_id=ToldVersion(),
+                batch_id=ToldVersion(running.checkpoint),
                 shards=operated.layout.shards,
-                watermark_us=None if self._watch is None else watching.ToldWatermark(self._watch),
+                watermark_us=None
+                if self._watch is None
+                else watching.ToldWatermark(self._watch, running.checkpoint),
                 together=True,
                 prepared=True,
                 streams=seen,
@@ -171,16 +198,14 @@ class Prepared:
         return reason
 
     def _reader(self, at: int, counted: object = None) -> Reader:
-        source = self._sources[at]
-        return Reader(source.options, source.schema, at, None, counted)  # type: ignore[arg-type]
+        source, checkpoint = self._sources[at], self._running.checkpoint
+        return Reader(source.options, source.schema, at, None, counted, checkpoint)  # type: ignore[arg-type]
 
     def _scouted(self, rows: DataFrame) -> DataFrame:
         """With the timed streams read before all else."""
         assert self._session is not None
         scouts = [
-            self._session.range(0, 1, 1, 1).mapInArrow(
-                Scout(self._sources[at].options, self._sources[at].schema, at, None), rows.schema
-            )
+            self._session.range(0, 1, 1, 1).mapInArrow(Scout(**vars(self._reader(at))), rows.schema)
             for at, each in enumerate(self._running.flow.streams)
             if each.time is not None
         ]
@@ -210,11 +235,12 @@ class Prepared:
             assert operated is not None
             now = watching.Now(batch_id, operated.lateness_us, operated.times_before(batch_id))
             self._watch.begin(now)
-        Told(batch_id, ranges, len(timed)).tell(micro_batch.spark.sparkContext)
+        said = Told(batch_id, ranges, len(timed), running.checkpoint)
+        said.tell(micro_batch.spark.sparkContext)
         verdict = Verdict(
             running.guard,
             lambda: self._counted(micro_batch),
-            lambda: first_of(each.rows for each in self._parts(micro_batch)),
+            lambda: self._first(micro_batch),
         )
         counts = running.write_prepared(self._rows, batch_id, verdict)
         if counts.skipped:
@@ -240,15 +266,29 @@ class Prepared:
         return counts
 
     def _counted(self, micro_batch: MicroBatch) -> tuple[int, int] | None:
-        """All records of streams with dead letters, and the bad ones; None if not all were read."""
+        """The records of streams with dead letters, and the bad ones; None if not all were read.
+
+        None, too, of a flow without them: there is nothing to judge. As by stages a record without
+        a value counts only where there is an event time.
+        """
         streams = self._running.flow.streams
-        mine = [at for at, each in enumerate(streams) if each.dead_letters is not None]
+        mine = {at: each for at, each in enumerate(streams) if each.dead_letters is not None}
+        if not mine:
+            return None
         bad = [self._bad(micro_batch, at) for at in mine]
         known = [each for each in bad if each is not None]
         if len(known) < len(bad):
             return None
-        read = micro_batch.counts().items()
-        return sum(each.records for key, each in read if key[0] in mine), sum(known)
+        every = sum(
+            each.valued if mine[key[0]].time is None else each.records
+            for key, each in micro_batch.counts().items()
+            if key[0] in mine
+        )
+        return every, sum(known)
+
+    def _first(self, micro_batch: MicroBatch) -> str:
+        """Where the first record stood that could not be read, and why."""
+        return first_of(each.rows for each in self._parts(micro_batch) if each.declared.is_typed)
 
     def _bad(self, micro_batch: MicroBatch, at: int) -> int | None:
         """How many records of a stream go to dead letters; None if not all of it was read."""

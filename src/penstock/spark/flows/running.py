@@ -29,6 +29,7 @@ from pyspark.sql import DataFrame, Observation, SparkSession
 
 from penstock.spark import reading, sql
 from penstock.spark.flows import inputs, offsets, planning, plans, published, table_inputs
+from penstock.spark.flows.batch_counts import BatchCounts
 from penstock.spark.flows.changed import source_of
 from penstock.spark.flows.dead_letters import NO_LIMIT, DeadLetterGuard, Remedy, Verdict
 from penstock.spark.flows.declare import Flow, Output, Stream, Table, Topic
@@ -60,9 +61,9 @@ from penstock.spark.flows.writing import (
     observed,
 )
 from penstock.spark.reasons import reason
-from penstock.spark.runtime.checkpoint import Checkpoint, is_local
+from penstock.spark.runtime.checkpoint import Checkpoint, opened
 from penstock.spark.runtime.micro_batches import MicroBatch, MicroBatches, Source
-from penstock.spark.runtime.spark_internals import HadoopFiles, cloned
+from penstock.spark.runtime.spark_internals import cloned
 from penstock.spark.sink.prepared import PreparedRows
 from penstock.spark.state import watching
 from penstock.spark.state.bounds import warn_of_rest
@@ -70,8 +71,6 @@ from penstock.spark.state.context import Planning, entered
 
 log = logging.getLogger(__name__)
 
-# Of how many batches the numbers of rows written are kept until Spark has reported on them.
-_KEPT_COUNTS: Final = 200
 MEND_ADVICE: Final = (
     "Mend the schema of the stream, then start again: nothing of this micro-batch was written, and "
     "its records are read again. If the records are wrong, and not the schema, let the flow put "
@@ -106,15 +105,7 @@ class Running:
         self._query: FlowQuery | None = None
         # What went wrong inside a micro-batch, before Java made text of it.
         self._error: BaseException | None = None
-        self._written: dict[int, int] = {}
-        # How often Spark reads each source in a micro-batch.
-        self._readings: list[int] = []
-        # How many records a batch had, where that is known without Spark.
-        self._read: dict[int, int] = {}
-        # The dead letters of a batch of which it is not known yet how many records it had.
-        self._unjudged: dict[int, tuple[int, str]] = {}
-        # How many of them had a value.
-        self._valued: dict[int, int] = {}
+        self._counts = BatchCounts()
         self._snapshots = [table_inputs.Snapshot(spark, place, each) for each in flow.tables]
         # Topics whose columns might have been published, and are not.
         self._unpublished: list[str] = []
@@ -126,6 +117,8 @@ class Running:
         self.ask: Ask | None = None
         # Whether its outputs are being built anew, beside those that count.
         self.is_rebuild = False
+        # Whether this generation has read anything before, so that there must be a checkpoint.
+        self.has_run = False
         self.progress = Progress()
         letters = ", ".join(sorted(self.flow.dead_letter_topics))
         self.guard = DeadLetterGuard(
@@ -341,17 +334,23 @@ class Running:
 
     def start(self, plan: Plan) -> None:
         """Start the query; it runs when this returns."""
+        checkpoint = opened(self._spark, self.checkpoint, self.flow.name, has_run=self.has_run)
         make_topics(self.place, self.flow, self.generation)
-        checkpoint = self._opened_checkpoint()
         query_id = checkpoint.query_id() if plan.rows is None else None
         self._writer = TopicWriter(self.place, self.flow, self.generation, query_id)
+        self._start_watching(plan)
+        # Last of all: what comes before may fail, and nobody would stop it.
+        if plan.rows is not None:
+            self._query = self._spark_query(plan.rows)
+        else:
+            self._query = loop = self._micro_batches(plan, checkpoint)
+            loop.start()
+
+    def _start_watching(self, plan: Plan) -> None:
+        """Look after what its inputs are like, and keep their time going."""
         if not self._once and any(each.reading.published for each in self.flow.inputs):
             watched = [(self.place.resolve(each.topic), each) for each in self.flow.inputs]
             self._watch_schemas = SchemaWatch(self.place.cluster(), self.flow.name, watched)
-        if plan.rows is None:
-            self._query = self._micro_batches(plan, checkpoint)
-        else:
-            self._query = self._spark_query(plan.rows)
         if plan.old_rows:
             self._old_rows = OldRowsWatch(self.place, self.flow.name, plan.old_rows, self.ask)
             self._old_rows.start()
@@ -365,10 +364,10 @@ class Running:
 
     def _spark_query(self, rows: DataFrame) -> SparkQuery:
         """What Spark keeps state for is a query of Spark's."""
-        self._readings = [1 if each.dead_letters is None else 2 for each in self.flow.streams]
+        streams = self.flow.streams
+        self._counts.readings = [1 if each.dead_letters is None else 2 for each in streams]
         writer = rows.writeStream.queryName(self.title)
-        writer = writer.option("checkpointLocation", self.checkpoint)
-        writer = writer.outputMode(self.flow.mode)
+        writer = writer.option("checkpointLocation", self.checkpoint).outputMode(self.flow.mode)
         if self._once:
             writer = writer.trigger(availableNow=True)
         elif self.flow.every is not None:
@@ -378,12 +377,6 @@ class Running:
             self._guarded(batch_id, lambda: self._on_rows(rows, batch_id))
 
         return SparkQuery(writer.foreachBatch(on_batch).start())
-
-    def _opened_checkpoint(self) -> Checkpoint:
-        """By Spark's own means where it is not on this machine."""
-        if is_local(self.checkpoint):
-            return Checkpoint(self.checkpoint)
-        return Checkpoint(self.checkpoint, partial(HadoopFiles, self._spark))
 
     def _micro_batches(self, plan: Plan, checkpoint: Checkpoint) -> MicroBatches:
         """All else is run by our own loop."""
@@ -395,17 +388,14 @@ class Running:
 
         def run(batch: MicroBatch) -> None:
             self._guarded(batch.batch_id, lambda: on_batch(batch))
-            self._read.setdefault(
-                batch.batch_id, sum(each.records for each in batch.counts().values())
-            )
+            read = sum(each.records for each in batch.counts().values())
+            self._counts.guess_read(batch.batch_id, read)
 
         every = self.flow.every
-        loop = MicroBatches(
+        return MicroBatches(
             cloned(self._spark), self.title, checkpoint, plan.sources, run, once=self._once,
             every_s=None if every is None else microseconds(every, "every") / 1e6,
         )  # fmt: skip
-        loop.start()
-        return loop
 
     @property
     def title(self) -> str:
@@ -417,19 +407,15 @@ class Running:
         self._gate.enter()
         done = False
         try:
-            self._count(batch_id, work())
+            counts = work()
+            self._counts.note_written(batch_id, counts.rows)
+            self.progress.dead_letters += counts.dead_letters
             done = True
         except BaseException as error:
             self._error = error
             raise
         finally:
             self._gate.leave(batch_id, done=done)
-
-    def _count(self, batch_id: int, counts: Counts) -> None:
-        self._written[batch_id] = counts.rows
-        self.progress.dead_letters += counts.dead_letters
-        while len(self._written) > _KEPT_COUNTS:
-            del self._written[next(iter(self._written))]
 
     def _on_one_stream(self, prepared: Prepared, batch: MicroBatch) -> Counts:
         """A micro-batch of a flow of rows alone: over the prepared plan, if it is small."""
@@ -576,13 +562,13 @@ class Running:
         """
         records, dead = verdict.after_commit()
         if records is None and dead:
-            self._unjudged[batch_id] = dead, verdict.first() if self._once else ""
+            self._counts.note_unjudged(batch_id, dead, verdict.first() if self._once else "")
         return records
 
     def note_valued(self, batch_id: int, records: int | None) -> None:
         """How many records of a batch had a value, if that is known."""
         if records is not None and not any(each.where for each in self.flow.streams):
-            self._valued[batch_id] = records
+            self._counts.note_valued(batch_id, records)
 
     def write_prepared(self, rows: PreparedRows, batch_id: int, verdict: Verdict) -> Counts:
         """Write a micro-batch by a plan that is prepared; PreparedFailedError if that fails."""
@@ -613,7 +599,7 @@ class Running:
 
     def note_read(self, batch_id: int, records: int) -> None:
         """However often a batch was read, it has so many records."""
-        self._read[batch_id] = records
+        self._counts.note_read(batch_id, records)
 
     # ---- watching ------------------------------------------------------------------------
 
@@ -664,20 +650,9 @@ class Running:
             return False
         if self._watch_schemas is not None:
             self._watch_schemas.look()
-        return max(map(self._take, self._query.reports()), default=False)
-
-    def _take(self, report: dict[str, Any]) -> bool:
-        batch_id = int(report.get("batchId", -1))
-        self._read = {each: read for each, read in self._read.items() if each >= batch_id}
-        valued = self._valued.get(batch_id)
-        self._valued = {each: seen for each, seen in self._valued.items() if each >= batch_id}
-        read, before = self._read.get(batch_id), self.progress.rows_in
-        if not self.progress.take(report, self._written, self._readings, read, valued):
-            return False
-        dead, first = self._unjudged.pop(batch_id, (0, ""))
-        if dead:
-            self.guard.note(self.progress.rows_in - before, dead, first)
-        return True
+        reports = self._query.reports()
+        return max([self._counts.take(each, self.progress, self.guard) for each in reports],
+                   default=False)  # fmt: skip
 
     # ---- stopping ------------------------------------------------------------------------
 

@@ -158,7 +158,7 @@ class TopicWriter:
     def close(self) -> None:
         for each in (self._sink, self._letter_sink):
             if isinstance(each, ExactlyOnce):
-                each.close()
+                each.end()
 
 
 def _sink(place: Place, flow: Flow, name: str, query_id: str | None) -> ExactlyOnce | AtLeastOnce:

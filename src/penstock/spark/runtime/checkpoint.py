@@ -16,12 +16,17 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import orjson
 
 from penstock.spark.flows.errors import FlowError
+from penstock.spark.runtime.spark_internals import HadoopFiles, local_path
 from penstock.spark.state.files import Files
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 # As the source gives them: topic, partition, offset.
 Offsets = Mapping[str, Mapping[str, int]]
@@ -44,9 +49,14 @@ class CheckpointError(FlowError):
     advice = "Rebuild the flow from the log, with `penstock flows reset`."
 
 
-def is_local(folder: str) -> bool:
-    """Whether a checkpoint is on this machine."""
-    return "://" not in folder
+class CheckpointGoneError(CheckpointError):
+    """A flow that has run before has no checkpoint: it would write all of its output again."""
+
+    advice = (
+        "If the checkpoint is elsewhere, start with that folder or URL (--checkpoints), with the "
+        "same fs.defaultFS as before. If it is lost, `penstock flows reset` rebuilds the flow from "
+        "the log."
+    )
 
 
 class ConcurrentRunError(FlowError):
@@ -79,6 +89,9 @@ class Store(Protocol):
 
     def remove(self, name: str) -> None: ...
 
+    def sweep(self) -> None:
+        """Remove what writers that were killed have left half done, long ago."""
+
 
 class Checkpoint:
     """The files of one flow."""
@@ -88,6 +101,11 @@ class Checkpoint:
         self._files = files(self.folder)
         self._offsets = files(f"{self.folder}/{OFFSETS}")
         self._commits = files(f"{self.folder}/{COMMITS}")
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether a query has ever begun here."""
+        return _METADATA in self._files.names()
 
     def query_id(self) -> str:
         """The id of the query, which marks in the log name; made at the first start."""
@@ -140,6 +158,7 @@ class Checkpoint:
         self._commits.write(str(batch_id), text, durable=False)
         if batch_id % _SWEPT_EVERY == 0:
             for files in (self._offsets, self._commits):
+                files.sweep()
                 for number in _numbers(files):
                     if number <= batch_id - KEPT:
                         files.remove(str(number))
@@ -163,6 +182,20 @@ class Checkpoint:
                 f"{streams}"
             )
         return found
+
+
+def opened(spark: SparkSession, folder: str, flow: str, *, has_run: bool) -> Checkpoint:
+    """The checkpoint of a flow, by Spark's own means where it is not on this machine.
+
+    CheckpointGoneError if the flow has run before and there is none.
+    """
+    here = local_path(spark, folder)
+    found = Checkpoint(folder, partial(HadoopFiles, spark)) if here is None else Checkpoint(here)
+    if has_run and not found.is_begun:
+        raise CheckpointGoneError(
+            f"flow {flow!r} has run before, and there is no checkpoint of it at {folder}"
+        )
+    return found
 
 
 def _numbers(files: Store) -> list[int]:

@@ -124,6 +124,10 @@ def _whole(tasks: Iterable[Iterable[Range]]) -> list[Range]:
     return list(found.values())
 
 
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
+
+
 @dataclass(slots=True)
 class Report:
     """What a micro-batch came to, in the words of Spark's own reports."""
@@ -132,9 +136,8 @@ class Report:
     seconds: float
     sources: list[dict[str, Any]]
     ran: bool = True
-    timestamp: str = field(
-        default_factory=lambda: datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
-    )
+    # When it began.
+    timestamp: str = field(default_factory=_now)
 
     def as_dict(self) -> dict[str, Any]:
         took_ms = int(self.seconds * 1000)
@@ -285,8 +288,8 @@ class MicroBatches:
         while not self._stop.is_set():
             began = time.monotonic()
             following = self._plan(number)
+            # To ask the log may have taken longer than a stop waits: a successor may run by now.
             if self._stop.is_set():
-                # What there is was asked for long ago, perhaps: it is not for us any more.
                 return
             if following is None:
                 if self._once:
@@ -325,7 +328,7 @@ class MicroBatches:
         return Planned(number, starts, ends)
 
     def _do(self, planned: Planned) -> None:
-        began = time.monotonic()
+        began, timestamp = time.monotonic(), _now()
         starts = [
             stream.at if start is None else start
             for stream, start in zip(self._streams, planned.starts, strict=True)
@@ -345,7 +348,8 @@ class MicroBatches:
             stream.at = end
             stream.reader.commit(end)
         seconds = time.monotonic() - began
-        self._report(Report(planned.batch_id, seconds, self._told(planned.ends, batch)))
+        told = self._told(planned.ends, batch)
+        self._report(Report(planned.batch_id, seconds, told, timestamp=timestamp))
 
     def _told(self, ends: Sequence[Offsets], batch: MicroBatch | None) -> list[dict[str, Any]]:
         counts = {} if batch is None else batch.counts()

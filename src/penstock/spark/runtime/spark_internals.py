@@ -5,10 +5,15 @@ Tested per version of Spark by `tests/spark/runtime/test_spark_internals.py`.
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
+from py4j.clientserver import ClientServer  # type: ignore[import-untyped]
+from py4j.java_gateway import is_instance_of  # type: ignore[import-untyped]
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.sql import SparkSession
 
 if TYPE_CHECKING:
@@ -24,12 +29,29 @@ _REPEATABLE: Final = frozenset({
 })  # fmt: skip
 # Stores that show an object only when it is whole, and cannot move one.
 _OBJECTS: Final = frozenset({"s3", "s3a", "s3n", "gs", "abfs", "abfss", "wasb", "wasbs"})
+# Types of Spark that have such times, and how the texts begin that stand for them.
+_TIMES: Final = frozenset({"date", "timestamp", "timestamp_ntz"})
+_MOVING: Final = ("now", "today", "tomorrow", "yesterday")
+# Files that were begun beside others: an hour later nobody writes them any more.
+_BESIDE: Final = re.compile(r"\.+\d+\..*\.tmp(\.crc)?")
+_STALE_MS: Final = 3_600_000
+_EXISTS: Final = "FileAlreadyExistsException"
+_REPLACEABLE: Final = "org.apache.spark.sql.catalyst.expressions.RuntimeReplaceable"
 _PATTERNS: Final = "org.apache.spark.sql.catalyst.trees.TreePattern"
 
 
 def cloned(spark: SparkSession) -> SparkSession:
     """A session with the settings, views and functions of another, and settings of its own."""
     return SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
+
+
+def are_threads_pinned(spark: SparkSession) -> bool:
+    """Whether what a thread says to its jobs, by local properties, reaches those jobs and no other.
+
+    Not with PYSPARK_PIN_THREAD=false.
+    """
+    gateway: Any = spark.sparkContext._gateway
+    return isinstance(gateway, ClientServer)
 
 
 def restore_active_session() -> None:
@@ -49,6 +71,22 @@ def cancel_group(spark: SparkSession, group: str) -> None:
     context._jsc.sc().cancelJobGroupAndFutureJobs(group)
 
 
+def numbers(spark: SparkSession, count: int) -> DataFrame:
+    """The numbers below `count`, one for each task, as rows of which Spark knows no size.
+
+    What is made of rows has a size by theirs: that of a range is next to nothing, and a join would
+    send all that is read for its few numbers to every worker (broadcast it). What Spark has no size
+    for is taken for too large, as a micro-batch of its own queries is.
+    """
+    from pyspark.sql.classic.dataframe import DataFrame
+
+    plain = spark.range(0, count, 1, count)
+    execution: Any = plain._jdf.queryExecution()
+    session: Any = spark._jsparkSession
+    schema = plain._jdf.schema()
+    return DataFrame(session.internalCreateDataFrame(execution.toRdd(), schema, False), spark)
+
+
 def unrepeatable(rows: DataFrame) -> str | None:
     """Why the plan of a frame cannot be run again and again over what it is told to read.
 
@@ -58,11 +96,11 @@ def unrepeatable(rows: DataFrame) -> str | None:
     execution: Any = rows._jdf.queryExecution()
     analyzed = execution.analyzed()
     context: Any = rows.sparkSession.sparkContext
-    patterns = context._jvm
-    for part in _PATTERNS.split("."):
-        patterns = getattr(patterns, part)
+    patterns = _patterns(context)
     if analyzed.containsPattern(patterns.CURRENT_LIKE()):
         return "it asks for the current time"
+    if any(map(_is_moving_date, _casts(context, analyzed))):
+        return "it asks for the date of today"
     if not analyzed.deterministic():
         return "it has random values"
     for node in _nodes(execution.executedPlan()):
@@ -79,6 +117,65 @@ def _nodes(plan: Any) -> Iterator[Any]:
     children = plan.children()
     for at in range(children.size()):
         yield from _nodes(children.apply(at))
+
+
+def local_path(spark: SparkSession, folder: str) -> str | None:
+    """The path of a folder that is on this machine; None of any other.
+
+    Spark has Hadoop say that: what has no scheme is in `fs.defaultFS`, and `file:/x` is here.
+    """
+    context: Any = spark.sparkContext
+    path = context._jvm.org.apache.hadoop.fs.Path(folder)
+    system = path.getFileSystem(context._jsc.hadoopConfiguration())
+    if str(system.getUri().getScheme()) != "file":
+        return None
+    return str(system.makeQualified(path).toUri().getPath())
+
+
+def _patterns(context: Any) -> Any:
+    found = context._jvm
+    for part in _PATTERNS.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def _casts(context: Any, plan: Any) -> Iterator[Any]:
+    """The casts in a plan, and in what Spark puts in the place of functions such as `to_date`."""
+    patterns = _patterns(context)
+    wanted = patterns.CAST(), patterns.RUNTIME_REPLACEABLE()
+
+    def within(expression: Any) -> Iterator[Any]:
+        if not any(map(expression.containsPattern, wanted)):
+            return
+        if str(expression.getClass().getSimpleName()) == "Cast":
+            yield expression
+        if is_instance_of(context._gateway, expression, _REPLACEABLE):
+            yield from within(expression.replacement())
+        children = expression.children()
+        for at in range(children.size()):
+            yield from within(children.apply(at))
+
+    for node in _nodes(plan):
+        expressions = node.expressions()
+        for at in range(expressions.size()):
+            yield from within(expressions.apply(at))
+
+
+def _is_moving_date(cast: Any) -> bool:
+    """Whether a cast of a text that is always the same gives a date, or time, that is not.
+
+    Spark replaces 'today' and the like when it plans. Of a text that has to be computed first it is
+    not known whether it is such a one.
+    """
+    child = cast.child()
+    if str(cast.dataType().simpleString()) not in _TIMES or not child.foldable():
+        return False
+    if not str(child.dataType().simpleString()).startswith(("string", "char", "varchar")):
+        return False
+    if str(child.getClass().getSimpleName()) != "Literal":
+        return True
+    text = str(child.value()).strip().lower()
+    return text.startswith(_MOVING)
 
 
 class HadoopFiles:
@@ -99,8 +196,18 @@ class HadoopFiles:
         """Write a whole file; FileExistsError if it is there and is not to be replaced."""
         if not replaces and self._system.exists(self._path(name)):
             raise FileExistsError(f"{self._folder}/{name}")
+        try:
+            self._write(name, data, durable=durable, replaces=replaces)
+        except Py4JJavaError as error:
+            # Of two who write an object at a time the store may refuse one at the end.
+            found = str(error.java_exception.getClass().getName())
+            if replaces or not found.endswith(_EXISTS):
+                raise
+            raise FileExistsError(f"{self._folder}/{name}") from error
+
+    def _write(self, name: str, data: bytes, *, durable: bool, replaces: bool) -> None:
         beside = self._path(name if self._is_direct else f".{name}.{uuid4().hex}.tmp")
-        out = self._system.create(beside, True)
+        out = self._system.create(beside, replaces or not self._is_direct)
         try:
             out.write(data)
             # Where objects are stored, the end of writing is what makes them durable.
@@ -133,6 +240,16 @@ class HadoopFiles:
         if not self._system.exists(self._path("")):
             return []
         return [str(each.getPath().getName()) for each in self._system.listStatus(self._path(""))]
+
+    def sweep(self) -> None:
+        """Remove what writers that were killed have left half done, long ago."""
+        if not self._system.exists(self._path("")):
+            return
+        limit = time.time() * 1000 - _STALE_MS
+        for each in self._system.listStatus(self._path("")):
+            is_old = each.getModificationTime() < limit
+            if is_old and _BESIDE.fullmatch(str(each.getPath().getName())):
+                self._system.delete(each.getPath(), False)
 
     def remove(self, name: str) -> None:
         """Remove a file, if it is there."""

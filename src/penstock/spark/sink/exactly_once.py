@@ -171,6 +171,7 @@ class ExactlyOnce:
         self._is_large = True
         self._topics: frozenset[str] = frozenset()
         self._hold: _Hold | None = None
+        self._is_ended = False
         self._lock = threading.Lock()
 
     @property
@@ -191,6 +192,11 @@ class ExactlyOnce:
         hold, self._hold = self._hold, None
         if hold is not None:
             hold.close()
+
+    def end(self) -> None:
+        """Close it for good: whoever writes on would disturb a successor."""
+        self._is_ended = True
+        self.close()
 
     def __del__(self) -> None:
         # Spark tells nobody that a query has ended: it only lets go of the sink.
@@ -374,6 +380,8 @@ class ExactlyOnce:
 
     def _held(self) -> _Hold:
         """The transactional id, ours: taken over if need be, and the query's mark with it."""
+        if self._is_ended:
+            raise SinkError(f"{self.name}: nothing is written any more after its end")
         if self._hold is None:
             cluster = self.target.connect()
             try:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.spark.sink.columns import prepare
 from penstock.spark.sink.tasks import PACKED, Job, Pack
+from penstock.spark.source.told import ToldTooMuchError
 
 if TYPE_CHECKING:
     from pyspark import RDD
@@ -23,7 +24,7 @@ class PreparedFailedError(Exception):
 
 
 class PreparedTooMuchError(PreparedFailedError):
-    """It gives more than the driver sends by itself."""
+    """It reads more than one task should hold, or gives more than the driver sends by itself."""
 
 
 class PreparedRows:
@@ -43,4 +44,6 @@ class PreparedRows:
         try:
             return self._packed.collect()
         except Exception as error:
+            if ToldTooMuchError.__name__ in str(error):
+                raise PreparedTooMuchError(str(error)) from error
             raise PreparedFailedError(str(error)) from error

@@ -17,21 +17,26 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.accumulators import AccumulatorParam
 
+from penstock.spark.runtime.spark_internals import numbers
 from penstock.spark.source.options import Options
 from penstock.spark.source.planning import Range
 from penstock.spark.source.table import read_task
 from penstock.spark.source.task import Task
-from penstock.spark.source.told import told
+from penstock.spark.source.told import ToldTooMuchError, told
 
 if TYPE_CHECKING:
     from pyspark import Accumulator
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-# The reason why a record could not be read, where the source has typed it.
+# Where the source has typed a record: its value, and the reason why it could not be read.
+_VALUE: Final = "_penstock_value"
 _ERROR: Final = "_error"
+# What is told comes to one task, which may hold all of it: more of a stream is read by stages.
+TOLD_BYTES: Final = 64 << 20
 # Of so many records of a range it is kept when they were written, to tell how fresh results are.
 SAMPLES: Final = 200
 
@@ -45,6 +50,8 @@ class Count:
 
     records: int
     bad: int
+    # Those with a value, or an error; of what is not typed, all.
+    valued: int
     # When some of them were written, microseconds.
     times: tuple[int, ...] = ()
 
@@ -93,6 +100,8 @@ class Reader:
     # What each task reads; None if that is told when it runs.
     tasks: tuple[tuple[Range, ...], ...] | None
     counted: Accumulator[dict[Key, Count]] | None = None
+    # The one of the flow, where that is told.
+    checkpoint: str = ""
 
     def __call__(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in numbers:
@@ -102,13 +111,17 @@ class Reader:
     def _ranges(self, at: int) -> tuple[Range, ...]:
         if self.tasks is not None:
             return self.tasks[at]
-        return tuple(told().ranges.get(self.number, ()))
+        return tuple(told(self.checkpoint).ranges.get(self.number, ()))
 
     def _read(self, ranges: tuple[Range, ...]) -> Iterator[pa.RecordBatch]:
         if not ranges:
             return
         counts: dict[tuple[str, int], list[Any]] = {}
+        size = 0
         for rows in read_task(self.options, Task(ranges), self.schema):
+            size += rows.nbytes
+            if self.tasks is None and size > TOLD_BYTES:
+                raise ToldTooMuchError(f"more than {TOLD_BYTES:,} bytes of a stream at once")
             if self.counted is not None and len(rows):
                 _count(rows, counts)
             yield rows
@@ -119,8 +132,8 @@ class Reader:
         self, ranges: tuple[Range, ...], counts: Mapping[tuple[str, int], list[Any]]
     ) -> Iterator[tuple[Key, Count]]:
         for each in ranges:
-            records, bad, times = counts.get(each.place, (0, 0, []))
-            yield (self.number, *each.place, each.start), Count(records, bad, _some(times))
+            records, bad, valued, times = counts.get(each.place, (0, 0, 0, []))
+            yield (self.number, *each.place, each.start), Count(records, bad, valued, _some(times))
 
 
 class Scout(Reader):
@@ -135,11 +148,15 @@ class Scout(Reader):
 def _count(rows: pa.RecordBatch, counts: dict[tuple[str, int], list[Any]]) -> None:
     """A batch is of one partition."""
     place = rows.column("topic")[0].as_py(), rows.column("partition")[0].as_py()
-    known = counts.setdefault(place, [0, 0, []])
+    known = counts.setdefault(place, [0, 0, 0, []])
     known[0] += len(rows)
     if _ERROR in rows.schema.names:
-        known[1] += len(rows) - rows.column(_ERROR).null_count
-    known[2].append(np.asarray(rows.column("timestamp").cast(pa.int64()).fill_null(0)))
+        is_bad, is_there = rows.column(_ERROR).is_valid(), rows.column(_VALUE).is_valid()
+        known[1] += is_bad.true_count
+        known[2] += pc.or_(is_bad, is_there).true_count
+    else:
+        known[2] += len(rows)
+    known[3].append(np.asarray(rows.column("timestamp").cast(pa.int64()).fill_null(0)))
 
 
 def _some(times: Sequence[Any]) -> tuple[int, ...]:
@@ -154,5 +171,6 @@ def frame(spark: SparkSession, reader: Reader) -> DataFrame:
     """The rows that tasks read: one for each of what the plan has, or one that is told."""
     if reader.tasks is not None and not reader.tasks:
         return spark.createDataFrame([], reader.schema)
-    count = 1 if reader.tasks is None else len(reader.tasks)
-    return spark.range(0, count, 1, count).mapInArrow(reader, reader.schema)
+    if reader.tasks is None:
+        return spark.range(0, 1, 1, 1).mapInArrow(reader, reader.schema)
+    return numbers(spark, len(reader.tasks)).mapInArrow(reader, reader.schema)

@@ -28,6 +28,12 @@ class NotToldError(PenstockError):
     advice = "This is a fault of Penstock: prepared plans are run by flows alone."
 
 
+class ToldTooMuchError(PenstockError):
+    """What a task was told to read is too large for one task."""
+
+    advice = "The micro-batch is run by stages instead: nothing needs to be done."
+
+
 @dataclass(frozen=True, slots=True)
 class Told:
     """The micro-batch that a job is for."""
@@ -37,6 +43,8 @@ class Told:
     ranges: Mapping[int, Sequence[Range]] = field(default_factory=dict)
     # How many tasks tell of event time.
     timed: int = 0
+    # That of the flow.
+    checkpoint: str = ""
 
     def tell(self, context: SparkContext) -> None:
         """Say it to all jobs that this thread starts from now on."""
@@ -44,12 +52,17 @@ class Told:
             str(number): [[each.topic, each.partition, each.start, each.end] for each in some]
             for number, some in self.ranges.items()
         }
-        said = {"batch_id": self.batch_id, "ranges": ranges, "timed": self.timed}
+        said = {
+            "batch_id": self.batch_id,
+            "ranges": ranges,
+            "timed": self.timed,
+            "checkpoint": self.checkpoint,
+        }
         context.setLocalProperty(PROPERTY, orjson.dumps(said).decode())
 
 
-def told() -> Told:
-    """What the task was told in which this is called."""
+def told(checkpoint: str = "") -> Told:
+    """What the task was told in which this is called; NotToldError if another flow said it."""
     from pyspark import TaskContext
 
     context: Any = TaskContext.get()
@@ -57,15 +70,22 @@ def told() -> Told:
     if text is None:
         raise NotToldError("a task of a prepared plan was not told which micro-batch it is for")
     said = orjson.loads(text)
+    if said["checkpoint"] != checkpoint:
+        raise NotToldError(
+            f"a task of the flow with the checkpoint {checkpoint} was told what the one with "
+            f"{said['checkpoint']} is to do"
+        )
     ranges = {
         int(number): [Range(*each) for each in some] for number, some in said["ranges"].items()
     }
-    return Told(said["batch_id"], ranges, said["timed"])
+    return Told(said["batch_id"], ranges, said["timed"], checkpoint)
 
 
 @dataclass(frozen=True, slots=True)
 class ToldVersion:
     """The version of state that operators write: the number of the micro-batch."""
 
+    checkpoint: str = ""
+
     def __call__(self) -> int:
-        return told().batch_id
+        return told(self.checkpoint).batch_id

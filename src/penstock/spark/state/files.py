@@ -6,12 +6,15 @@ of objects does that by itself. What is written counts only then.
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import re
 import shutil
 import time
 import uuid
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -27,7 +30,11 @@ _SCHEMES: Final = {"s3a": "s3", "s3n": "s3"}
 # Stores that show an object only when it is whole, and cannot move one.
 _OBJECTS: Final = frozenset({"s3", "gcs", "abfs", "mock"})
 _BESIDE: Final = ".beside-"
+# What is left of them, and of Spark's.
+_LEFT: Final = (f"{_BESIDE}*", ".[0-9]*.tmp", "..[0-9]*.tmp.crc")
 _STALE_S: Final = 3600.0
+# Of file systems without hard links.
+_NO_LINKS: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP})
 
 
 class StateError(PenstockError):
@@ -122,11 +129,7 @@ class Files:
         if replaces:
             beside.replace(file)
         else:
-            try:
-                # Of two who write it at a time one is told.
-                os.link(beside, file)
-            finally:
-                beside.unlink()
+            _move_new(beside, file)
         if not durable:
             return
         handle = os.open(file.parent, os.O_RDONLY)
@@ -199,7 +202,8 @@ class Files:
         if self._store is not None:
             return
         limit = time.time() - older_s
-        for each in Path(self._path).glob(f"{_BESIDE}*"):
+        found = [each for pattern in _LEFT for each in Path(self._path).glob(pattern)]
+        for each in found:
             with suppress(FileNotFoundError):
                 if each.stat().st_mtime < limit:
                     each.unlink()
@@ -213,3 +217,34 @@ class Files:
             self._store.delete_dir(self._at(name))
         except FileNotFoundError:
             return
+
+
+def _move_new(beside: Path, file: Path) -> None:
+    """Move a file to a name that nobody has; of two who do so at a time one gets FileExistsError.
+
+    Where there are no hard links they take turns, by a lock of the folder: it ends with whoever has
+    it, and leaves nothing behind.
+    """
+    try:
+        os.link(beside, file)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        with _locked(file.parent):
+            if file.exists():
+                raise FileExistsError(f"{file}") from error
+            beside.replace(file)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        # Where there are no locks either, nobody else is kept out but one who came before.
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

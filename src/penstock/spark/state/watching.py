@@ -195,9 +195,10 @@ class ToldWatermark:
     """The same in a plan that is prepared once."""
 
     watch: Watch
+    checkpoint: str
 
     def __call__(self) -> int:
-        batch = told_now()
+        batch = told_now(self.checkpoint)
         return Watermark(self.watch, batch.batch_id, batch.timed)()
 
 
