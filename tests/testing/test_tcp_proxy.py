@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import socket
 import threading
+import warnings
 from collections.abc import Iterator
 from time import monotonic
 
@@ -198,3 +200,19 @@ def test_closing_twice_and_a_port_that_is_taken(server: EchoServer) -> None:
 def test_waiting_for_what_does_not_come(proxy: TcpProxy) -> None:
     with pytest.raises(TimeoutError):
         proxy.wait_for(lambda it: it.connections == 5, timeout_s=0.01)
+
+
+def test_who_comes_while_it_closes_leaves_nothing_open() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        target = f"127.0.0.1:{server.getsockname()[1]}"
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", ResourceWarning)
+            for _ in range(30):
+                proxy = TcpProxy(target)
+                proxy.start()
+                clients = [socket.create_connection(("127.0.0.1", proxy.port)) for _ in range(3)]
+                proxy.close()
+                for client in clients:
+                    client.close()
+            gc.collect()
+    assert [str(each.message) for each in caught] == []

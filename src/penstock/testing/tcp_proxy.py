@@ -39,6 +39,8 @@ _CHUNK_BYTES: Final = 64 * 1024
 # Chunks that a direction holds while they are delayed.
 _CHUNKS_IN_FLIGHT: Final = 64
 _CALL_TIMEOUT_S: Final = 30.0
+# Of the event loop, from an accepted socket to the call of `_come`, and from an end to its closing.
+_ROUNDS: Final = 5
 # On with zero seconds to linger: closing sends a reset.
 _RESET: Final = struct.pack("ii", 1, 0)
 
@@ -90,6 +92,8 @@ class TcpProxy:
         self.accepted = 0
         self.passed_bytes: dict[Side, int] = {"client": 0, "server": 0}
         self._open: set[_Connection] = set()
+        # Whoever has come, from the moment of coming, with the task that serves it.
+        self._clients: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
         self._cuts: list[_Cut] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -143,7 +147,7 @@ class TcpProxy:
         self._running = asyncio.Event()
         self._running.set()
         try:
-            server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
+            server = await asyncio.start_server(self._come, "127.0.0.1", self.port)
         except OSError as error:
             ready.set_exception(error)
             return
@@ -152,11 +156,24 @@ class TcpProxy:
         try:
             await self._stop.wait()
         finally:
+            # Who was accepted a moment ago comes within the next few rounds, and only while the
+            # server is open.
+            for listening in server.sockets:
+                self._loop.remove_reader(listening.fileno())
+            await self._rounds()
             server.close()
             tasks = [task for connection in self._open for task in connection.tasks]
             self._end_all(reset=True)
-            await asyncio.gather(*tasks, return_exceptions=True)
+            for task, client in self._clients.items():
+                # A task that is cancelled before it has begun closes nothing.
+                client.transport.abort()
+                task.cancel()
+            await asyncio.gather(*tasks, *self._clients, return_exceptions=True)
             # What was ended is closed in the loop's next round.
+            await self._rounds()
+
+    async def _rounds(self) -> None:
+        for _ in range(_ROUNDS):
             await asyncio.sleep(0)
 
     # ---- what can be asked of it ---------------------------------------------------------
@@ -204,6 +221,11 @@ class TcpProxy:
             self._changed.notify_all()
 
     # ---- connections ---------------------------------------------------------------------
+
+    def _come(self, from_client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._accept(from_client, to_client))
+        self._clients[task] = to_client
+        task.add_done_callback(self._clients.pop)
 
     async def _accept(
         self, from_client: asyncio.StreamReader, to_client: asyncio.StreamWriter
